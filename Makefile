@@ -1,0 +1,36 @@
+# Every target makes and uses .venv/ at the root; PYTHON=python3.12 make ... picks another interpreter (3.11 or later).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+READY := .venv/.ready
+FAST := not slow and not gpu and not integration
+WHOLE := not slow and not gpu
+
+.PHONY: help quickstart test check dashboard
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+quickstart: $(READY)  ## train a small Llama four ways and compare: RMSNorm and MXNorm, bf16 and MXFP8
+	$(BIN)/python -m mxstudy +sweep=quickstart wait=true
+
+test: $(READY)  ## all tests but those marked slow or gpu
+	$(BIN)/python -m pytest -m "$(WHOLE)" --durations=10
+
+check: $(READY)  ## format, lint, types and the fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "$(FAST)"
+
+dashboard: $(READY)  ## MLflow on mlflow.db: http://127.0.0.1:5000
+	MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+
+# torch first and pinned, so that no other package decides which build comes.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; try make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(READY)

@@ -1,0 +1,40 @@
+"""Training loss by tokens, a line a run: smoothed in front, raw behind.
+
+python -m analysis.loss_curves --runs runs/quickstart
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import ONE_COLUMN, colors, parser, plt, save
+from mxstudy.results import load, load_metrics
+
+HALF_LIFE = 0.01  # of the exponential mean, as a share of a run's steps
+
+
+def smoothed(losses: pd.Series) -> pd.Series:
+    return losses.ewm(halflife=max(1.0, HALF_LIFE * len(losses))).mean()
+
+
+def draw(metrics: pd.DataFrame) -> Figure:
+    figure, axes = plt.subplots(figsize=(1.4 * ONE_COLUMN, ONE_COLUMN))
+    color = colors(metrics["label"])
+    for (_, label), run in metrics.groupby(["fingerprint", "label"], sort=False):
+        axes.plot(run["tokens"], run["loss"], color=color[label], alpha=0.2, linewidth=0.6)
+        axes.plot(run["tokens"], smoothed(run["loss"]), color=color[label], label=label)
+    axes.set(xlabel="training tokens", ylabel="training loss, nats a token")
+    axes.legend(title=f"exponential mean, half-life {HALF_LIFE:.0%} of the steps")
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    save(draw(load(options.runs, load_metrics)), "loss_curves")
+
+
+if __name__ == "__main__":
+    main()

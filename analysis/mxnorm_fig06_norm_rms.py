@@ -1,0 +1,44 @@
+"""RMS of every norm's output over training, a panel a run (MXNorm paper, figure 6).
+
+An estimate that is right gives 1 wherever exact RMSNorm does (dashed). Needs runs with probe=activations.
+
+python -m analysis.mxnorm_fig06_norm_rms --runs runs/quickstart
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import ONE_COLUMN, parser, plt, save
+from mxstudy.results import load, load_probe
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """`rows`: label, step, and of every norm `<norm>/rms` and `<norm>/rms_true`, norms in order of depth."""
+    norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
+    runs = list(rows.groupby(["fingerprint", "label"], sort=False))
+    size = (0.55 * ONE_COLUMN * len(runs) + 0.6, 0.75 * ONE_COLUMN)
+    figure, panels = plt.subplots(1, len(runs), figsize=size, sharey=True, squeeze=False)
+    depth = plt.cm.ScalarMappable(plt.Normalize(0, len(norms) - 1), "viridis")
+    for axes, ((_, label), run) in zip(panels[0], runs, strict=True):
+        for number, norm in enumerate(norms):
+            axes.plot(run["step"], run[f"{norm}/rms_true"], "--", color="0.6", linewidth=0.6)
+            axes.plot(run["step"], run[f"{norm}/rms"], color=depth.to_rgba(number))
+        axes.set(title=label.replace(" ", "\n"), xlabel="step")
+    panels[0, 0].set_ylabel("RMS of the norm's output")
+    bar = figure.colorbar(depth, ax=panels[0, -1], ticks=[0, len(norms) - 1])
+    bar.ax.set_yticklabels([norms[0], norms[-1]])
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(arguments)
+    rows = load(options.runs, lambda folders: load_probe(folders, "norm_output_rms"))
+    save(draw(rows), "mxnorm_fig06_norm_rms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What norms take in and give out at the last step: histograms, with the bound on the output (MXNorm paper, figure 7).
+
+The bound is that of x / rms (Lemmas 1 and 2), a vertical line in the run's colour. Needs runs with probe=activations.
+
+python -m analysis.mxnorm_fig07_histograms --runs runs/quickstart --norms layers.0.attention_norm norm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import TWO_COLUMNS, colors, parser, plt, save
+from mxstudy.reader import ConfigError, suggest
+from mxstudy.results import bin_edges, load, load_probe
+
+LINEAR_BELOW = 2.0**-6  # the axis is logarithmic on both sides of it
+
+
+def shares(counts: Sequence[float]) -> np.ndarray:
+    """Of all elements, in each bin."""
+    return np.asarray(counts) / np.sum(counts)
+
+
+def drawn_edges() -> np.ndarray:
+    """The outermost bins reach to infinity; they are drawn one octave wide."""
+    edges = bin_edges()
+    return np.concatenate(([2 * edges[1]], edges[1:-1], [2 * edges[-2]]))
+
+
+def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
+    """`rows`: one a run, with `<norm>/input`, `<norm>/output` (counts by `bin_edges`) and `<norm>/bound`."""
+    size = (TWO_COLUMNS, 1.5 * len(norms) + 0.6)
+    figure, panels = plt.subplots(len(norms), 2, figsize=size, sharex=True, sharey=True, squeeze=False)
+    color, edges = colors(rows["label"]), drawn_edges()
+    for norm, row_of_panels in zip(norms, panels, strict=True):
+        for side, axes in zip(("input", "output"), row_of_panels, strict=True):
+            for run in rows.to_dict("records"):
+                label = run["label"]
+                axes.stairs(shares(run[f"{norm}/{side}"]), edges, color=color[label], label=label)
+                if side == "output":
+                    for bound in (-run[f"{norm}/bound"], run[f"{norm}/bound"]):
+                        axes.axvline(bound, color=color[label], linestyle=":", linewidth=0.8)
+            axes.set_title(f"{norm}: {side}")
+            axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.5)
+            axes.set_yscale("log")
+    figure.supylabel("share of all elements, in bins of a quarter octave")
+    panels[0, 0].legend()
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--norms", nargs="+", metavar="NAME", help="the first, the middle and the last if not given")
+    chosen = options.parse_args(arguments)
+    rows = load(chosen.runs, lambda folders: load_probe(folders, "activation_histograms"))
+    norms = [column.removesuffix("/input") for column in rows if column.endswith("/input")]
+    for norm in set(chosen.norms or []) - set(norms):
+        raise ConfigError(f"--norms: no norm is called {norm!r}; {suggest(norm, norms)}")
+    picked = chosen.norms or [norms[0], norms[len(norms) // 2], norms[-1]]
+    save(draw(rows.groupby("fingerprint", sort=False).tail(1), picked), "mxnorm_fig07_histograms")
+
+
+if __name__ == "__main__":
+    main()

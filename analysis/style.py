@@ -1,0 +1,79 @@
+"""How every figure looks, and where it goes: figures/NAME.png and figures/NAME.pdf."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+FIGURES = Path("figures")
+ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
+
+# The palette of Okabe and Ito, made for colour-blind readers. An arm is known by the first of these texts that its
+# label contains, and has the same colour in every figure; arms that are not known share out the rest.
+ARMS = {
+    "bf16": "#000000",
+    "fp32": "#666666",
+    "mxnorm_p1": "#D55E00",
+    "mxnorm_p2": "#009E73",
+    "rmsnorm": "#0072B2",
+}
+OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+
+plt.rcParams.update(
+    {
+        "figure.constrained_layout.use": True,
+        "figure.dpi": 110,
+        "savefig.dpi": 220,
+        "font.size": 8,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "grid.linewidth": 0.5,
+        "lines.linewidth": 1.2,
+        "legend.frameon": False,
+        "pdf.fonttype": 42,  # text stays text
+    }
+)
+
+
+def colors(labels: Iterable[str]) -> dict[str, str]:
+    """The colour of each label."""
+    others = cycle(OTHERS)
+    return {
+        label: next((color for arm, color in ARMS.items() if arm in label), None) or next(others)
+        for label in dict.fromkeys(labels)
+    }
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The option that every figure has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="folders of runs, of experiments, or runs/ itself; or .parquet tables of the same rows",
+    )
+    return options
+
+
+def save(figure: Figure, name: str) -> Path:
+    """Writes the figure as PNG and PDF; prints and returns the path of the PNG."""
+    FIGURES.mkdir(exist_ok=True)
+    path = FIGURES / f"{name}.png"
+    for suffix in (".png", ".pdf"):
+        figure.savefig(path.with_suffix(suffix))
+    plt.close(figure)
+    print(path)
+    return path

@@ -1,0 +1,1 @@
+"""mxstudy: a laboratory for training language models in microscaling (MX) formats."""

@@ -1,0 +1,223 @@
+"""The command line: Hydra composes the config, everything after that is ours.
+
+A single run is a sweep of one job, so there is one path: main -> Hydra -> hydra_plugins/mxstudy_launcher.py ->
+launch_jobs -> mxstudy.launch. Nothing below this file knows Hydra.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from mxstudy import config as schemas
+from mxstudy.reader import ConfigError, defaults, suggest
+
+if TYPE_CHECKING:
+    from mxstudy.launch.plan import Composed
+
+PACKAGE = Path(__file__).parent
+ROOT = next(folder for folder in (PACKAGE, PACKAGE.parent) if (folder / "conf").is_dir())  # a wheel, or a checkout
+CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
+
+# The bases of the config groups: every YAML file of a group starts from one of its group's.
+BASES: dict[str, dict[str, Any]] = {
+    "model": {"decoder": schemas.Decoder},
+    "norm": {"rmsnorm": schemas.RMSNorm, "mxnorm": schemas.MXNorm},
+    "precision": {"precision": schemas.Precision},
+    "data": {"pysource": schemas.PySource, "files": schemas.Files, "hugging_face": schemas.HuggingFace},
+    "tokenizer": {"bytes": schemas.Bytes, "bpe": schemas.TrainedBPE, "pretrained": schemas.Pretrained},
+    "optimizer": {"adamw": schemas.AdamW},
+    "schedule": {"schedule": schemas.Schedule},
+    "train": {"train": schemas.Train},
+    "probe": {"probe": schemas.Probes},
+    "tracking": {"tracking": schemas.Tracking},
+}
+STARTS = {"experiment", "sweep", "debug"}  # groups that nothing chooses by default
+START = "+experiment=NAME or +sweep=NAME"
+HELP = {"-h", "--help"}
+HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
+MULTIRUN = {"-m", "--multirun"}
+
+USAGE = """\
+usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
+       python -m mxstudy +sweep=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
+
+Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
++debug=tiny rehearses any experiment on a laptop; --cfg job prints the composed config and runs nothing.
+
+"""
+
+
+def main() -> None:
+    """Entry point of `python -m mxstudy`."""
+    arguments = sys.argv[1:]
+    words = {argument.partition("=")[0] for argument in arguments}
+    if not words or words & HELP:
+        print(usage())
+        return
+    sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
+    register()
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
+    except (HydraException, OmegaConfBaseException, ConfigError) as error:
+        sys.exit(explain(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def in_hydras_order(arguments: list[str]) -> list[str]:
+    """Overrides before options: Hydra's parser refuses `+experiment=NAME -m norm=rmsnorm`."""
+    overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+    return overrides + [a for a in arguments if a not in overrides and a not in MULTIRUN]
+
+
+def _never_called(config: DictConfig) -> None:
+    """Hydra wants a task function; our launcher does not use it."""
+
+
+def register() -> None:
+    """The schema's defaults as the base of every group, and sweeps/*.yaml as the group `sweep`."""
+    store = ConfigStore.instance().store
+    for name, cls in schemas.STUDIES.items():
+        store(group="study", name=f"base_{name}", node=defaults(cls), package="_global_")
+    for group, bases in BASES.items():
+        for name, cls in bases.items():
+            store(group=group, name=f"base_{name}", node=defaults(cls))
+    for path in SWEEPS.glob("*.yaml"):
+        store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+
+
+# ------------------------------------------------------------------------------------------------ composing
+
+
+def launch_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: str) -> None:
+    """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
+    from mxstudy.launch import LAUNCHERS, plan  # imports torch
+
+    code = LAUNCHERS[launcher](plan(list(compose(loader, master, jobs))))
+    if code:
+        sys.exit(code)
+
+
+def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[Composed]:
+    """Each job's config as plain data, or why there is none.
+
+    A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ in values
+    alone share one composition, and their values are set on it.
+    """
+    from mxstudy.launch.plan import Composed
+
+    parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
+    is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
+
+    def sets_a_value(override: Override) -> bool:
+        is_plain = override.type is OverrideType.CHANGE and not isinstance(override.value(), dict | list)
+        return is_plain and not override.is_hydra_override() and not is_group(override.key_or_group)
+
+    shared: dict[Any, tuple[DictConfig, dict[str, str]]] = {}
+    for job in jobs:
+        overrides = [parse(line) for line in job]
+        values = [o for o in overrides if sets_a_value(o)]
+        key = (tuple(o.input_line for o in overrides if o not in values), tuple(o.key_or_group for o in values))
+        try:
+            if key not in shared:
+                shared[key] = compose_fully(loader, master, job)  # the whole job, so that errors are Hydra's own
+            config, choices = shared[key]
+            for override in values:
+                OmegaConf.update(config, override.key_or_group, override.value())
+            yield Composed(tuple(job), choices, finish(config, choices))
+        except (HydraException, OmegaConfBaseException, ConfigError) as error:
+            yield Composed(tuple(job), {}, ConfigError(explain(error)))
+
+
+def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    config = loader.load_sweep_config(master, list(job))
+    choices = {group: str(c) for group, c in config.hydra.runtime.choices.items() if not group.startswith("hydra/")}
+    with open_dict(config):
+        del config["hydra"]
+    return config, choices
+
+
+def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
+    """Resolved plain data, and the experiment's name in it: it is that of the chosen file."""
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    if "study" not in values:
+        raise ConfigError(nothing_to_run(values))
+    return values | ({"experiment": choices["experiment"]} if "experiment" in choices else {})
+
+
+# --------------------------------------------------------------------------------------------------- messages
+
+
+def groups() -> dict[str, list[str]]:
+    """Every config group with its choices; bases are not meant to be chosen."""
+    own = {folder.name: folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "hydra"}
+    folders = {"experiment": CONF, "sweep": SWEEPS} | own | {"hydra/launcher": CONF / "hydra" / "launcher"}
+    return {group: visible(sorted(path.stem for path in folder.glob("*.yaml"))) for group, folder in folders.items()}
+
+
+def visible(choices: Iterable[str]) -> list[str]:
+    return [choice for choice in choices if not choice.startswith(("base_", "basic"))]
+
+
+def usage() -> str:
+    wrap = functools.partial(textwrap.fill, width=100, subsequent_indent=" " * 18)
+    lines = [wrap(f"  {group:<16}{', '.join(choices)}") for group, choices in groups().items()]
+    return USAGE + "\n".join(["groups and their choices:", *lines])
+
+
+def explain(error: Exception) -> str:
+    """What is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
+        names = [str(key) for key in cause.parent_node if key != "hydra"] or list(groups())
+        return f"{cause.full_key}: no such key; {suggest(str(cause.key), names)}"
+    for pattern, advice in ADVICE.items():
+        found = re.search(pattern, str(error))
+        if found:
+            return f"{found[1]}: {advice(found[1])}"
+    return "\n".join(str(part) for part in (error, cause) if part is not None)
+
+
+def nothing_to_run(values: Iterable[str]) -> str:
+    """For `+experimant=NAME`, which Hydra takes for a new key, the group that was meant."""
+    for key in values:
+        for near in difflib.get_close_matches(key, STARTS, n=1):
+            return f"{key}: no such key; did you mean '+{near}'?"
+    return f"nothing to run; start from {START}"
+
+
+def nothing_to_replace(group: str) -> str:
+    if group in STARTS:
+        return f"write +{group}=NAME, with a plus"
+    if group in groups():
+        return f"nothing chose one that this could replace; start from {START}"
+    return f"no such group; {suggest(group, groups())}"
+
+
+# Hydra's words, and ours after the group they are about.
+ADVICE: dict[str, Callable[[str], str]] = {
+    r"Could not override '([^'@]+)": nothing_to_replace,
+    r"Multiple values for ([^.]+)\.": lambda group: f"is chosen already; write {group}=NAME, without a plus",
+}

@@ -1,0 +1,41 @@
+"""The schema of every run: frozen dataclasses and their validation. Standard library only."""
+
+from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
+from mxstudy.config.model import Decoder, MXNorm, Norm, Precision, PrecisionRow, RMSNorm
+from mxstudy.config.observation import ActivationHistograms, NormOutputRMS, Probes, Tracking
+from mxstudy.config.run import SCHEMA_VERSION, STUDIES, Pretrain, Run, fingerprint, hashed, read_run
+from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "STUDIES",
+    "ActivationHistograms",
+    "AdamW",
+    "Bytes",
+    "Checkpoint",
+    "Corpus",
+    "Data",
+    "Decoder",
+    "Files",
+    "HuggingFace",
+    "MXNorm",
+    "Norm",
+    "NormOutputRMS",
+    "Precision",
+    "PrecisionRow",
+    "Pretrain",
+    "Pretrained",
+    "Probes",
+    "PySource",
+    "RMSNorm",
+    "Run",
+    "Schedule",
+    "Tokenizer",
+    "Tracking",
+    "Train",
+    "TrainedBPE",
+    "Validation",
+    "fingerprint",
+    "hashed",
+    "read_run",
+]

@@ -1,0 +1,96 @@
+"""The schema of a corpus and its tokenizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mxstudy.reader import cosmetic, require, schema
+
+
+@schema
+class Corpus:
+    """What every corpus has: the share of its documents that is kept for validation, by the hash of their text."""
+
+    validation_fraction: float = 0.02
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.validation_fraction < 1,
+            f"validation_fraction: must lie in 0..1 and leave something to train on, not {self.validation_fraction}",
+        )
+
+
+@schema
+class PySource(Corpus):
+    """Python source text of the interpreter that runs the job; on request of what is installed beside it."""
+
+    kind: Literal["pysource"] = "pysource"
+    include_site_packages: bool = False
+
+
+@schema
+class Files(Corpus):
+    """Local files, globs allowed. text: a document a file; jsonl and parquet: a document a row, in `text_field`."""
+
+    kind: Literal["files"] = "files"
+    format: Literal["text", "jsonl", "parquet"]
+    paths: tuple[str, ...] = cosmetic()  # contents are the corpus's identity, places are not
+    text_field: str = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.format != "text" or self.text_field == "text",
+            "text_field: files of format text have no fields; a file is a document",
+        )
+
+
+@schema
+class HuggingFace(Corpus):
+    """A data set by hub name or local folder, streamed through `datasets`; `max_documents` bounds what is taken."""
+
+    kind: Literal["hugging_face"] = "hugging_face"
+    name: str = cosmetic()  # in the corpus's identity, a local folder by its contents
+    subset: str | None = None
+    split: str = "train"
+    revision: str = cosmetic("main")
+    text_field: str = "text"
+    max_documents: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.max_documents is None or self.max_documents > 0, "max_documents: must be positive; null: all")
+
+
+Data = PySource | Files | HuggingFace
+
+
+@schema
+class Bytes:
+    """UTF-8 bytes and one EOS: 257 ids."""
+
+    kind: Literal["bytes"] = "bytes"
+
+
+@schema
+class TrainedBPE:
+    """Byte-level BPE trained on the first `train_bytes` of the training split, in document order; cached."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int
+    train_bytes: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        require(self.train_bytes > 0, f"train_bytes: must be positive, not {self.train_bytes}")
+
+
+@schema
+class Pretrained:
+    """A `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    name: str = cosmetic()  # what it holds is in the corpus's identity
+    eos_token: str | None = None
+
+
+Tokenizer = Bytes | TrainedBPE | Pretrained

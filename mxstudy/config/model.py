@@ -1,0 +1,84 @@
+"""The schema of a model: its sizes, its norms, and which linears run in which formats."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mxstudy.reader import require, schema
+
+
+@schema
+class Decoder:
+    """A Llama-style decoder: pre-norm, rotary embedding, grouped-query attention, SwiGLU."""
+
+    kind: Literal["decoder"] = "decoder"
+    hidden_size: int
+    ffn_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    rope_theta: float = 500_000.0
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "ffn_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require(
+            self.hidden_size % (2 * self.num_heads) == 0,
+            f"num_heads: hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an even size",
+        )
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"num_kv_heads: {self.num_heads} query heads do not divide into {self.num_kv_heads} groups",
+        )
+
+
+@schema
+class RMSNorm:
+    """`fold_gain`: multiply the gain into the following weight, as MXNorm does (the control that isolates folding)."""
+
+    kind: Literal["rmsnorm"] = "rmsnorm"
+    eps: float = 1e-5
+    fold_gain: bool = False
+
+
+@schema
+class MXNorm:
+    """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); its gain is always folded."""
+
+    kind: Literal["mxnorm"] = "mxnorm"
+    p: float
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(0 < self.p < float("inf"), f"p: the exponent of the p-mean must be positive and finite, not {self.p}")
+
+
+Norm = RMSNorm | MXNorm
+
+
+@schema
+class PrecisionRow:
+    """From this step on, the linears whose module name matches a pattern run in that row of PRECISIONS.
+
+    Of several patterns that match one linear the last wins; a linear that none matches runs in `train.compute`.
+    """
+
+    from_step: int = 0
+    plan: dict[str, str]
+
+
+@schema
+class Precision:
+    schedule: tuple[PrecisionRow, ...]
+    block_size: Literal[16, 32, 64] = 32
+    scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"
+    rounding: Literal["even", "away"] = "even"
+
+    def __post_init__(self) -> None:
+        starts = [row.from_step for row in self.schedule]
+        require(
+            starts[:1] == [0] and starts == sorted(set(starts)),
+            f"schedule: rows must start at step 0 and ascend, not {starts}",
+        )

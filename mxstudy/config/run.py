@@ -1,0 +1,83 @@
+"""The schema of a whole run, by kind, and the fingerprint that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from mxstudy.config.data import Data, Tokenizer
+from mxstudy.config.model import Decoder, Norm, Precision
+from mxstudy.config.observation import Probes, Tracking
+from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
+from mxstudy.reader import ConfigError, cosmetic, default_of, read, require, schema, suggest
+
+# Raised when a default of the schema changes its meaning: a default is left out of the fingerprint.
+SCHEMA_VERSION = 1
+
+
+@schema
+class Run:
+    """What every kind of run has."""
+
+    experiment: str = cosmetic("unnamed")
+    runs_dir: str = cosmetic("runs")
+    cache_dir: str = cosmetic(".cache")
+    rerun: bool = cosmetic(False)
+    wait: bool = cosmetic(False)
+    baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm that a sweep compares with
+    tracking: Tracking = cosmetic(default_factory=Tracking)
+
+
+@schema
+class Pretrain(Run):
+    study: Literal["pretrain"] = "pretrain"
+    seed: int = 0
+    data_seed: int = 0
+    model: Decoder
+    norm: Norm
+    precision: Precision
+    data: Data
+    tokenizer: Tokenizer
+    optimizer: AdamW
+    schedule: Schedule
+    train: Train
+    validation: Validation = Validation()
+    checkpoint: Checkpoint = Checkpoint()
+    probe: Probes = cosmetic(default_factory=Probes)
+
+
+STUDIES: dict[str, type[Run]] = {"pretrain": Pretrain}
+
+
+def read_run(values: Mapping[str, Any]) -> Run:
+    """A composed config, as plain data, to the frozen dataclass of its kind of run."""
+    kind = values.get("study")
+    require(kind is not None, "study: missing; start from an experiment: +experiment=NAME")
+    if kind not in STUDIES:
+        raise ConfigError(f"study: {kind!r} is not a choice; {suggest(str(kind), STUDIES)}")
+    return read(STUDIES[kind], values)
+
+
+def hashed(config: Any) -> Any:
+    """What of a config enters its fingerprint: neither cosmetic fields nor what stands at its default.
+
+    `kind` stays in, so that two classes with equal fields differ.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = [f for f in dataclasses.fields(config) if not f.metadata.get("cosmetic")]
+        values = {f.name: (hashed(getattr(config, f.name)), hashed(default_of(f))) for f in fields}
+        return {name: value for name, (value, default) in values.items() if name == "kind" or value != default}
+    if isinstance(config, Mapping):
+        return {key: hashed(value) for key, value in config.items()}
+    if isinstance(config, tuple):
+        return [hashed(value) for value in config]
+    return config
+
+
+def fingerprint(config: Run, device_type: str, corpus: Mapping[str, Any]) -> str:
+    """sha256 over what decides a run's numbers: config, kind of device, identity of the corpus, schema version."""
+    identity = {"schema": SCHEMA_VERSION, "config": hashed(config), "device": device_type, "corpus": dict(corpus)}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

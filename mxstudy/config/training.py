@@ -1,0 +1,89 @@
+"""The schema of training: optimizer, schedule, steps, validation, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mxstudy.reader import cosmetic, require, schema
+
+
+@schema
+class AdamW:
+    kind: Literal["adamw"] = "adamw"
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"lr: must be positive, not {self.lr}")
+        require(self.max_grad_norm > 0, f"max_grad_norm: must be positive (.inf: none), not {self.max_grad_norm}")
+
+
+@schema
+class Schedule:
+    """Learning rate over lr: linear warm-up, then the named shape down to `final_ratio`.
+
+    wsd decays over the last `decay_fraction` of the steps; cosine and linear from the end of the warm-up on.
+    """
+
+    kind: Literal["cosine", "linear", "wsd", "constant"]
+    warmup_fraction: float = 0.1
+    final_ratio: float = 0.01
+    decay_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_fraction", "final_ratio", "decay_fraction"):
+            require(0 <= getattr(self, name) <= 1, f"{name}: must lie in 0..1, not {getattr(self, name)}")
+        if self.kind != "wsd":
+            require(self.decay_fraction == 0.2, f"decay_fraction: only wsd has one, not {self.kind}")
+        if self.kind == "constant":
+            require(self.final_ratio == 0.01, "final_ratio: a constant schedule has none")
+        require(
+            self.kind != "wsd" or self.warmup_fraction + self.decay_fraction <= 1,
+            "decay_fraction: warm-up and decay together are longer than the run",
+        )
+
+
+@schema
+class Validation:
+    """Loss on `sequences` windows spread over the validation split: at the end, and every `every_steps` if not 0."""
+
+    sequences: int = 64
+    every_steps: int = cosmetic(0)
+
+
+@schema
+class Checkpoint:
+    """Every `every_steps` (0: only at the end and on a signal), the newest `keep_last` of them."""
+
+    every_steps: int = cosmetic(0)
+    keep_last: int = cosmetic(2)
+
+    def __post_init__(self) -> None:
+        require(self.keep_last >= 1, f"keep_last: at least 1, not {self.keep_last}")
+
+
+@schema
+class Train:
+    """`batch_size` sequences a step over all ranks, `micro_batch_size` at a time (null: all of a rank's at once)."""
+
+    steps: int
+    batch_size: int
+    sequence_length: int
+    micro_batch_size: int | None = None
+    compute: Literal["bf16", "fp32"] = "bf16"
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # what auto resolves to is hashed instead
+    compile: bool = False
+    activation_checkpointing: Literal["none", "full"] = "none"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "sequence_length"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        micro = self.micro_batch_size
+        require(
+            micro is None or (micro > 0 and self.batch_size % micro == 0),
+            f"micro_batch_size: batch_size {self.batch_size} does not divide into micro-batches of {micro}",
+        )

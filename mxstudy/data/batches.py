@@ -1,0 +1,94 @@
+"""Batches: sample i of step s as a pure function of (data_seed, s, i).
+
+Each split is cut into windows of T + 1 tokens at stride T, so that every token but the first is a target once; a rest
+too short for a window is left out. The samples of all steps are counted through, n = s * batch_size + i; epoch
+n // windows visits every window once, in an order of its own, and runs on into the next. No state: to resume is to
+know the step, and a rank or a micro-batch computes its rows alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxstudy.data.shards import Shards, Tokens
+from mxstudy.reader import require
+
+FEISTEL_ROUNDS = 6
+
+
+class Batches:
+    """Raises ConfigError for a training split shorter than one sequence."""
+
+    def __init__(self, shards: Shards, sequence_length: int, batch_size: int, data_seed: int) -> None:
+        self.train_tokens = shards.tokens("train")
+        self.validation_tokens = shards.tokens("validation")
+        self.sequence_length = sequence_length
+        self.batch_size = batch_size
+        self.data_seed = data_seed
+        self.windows = self.count_windows(self.train_tokens)
+        require(
+            self.windows > 0,
+            f"train.sequence_length: the training split is shorter than one sequence: {len(self.train_tokens)} tokens, "
+            f"and {sequence_length} + 1 are needed",
+        )
+
+    def train(self, step: int, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
+        """Rows start..stop of the global batch of a step: tokens_BT and targets_BT, int64 [stop - start, T], on CPU."""
+        rows = np.arange(self.batch_size, dtype=np.uint64)[start:stop]
+        epoch, position = np.divmod(rows + np.uint64(step * self.batch_size), np.uint64(self.windows))
+        return self.gather(self.train_tokens, permute(position, self.windows, self.data_seed, epoch))
+
+    def validation(self, sequences: int) -> tuple[Tensor, Tensor]:
+        """Windows evenly spread over the validation split: tokens_BT and targets_BT, int64 [sequences, T], on CPU."""
+        windows = self.count_windows(self.validation_tokens)
+        require(
+            sequences <= windows,
+            f"validation.sequences: {sequences} of {self.sequence_length} tokens are more than the validation split "
+            f"holds: {windows}; ask for fewer or raise data.validation_fraction",
+        )
+        return self.gather(self.validation_tokens, np.arange(sequences) * windows // sequences)
+
+    def count_windows(self, tokens: Tokens) -> int:
+        return max(len(tokens) - 1, 0) // self.sequence_length
+
+    def gather(self, tokens: Tokens, windows_B: np.ndarray) -> tuple[Tensor, Tensor]:
+        length = self.sequence_length
+        window_BT = np.empty((len(windows_B), length + 1), dtype=np.int64)
+        for row, window in zip(window_BT, windows_B.tolist(), strict=True):
+            row[:] = tokens[window * length : (window + 1) * length + 1]
+        both = torch.from_numpy(window_BT)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:
+    """A bijection of 0..size-1 for each (seed, epoch), at the given indices; uint64 [n] in and out, no table.
+
+    A Feistel network permutes the next power of four; what falls outside 0..size-1 is sent through again until it
+    does not (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+    """
+    half_bits = max((size - 1).bit_length() + 1, 2) // 2
+    key = mix(mix(np.full_like(epoch, seed % 2**64)) ^ epoch)
+    value = feistel(index, half_bits, key)
+    while (outside := value >= size).any():
+        value[outside] = feistel(value[outside], half_bits, key[outside])
+    return value
+
+
+def feistel(value: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
+    """A bijection of 0..4**half_bits-1 for each key; uint64 [n]."""
+    bits, mask = np.uint64(half_bits), np.uint64(2**half_bits - 1)
+    left, right = value >> bits, value & mask
+    for number in range(FEISTEL_ROUNDS):
+        round_key = mix(key + np.uint64(number))
+        left, right = right, left ^ (mix(right ^ round_key) & mask)
+    return (left << bits) | right
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's step and finaliser (Steele, Lea, Flood, 2014): uint64 to uint64, a bijection, modulo 2**64."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

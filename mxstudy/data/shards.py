@@ -1,0 +1,148 @@
+"""Shards: a corpus tokenised once into memory-mapped files, with a manifest that says what they hold.
+
+    <cache_dir>/shards/<key>/  train-00000.bin ..., validation-00000.bin ...    token ids, little-endian
+                               tokenizer.json
+                               manifest.json    counts, sha256 of every file, identities of corpus and tokenizer
+
+The key is a hash of all that decides the tokens. Documents are in corpus order, each followed by EOS; a text that
+came before is dropped; the text's own hash decides its split.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mxstudy import config
+from mxstudy.config import SCHEMA_VERSION, hashed
+from mxstudy.data import corpus
+from mxstudy.data import tokenizer as tokenization
+from mxstudy.data.build import Report, build
+from mxstudy.data.corpus import Split
+from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.reader import ConfigError, require
+
+SHARDS_VERSION = 1  # raised when the same origin would give other files
+CHUNK_TOKENS = 2**24  # that are counted at a time
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Prepared token files, opened by `prepare`. The manifest is the same, key for key, whenever it is made again."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    def tokens(self, split: Split) -> Tokens:
+        """Memory-mapped: uint16 if the ids fit, else uint32."""
+        names = sorted(name for name in self.manifest["files"] if name.startswith(f"{split}-"))
+        return Tokens([self.folder / name for name in names], np.dtype(self.manifest["dtype"]))
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenization.open_tokenizer(self.folder / "tokenizer.json", self.manifest["tokenizer"]["eos_token"])
+
+    def unigram_entropy_nats(self, split: Split) -> float:
+        """Entropy of the split's own token frequencies: the best loss of a model that ignores the context."""
+        counts = np.zeros(self.manifest["tokenizer"]["vocab_size"], dtype=np.int64)
+        for file in self.tokens(split).files:
+            for start in range(0, len(file), CHUNK_TOKENS):
+                counts += np.bincount(file[start : start + CHUNK_TOKENS], minlength=len(counts))
+        require(bool(counts.any()), f"data.validation_fraction: the {split} split is empty")
+        p = counts[counts > 0] / counts.sum()
+        return float(-(p * np.log(p)).sum())
+
+
+class Tokens:
+    """The token ids of one split, one after the other over its files: `tokens[start:stop]` is a 1-d array."""
+
+    def __init__(self, paths: list[Path], dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.files = [np.memmap(path, dtype, mode="r") for path in paths]
+        self.offsets = list(itertools.accumulate((len(file) for file in self.files), initial=0))
+
+    def __len__(self) -> int:
+        return self.offsets[-1]
+
+    def __getitem__(self, window: slice) -> np.ndarray:
+        start, stop, _ = window.indices(len(self))
+        touched = range(bisect_right(self.offsets, start) - 1, bisect_left(self.offsets, stop))
+        parts = [self.files[i][max(start - self.offsets[i], 0) : stop - self.offsets[i]] for i in touched]
+        return np.concatenate([np.empty(0, self.dtype), *parts])
+
+
+def prepare(data: config.Data, tokenizer: config.Tokenizer, cache_dir: Path, report: Report) -> Shards:
+    """The shards of a corpus under a tokenizer: made on the first call, opened on every later one.
+
+    Safe to call from several processes at once and to kill at any moment: the work is done in a folder beside, under
+    a lock, and renamed when it is complete. `report` gets lines of progress. Raises ConfigError for a corpus or a
+    tokenizer that cannot be read, and for a corpus without training text.
+    """
+    origin = {
+        "version": [SHARDS_VERSION, SCHEMA_VERSION],
+        "data": hashed(data),
+        "corpus": corpus.identity(data),
+        "tokenizer": tokenization.identity(tokenizer),
+    }
+    key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(cache_dir) / "shards" / key
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(folder.with_suffix(".lock"), report):
+            if not folder.exists():
+                partial = folder.with_suffix(".partial")
+                build(data, tokenizer, origin, partial, report)
+                partial.rename(folder)
+    return open_shards(folder)
+
+
+def open_shards(folder: Path) -> Shards:
+    """Raises ConfigError naming the file that is missing, unreadable or of another size than the manifest says."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: unreadable ({error}); {remedy(folder)}") from error
+    for name, entry in manifest["files"].items():
+        file = folder / name
+        require(file.is_file(), f"{file}: missing; {remedy(folder)}")
+        size = file.stat().st_size
+        require(size == entry["bytes"], f"{file}: {size} bytes, not {entry['bytes']}; {remedy(folder)}")
+    return Shards(folder, manifest)
+
+
+def verify(shards: Shards) -> None:
+    """Read every file and compare it with the manifest; raises ConfigError naming the broken one."""
+    manifest = open_shards(shards.folder).manifest
+    require(manifest == shards.manifest, f"{shards.folder / 'manifest.json'}: changed since it was opened")
+    for name, entry in manifest["files"].items():
+        path = shards.folder / name
+        require(
+            corpus.sha256_of(path) == entry["sha256"],
+            f"{path}: its sha256 is not the manifest's; {remedy(path.parent)}",
+        )
+
+
+def remedy(folder: Path) -> str:
+    return f"delete {folder} to have it prepared again"
+
+
+@contextmanager
+def exclusive(path: Path, report: Report) -> Iterator[None]:
+    """Hold the lock of that file; the system releases it when the process dies, however it dies."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"waiting for another process that prepares {path.stem}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,169 @@
+"""Text to token ids and back: bytes, a BPE trained on the corpus, or any tokenizer.json.
+
+Whatever the kind, it is a `tokenizers.Tokenizer` and the id that ends a document, and can be saved as a
+tokenizer.json that gives the same ids anywhere. No special token is ever found in, or added to, a document's text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from mxstudy import config
+from mxstudy.config import hashed
+from mxstudy.reader import ConfigError, require
+
+EOS = "<|endoftext|>"
+USUAL_EOS = (EOS, "<|end_of_text|>", "</s>", "<eos>")
+SMALLEST_BPE = 257  # a token for each byte, and EOS
+
+
+class Tokenizer:
+    """`vocab_size`: one more than the largest id. `identity`: sha256 of the tokenizer.json that `save` writes."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, eos_token: str = EOS) -> None:
+        eos_id = backend.token_to_id(eos_token)
+        assert eos_id is not None, f"{eos_token!r} is not in the vocabulary"
+        backend.encode_special_tokens = True  # a document that spells "<|endoftext|>" does not end there
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.eos_token = eos_token
+        self.eos_id = eos_id
+        self.vocab_size = max(backend.get_vocab().values()) + 1
+        self.json = backend.to_str()
+        self.identity = hashlib.sha256(self.json.encode()).hexdigest()
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text, uint32 [tokens], without EOS; in parallel on all cores."""
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json: all of it or nothing."""
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(self.json, encoding="utf-8")
+        unfinished.replace(path)
+
+
+class ByteTokenizer(Tokenizer):
+    """Id b is byte b, 256 is EOS: what `tokenizers` would give for its vocabulary without merges, at memory speed."""
+
+    def __init__(self) -> None:
+        vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
+        backend = byte_level(models.BPE(vocab=vocabulary, merges=[]))
+        backend.add_special_tokens([EOS])
+        super().__init__(backend)
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+
+def byte_characters() -> list[str]:
+    """How a byte-level vocabulary (GPT-2) writes each byte: as itself if it prints, else as a character from 256 on."""
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printing else next(others)) for byte in range(256)]
+
+
+def byte_level(model: models.Model) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def load_tokenizer(
+    tokenizer: config.Tokenizer, train_texts: Callable[[], Iterator[str]], cache_path: Path
+) -> Tokenizer:
+    """The tokenizer of a config; a BPE is trained on `train_texts` unless `cache_path` holds it, and is left there.
+
+    Raises ConfigError for a vocabulary without room for the bytes, and for a pretrained one that is not found or
+    whose EOS is not known.
+    """
+    if isinstance(tokenizer, config.Bytes):
+        return ByteTokenizer()
+    if isinstance(tokenizer, config.Pretrained):
+        return load_pretrained(tokenizer)
+    if not cache_path.exists():
+        train_bpe(tokenizer, train_texts()).save(cache_path)
+    return open_tokenizer(cache_path)
+
+
+def open_tokenizer(path: Path, eos_token: str = EOS) -> Tokenizer:
+    """What `Tokenizer.save` wrote."""
+    return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), eos_token)
+
+
+def identity(tokenizer: config.Tokenizer) -> dict[str, Any]:
+    """What decides the ids beside the corpus, as plain data; of a pretrained tokenizer its contents, not its place."""
+    if isinstance(tokenizer, config.Pretrained):
+        loaded = load_pretrained(tokenizer)
+        return {"kind": tokenizer.kind, "sha256": loaded.identity, "eos_token": loaded.eos_token}
+    return hashed(tokenizer)
+
+
+def train_bpe(tokenizer: config.TrainedBPE, texts: Iterator[str]) -> Tokenizer:
+    """Byte-level BPE; its ids depend on the texts alone. A small corpus gives fewer ids than `vocab_size`."""
+    require(
+        tokenizer.vocab_size >= SMALLEST_BPE,
+        f"tokenizer.vocab_size: a byte-level BPE has at least {SMALLEST_BPE} ids, not {tokenizer.vocab_size}",
+    )
+    backend = byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=tokenizer.vocab_size,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(first_bytes(texts, tokenizer.train_bytes), trainer)
+    return Tokenizer(backend)
+
+
+def first_bytes(texts: Iterator[str], size: int) -> Iterator[str]:
+    """The texts up to `size` bytes of UTF-8, the last one cut, at a character."""
+    for text in texts:
+        content = text.encode()[:size]
+        yield content.decode(errors="ignore")
+        size -= len(content)
+        if size == 0:
+            return
+
+
+def load_pretrained(tokenizer: config.Pretrained) -> Tokenizer:
+    backend = find_pretrained(tokenizer.name)
+    candidates = USUAL_EOS if tokenizer.eos_token is None else (tokenizer.eos_token,)
+    known = [token for token in candidates if backend.token_to_id(token) is not None]
+    require(
+        bool(known),
+        f"tokenizer.eos_token: {tokenizer.name!r} has none of {', '.join(map(repr, candidates))}; "
+        f"set it to the token that ends a document, perhaps one of its special tokens: {special_tokens(backend)}",
+    )
+    return Tokenizer(backend, known[0])
+
+
+def find_pretrained(name: str) -> tokenizers.Tokenizer:
+    """By file, by folder, else by its name on the Hugging Face hub."""
+    path = Path(name, "tokenizer.json") if os.path.isdir(name) else Path(name)
+    local = os.path.exists(name)
+    require(not local or path.is_file(), f"tokenizer.name: the folder {name!r} holds no tokenizer.json")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path)) if local else tokenizers.Tokenizer.from_pretrained(name)
+    except Exception as error:  # the library raises nothing narrower
+        problem = "is not a tokenizer.json" if local else "is no local path, nor found on the Hugging Face hub"
+        raise ConfigError(f"tokenizer.name: {name!r} {problem}: {error}") from error
+
+
+def special_tokens(backend: tokenizers.Tokenizer) -> str:
+    added = backend.get_added_tokens_decoder().values()
+    return ", ".join(token.content for token in added if token.special) or "it has none"

@@ -1,0 +1,170 @@
+"""What a sweep has to do: every job validated, named by its fingerprint, and compared with the runs that exist."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from mxstudy.config import fingerprint, read_run
+from mxstudy.reader import ConfigError, require
+from mxstudy.studies import STUDIES
+from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
+from mxstudy.tracking.provenance import provenance
+
+DONE = ("finished", "diverged")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One job as Hydra composed it: plain data, or why it could not be composed."""
+
+    overrides: tuple[str, ...]
+    choices: dict[str, str]
+    values: dict[str, Any] | ConfigError
+
+
+@dataclass(frozen=True)
+class Job:
+    """`label` says what varies among the jobs of this sweep; `choices` maps each config group to its choice.
+
+    `state`: new and resume are to be run, running is another process's, finished and diverged are there already.
+    `replaces`: the run that `rerun=true` moves aside.
+    """
+
+    config: Any  # a mxstudy.config.Run
+    fingerprint: str
+    folder: Path
+    label: str
+    overrides: tuple[str, ...]
+    choices: dict[str, str]
+    state: str = "new"
+    replaces: Path | None = None
+
+
+def plan(composed: list[Composed]) -> list[Job]:
+    """The jobs in order, one a fingerprint. Writes nothing.
+
+    Raises ConfigError that lists every job which cannot run: then none of them does.
+    """
+    identities: dict[Any, tuple[str, dict[str, Any]]] = {}
+    jobs: dict[str, Job] = {}
+    errors: dict[str, list[str]] = defaultdict(list)
+    for one, label in zip(composed, labels(composed), strict=True):
+        try:
+            config = validate(one)
+            # may hash every file of the corpus: once for all jobs that share it
+            key = (config.study, config.data, config.train.device)
+            if key not in identities:
+                identities[key] = STUDIES[config.study].identity(config)
+            digest = fingerprint(config, *identities[key])
+            if digest in jobs:
+                for probe in probes_off_then(jobs[digest].config, config):
+                    raise ConfigError(f"probe.{probe}: is off in {jobs[digest].label}, which is the same run")
+            else:
+                folder = Path(config.runs_dir) / config.experiment / digest[:12]
+                jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices))
+        except ConfigError as error:
+            errors[str(error)].append(label)
+    require(not errors, refusal(errors, len(composed)))
+    return list(jobs.values())
+
+
+def validate(one: Composed) -> Any:
+    """The config of one job, checked as far as that goes without running it. Raises ConfigError."""
+    if isinstance(one.values, ConfigError):
+        raise one.values
+    config: Any = read_run(one.values)
+    STUDIES[config.study].check(config)
+    return config
+
+
+def compare(job: Job) -> Job:
+    """The job with the folder and state of the run that has its fingerprint now, in whatever experiment that was."""
+    found = find_run(Path(job.config.runs_dir), job.fingerprint)
+    if found is None:
+        return job
+    if is_alive(found):
+        return replace(job, folder=found.path, state="running")
+    if job.config.rerun:
+        return replace(job, replaces=found.path)
+    for probe in probes_off_then(found.config(), job.config):
+        raise ConfigError(
+            f"probe.{probe}: was off in {found.path}, which has none of its data; rerun=true trains again"
+        )
+    state = found.status().state
+    return replace(job, folder=found.path, state=state if state in DONE else "resume")
+
+
+def is_alive(folder: RunFolder) -> bool:
+    """Whether a process runs it: on this machine its lock says so, from another machine its heartbeat."""
+    status = folder.status()
+    if status.state != "running":
+        return False
+    if status.host != socket.gethostname():
+        return not status.is_stale(time.time())
+    try:
+        with folder.lock():
+            return False
+    except RunLocked:
+        return True
+
+
+def probes_off_then(then: Any, now: Any) -> list[str]:
+    names = [f.name for f in fields(now.probe)]
+    return [n for n in names if getattr(now.probe, n).every_steps > 0 and getattr(then.probe, n).every_steps == 0]
+
+
+def labels(composed: list[Composed]) -> list[str]:
+    """Of each job the overrides that not all jobs share; where nothing varies the experiment's name."""
+    jobs = [{line.partition("=")[0]: line for line in one.overrides} for one in composed]
+    varying = {key for key in {k for job in jobs for k in job} if len({job.get(key) for job in jobs}) > 1}
+    return [
+        " ".join(line for key, line in job.items() if key in varying) or one.choices.get("experiment", "unnamed")
+        for job, one in zip(jobs, composed, strict=True)
+    ]
+
+
+def refusal(errors: dict[str, list[str]], total: int) -> str:
+    """Each error once, with the jobs that have it; bare where all jobs share the one error."""
+    if [len(names) for names in errors.values()] == [total]:
+        return next(iter(errors))
+    bad = sum(map(len, errors.values()))
+    lines = [
+        f"  {message if message.startswith(name) else f'{name}: {message}'}"
+        for message, names in errors.items()
+        for name in names
+    ]
+    return "\n".join([f"{bad} of {total} jobs cannot run, so none was started:", *lines])
+
+
+def claim(job: Job) -> RunFolder:
+    """The folder of a job that is about to run: made if new, a replaced run moved aside to FOLDER.old-N.
+
+    Raises RunLocked if another process made it first.
+    """
+    if job.state == "resume":
+        return RunFolder(job.folder)
+    if job.replaces is not None:
+        move_aside(job.replaces)
+    asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
+    try:
+        return RunFolder.create(job.folder, job.config, job.fingerprint, provenance() | asked)
+    except ConfigError as error:
+        raise RunLocked(str(error)) from None
+
+
+def move_aside(folder: Path) -> Path:
+    taken = {path.name for path in folder.parent.iterdir()}
+    number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}.old-{n}" not in taken)
+    return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
+
+
+def differences(folder: RunFolder) -> str:
+    """In which of commit, torch version and GPU that run differs from one started now; '' if in none."""
+    then, now = folder.provenance(), provenance()
+    changed = [key for key in ("commit", "torch", "gpu") if then.get(key) != now.get(key)]
+    return ", ".join(f"{key} {then.get(key)} then, {now.get(key)} now" for key in changed)

@@ -1,0 +1,8 @@
+"""Models built from norms and linears whose GEMMs run in MX formats."""
+
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.norm import MXNorm, RMSNorm
+from mxstudy.numerics.norm import rms_coefficient
+
+__all__ = ["Decoder", "MXLinear", "MXNorm", "NormLinear", "RMSNorm", "rms_coefficient"]

@@ -1,0 +1,128 @@
+"""Norms joined to the linear layer that reads them: the RMS, exact or from block absmax, and its gradient.
+
+    xbar = x / rms        forward operand: Q(xbar * gain), or Q(xbar) with the gain folded into the weight, Q(W * gain)
+
+Statistics, xbar and gain * W are FP32 and go unrounded into the cast. The backward is that of RMSNorm with whatever
+rms the forward used, a straight-through estimator when that is an estimate (MXNorm paper, section 3.7, appendix E).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast, Quantized, quantize, split_blocks
+from mxstudy.numerics.matmul import Gemms, dgrad_gemm, forward_gemm, wgrad_gemm
+from mxstudy.reader import ConfigError
+
+
+@torch.compiler.assume_constant_result
+def rms_coefficient(p: float, block_size: int) -> float:
+    """RMS over the p-mean of the block absmax, for Gaussian rows of infinitely many blocks.
+
+    1 / c of MXNorm paper, Eq. 6, where c^p is the p-th moment of the largest of B half-normals.
+    """
+    if not 0 < p < math.inf:
+        raise ConfigError(f"p: the exponent of the p-mean must be positive and finite, not {p}")
+    return math.exp(-_log_moment(p, block_size) / p)
+
+
+@functools.cache
+def _log_moment(p: float, block_size: int) -> float:
+    """log E[m^p] by quadrature over the density of m: in logarithms, for any p."""
+    t = np.linspace(0, math.sqrt(p) + 12, 20_001)[1:]
+    log_cdf = np.log([math.erf(value / math.sqrt(2)) for value in t])
+    log_density = math.log(block_size * math.sqrt(2 / math.pi)) - t**2 / 2 + (block_size - 1) * log_cdf
+    log_terms = p * np.log(t) + log_density
+    peak = log_terms.max()
+    return float(peak + math.log(np.exp(log_terms - peak).sum() * (t[1] - t[0])))
+
+
+def rms_exact(x: Tensor, eps: float) -> Tensor:
+    """sqrt(mean(x^2) + eps) over the last axis: float32, [..., 1]."""
+    return torch.sqrt(x.float().square().mean(-1, keepdim=True) + eps)
+
+
+def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
+    """coef(p, B) * G + eps, G the p-mean of the row's block absmax (MXNorm paper, Eq. 5 and 8): float32, [..., 1].
+
+    The mean is taken of absmax over the row's largest, so that any p > 0 stays in range.
+    """
+    absmax = split_blocks(x, block_size, x.ndim - 1).abs().amax(-1).float()
+    largest = absmax.amax(-1, keepdim=True)
+    ratios = absmax / torch.where(largest == 0, 1.0, largest)
+    mean = ratios.pow(p).mean(-1, keepdim=True).pow(1 / p)
+    return rms_coefficient(p, block_size) * mean * largest + eps
+
+
+def normalize(x: Tensor, rms: Tensor) -> Tensor:
+    """x / rms in float32, as a product with the inverse so that eager and compiled code give the same bits."""
+    return x.float() * rms.reciprocal()
+
+
+def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:
+    """x / rms to an MX tensor along the last axis; with `rms_estimate`, MXNorm (MXNorm paper, algorithm 2)."""
+    return quantize(normalize(x, rms), fmt, cast.block_size, -1, cast.scale_rule, cast.rounding)
+
+
+def norm_linear(
+    x: Tensor,
+    gain: Tensor,
+    weight: Tensor,
+    *,
+    rms: Callable[[Tensor], Tensor],
+    fold_gain: bool,
+    gemms: Gemms,
+    cast: BlockCast,
+) -> Tensor:
+    """Norm, gain and linear in one: x [..., in], gain [in], weight [out, in] -> [..., out] of x's dtype.
+
+    `rms` maps x to its float32 RMS or an estimate of it, [..., 1]; no gradient flows through it.
+    """
+    x_TI = x.flatten(0, -2)
+    with torch.no_grad():
+        rms_T1 = rms(x_TI)
+    return _NormLinear.apply(x_TI, rms_T1, gain, weight, fold_gain, gemms, cast).unflatten(0, x.shape[:-1])
+
+
+class _NormLinear(torch.autograd.Function):
+    """Saves x and rms, never x / rms: that is an elementwise product away."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        rms_T1: Tensor,
+        gain_I: Tensor,
+        weight_OI: Tensor,
+        fold_gain: bool,
+        gemms: Gemms,
+        cast: BlockCast,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI, rms_T1, gain_I, weight_OI)
+        ctx.fold_gain, ctx.gemms, ctx.cast = fold_gain, gemms, cast
+        xbar_TI = normalize(x_TI, rms_T1)
+        if fold_gain:
+            return forward_gemm(xbar_TI, weight_OI.float() * gain_I.float(), gemms, cast, x_TI.dtype)
+        return forward_gemm(xbar_TI * gain_I.float(), weight_OI, gemms, cast, x_TI.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, rms_T1, gain_I, weight_OI = ctx.saved_tensors
+        gain = gain_I.float()
+        xbar = normalize(x_TI, rms_T1)
+        dy = dgrad_gemm(dh_TO, weight_OI, ctx.gemms, ctx.cast).float()  # of xbar * gain, whichever side the gain is on
+        if ctx.fold_gain:
+            dweight = wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast).float() * gain
+        else:
+            dweight = wgrad_gemm(dh_TO, xbar * gain, ctx.gemms, ctx.cast)
+        dgain = (xbar * dy).sum(0)
+        dxbar = dy * gain
+        dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) * rms_T1.reciprocal()
+        return dx.to(x_TI.dtype), None, dgain.to(gain_I.dtype), dweight.to(weight_OI.dtype), None, None, None

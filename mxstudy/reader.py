@@ -1,0 +1,140 @@
+"""Plain data to frozen dataclasses and back: the strict reader behind every config.
+
+Nothing unknown, nothing missing, nothing converted but int to float; every error names the full key, what is wrong
+and what would be right. Standard library only: a job on a node needs neither Hydra nor OmegaConf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+schema = dataclass(frozen=True, kw_only=True)
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message is the full key, what is wrong and what would be right."""
+
+
+def cosmetic(default: Any = MISSING, **kwargs: Any) -> Any:
+    """A field that cannot change a run's numbers and so stays out of its fingerprint."""
+    return field(default=default, metadata={"cosmetic": True}, **kwargs)
+
+
+type_hints = functools.cache(get_type_hints)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def suggest(word: str, choices: Iterable[object]) -> str:
+    """'did you mean X?' where something is near, else the whole list."""
+    names = [str(choice) for choice in choices]
+    near = difflib.get_close_matches(str(word), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
+
+
+def read(hint: Any, value: Any, path: str = "") -> Any:
+    """`value` as the type `hint`: nothing unknown, nothing missing, nothing converted but int to float.
+
+    Raises ConfigError naming the full key.
+    """
+    where = path or "config"
+    if dataclasses.is_dataclass(hint):
+        return _read_dataclass(hint, value, path)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _read_union(args, value, path)
+    if origin is Literal:
+        if not any(value == choice and type(value) is type(choice) for choice in args):
+            raise ConfigError(f"{where}: {value!r} is not a choice; {suggest(value, args)}")
+        return value
+    if origin is tuple:
+        require(isinstance(value, list | tuple), f"{where}: {value!r} is not a list")
+        items = args[:1] * len(value) if args[-1] is Ellipsis else args
+        require(len(items) == len(value), f"{where}: needs {len(items)} values, not {len(value)}")
+        return tuple(read(item, v, f"{path}[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True)))
+    if origin is dict:
+        require(isinstance(value, Mapping), f"{where}: {value!r} is not a mapping")
+        return {read(args[0], k, path): read(args[1], v, f"{path}[{k}]") for k, v in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    require(type(value) is hint, f"{where}: {value!r} is not {_article(hint)}")
+    return value
+
+
+def _read_dataclass(cls: Any, value: Any, path: str) -> Any:
+    if isinstance(value, cls):
+        return value
+    require(isinstance(value, Mapping), f"{path or 'config'}: {value!r} is not a mapping")
+    hints = type_hints(cls)
+    prefix = f"{path}." if path else ""
+    for key in value.keys() - hints.keys():
+        raise ConfigError(f"{prefix}{key}: no such key; {suggest(str(key), hints)}")
+    missing = [f.name for f in dataclasses.fields(cls) if value.get(f.name, default_of(f)) in (MISSING, "???")]
+    require(not missing, f"{prefix}{missing[0] if missing else ''}: missing; it has no default")
+    fields = {key: read(hints[key], v, prefix + key) for key, v in value.items()}
+    try:
+        return cls(**fields)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from None
+
+
+def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
+    """Optional[X], or dataclasses told apart by their field `kind`."""
+    if value is None and type(None) in options:
+        return None
+    options = tuple(option for option in options if option is not type(None))
+    if len(options) == 1:
+        return read(options[0], value, path)
+    kinds = {get_args(type_hints(option)["kind"])[0]: option for option in options}
+    require(isinstance(value, Mapping), f"{path}: {value!r} is not a mapping")
+    kind = value.get("kind")
+    if kind not in kinds:
+        raise ConfigError(f"{path}.kind: {kind!r} is not a choice; {suggest(str(kind), kinds)}")
+    return read(kinds[kind], value, path)
+
+
+def _article(hint: Any) -> str:
+    return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(hint, str(hint))
+
+
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and mappings as dicts and lists: what YAML and JSON hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def defaults(cls: Any) -> dict[str, Any]:
+    """A schema's defaults as plain data; '???' (Hydra's word for "must be given") where there is none."""
+    values = {f.name: default_of(f) for f in dataclasses.fields(cls)}
+    return {name: "???" if value is MISSING else plain(value) for name, value in values.items()}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as one level of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,122 @@
+"""Runs as DataFrames: all that analysis/ may import.
+
+Read from run folders, or from the compact Parquet tables of results/ that were made of them; the frames are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from mxstudy.probes.activations import bin_edges as bin_edges
+from mxstudy.probes.spikes import is_cut, spike_score
+from mxstudy.reader import flatten, plain, require
+from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.journal import Row, read_journal
+
+PROVENANCE = b"mxstudy.provenance"
+
+
+def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
+    """Each path is the folder of a run, an experiment or all experiments. Raises ConfigError if one has no run."""
+    found: list[RunFolder] = []
+    for path in map(Path, paths):
+        inside = [RunFolder(path)] if (path / "status.json").exists() else find_runs(path, "*") or find_runs(path)
+        require(bool(inside), f"{path}: has no runs; give a run's folder, an experiment's, or runs/")
+        found += inside
+    return found
+
+
+def load(paths: Iterable[Path | str], loader: Callable[[Sequence[RunFolder]], pd.DataFrame]) -> pd.DataFrame:
+    """`loader`'s frame of the runs in folders, or what `write_table` has kept of it in a .parquet file."""
+    frames = [
+        read_table(path)[0] if path.suffix == ".parquet" else loader(folders_of([path])) for path in map(Path, paths)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """A row a run: identity, state, final figures, and its config as columns `config.<dotted key>`."""
+    return pd.DataFrame([run_row(folder) for folder in folders])
+
+
+def run_row(folder: RunFolder) -> dict[str, Any]:
+    status, about = folder.status(), folder.provenance()
+    rows = rows_of(folder)
+    steps = [row for row in rows if "loss" in row]
+    losses = [row["loss"] for row in steps]
+    validations = pd.Series([row["validation_loss"] for row in rows if "validation_loss" in row], dtype=float)
+    config = flatten(plain(folder.config()))
+    return {
+        "fingerprint": status.fingerprint,
+        "label": about.get("label"),
+        "state": status.state,
+        "step": status.step,
+        "loss": losses[-1] if losses else math.nan,
+        "validation_loss": validations.iloc[-1] if len(validations) else math.nan,
+        "best_validation_loss": validations.min(),
+        "unigram_entropy_nats": next(
+            (r["unigram_entropy_nats"] for r in rows if "unigram_entropy_nats" in r), math.nan
+        ),
+        "spike_score": spike_score(losses),
+        "spike_score_cut": is_cut(losses),
+        "tokens_per_s": pd.Series([row["tokens_per_s"] for row in steps], dtype=float).median(),
+        "mfu": pd.Series([row.get("mfu") for row in steps], dtype=float).median(),
+        "memory_gib": pd.Series([row.get("memory_gib") for row in steps], dtype=float).max(),
+        "mlflow_run_id": status.mlflow_run_id,
+        "folder": str(folder.path),
+        **{key: about.get(key) for key in ("commit", "dirty", "torch", "gpu", "command")},
+        **{f"choice.{group}": choice for group, choice in about.get("choices", {}).items()},
+        **{f"config.{key}": value for key, value in config.items()},
+    }
+
+
+def rows_of(folder: RunFolder) -> list[Row]:
+    return read_journal(folder.journal_path) if folder.journal_path.exists() else []  # a queued run has no journal yet
+
+
+def load_metrics(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """A row a training step of every run: fingerprint, label, step, tokens, loss, lr, grad_norm, tokens_per_s, ..."""
+    return _frame(folders, lambda row: row if "loss" in row else None)
+
+
+def load_validations(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """A row a validation of every run: fingerprint, label, step, validation_loss."""
+    return _frame(folders, lambda row: row if "validation_loss" in row else None)
+
+
+def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
+    """A row a measurement of that probe: fingerprint, label, step, and its values as columns."""
+    return _frame(folders, lambda row: {"step": row["step"]} | row["values"] if row.get("probe") == name else None)
+
+
+def _frame(folders: Sequence[RunFolder], select: Callable[[Row], Row | None]) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        identity = {"fingerprint": folder.status().fingerprint, "label": folder.provenance().get("label")}
+        selected = (select(row) for row in rows_of(folder))
+        rows += [identity | row for row in selected if row is not None]
+    return pd.DataFrame(rows)
+
+
+def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
+    """The frame as compressed Parquet, with where it came from in the file's metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: json.dumps(provenance).encode()})
+    pq.write_table(table, path, compression="zstd")
+
+
+def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """A table of `write_table`, and where it came from."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return table.to_pandas(), json.loads(table.schema.metadata[PROVENANCE])

@@ -1,0 +1,195 @@
+"""Pre-training: one decoder, one norm, one precision plan, one corpus.
+
+Arms of a comparison differ in what their configs say and in nothing else: a seed gives every arm the same initial
+weights and the same batches, and norm and linears are the same fused modules in all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxstudy import config as schemas
+from mxstudy.config import Pretrain
+from mxstudy.data import corpus, tokenizer
+from mxstudy.data.batches import Batches
+from mxstudy.data.shards import Shards, prepare
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.linear import MXLinear
+from mxstudy.model.precision import DTYPES, apply_precision, describe
+from mxstudy.probes.activations import build_probes
+from mxstudy.reader import flatten, plain, require
+from mxstudy.studies.summary import summarize as summarize
+from mxstudy.tracking import mlflow
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.mlflow import Mirror
+from mxstudy.train.checkpoint import Checkpoints
+from mxstudy.train.loop import Run, train
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import parallelize
+from mxstudy.train.progress import Progress
+from mxstudy.train.runtime import configure_torch, resolve_device
+from mxstudy.train.signals import Leave
+
+
+def check(config: Pretrain) -> None:
+    """Everything that can be wrong and be known before the run: raises ConfigError."""
+    resolve_device(config.train)
+    with torch.device("meta"):
+        model = build_model(config)
+    tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.sequence_length
+    for row in config.precision.schedule:
+        apply_precision(model, config.precision, row.from_step, config.train.compute)
+        wgrads = [m for m in model.modules() if isinstance(m, MXLinear) and (m.gemms.wgrad_dh or m.gemms.wgrad_x)]
+        require(
+            not wgrads or tokens % config.precision.block_size == 0,
+            f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {config.precision.block_size}",
+        )
+    vocab_size = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}.get(type(config.tokenizer))
+    if vocab_size is not None:
+        check_vocabulary(config, vocab_size(config.tokenizer))
+
+
+def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
+    require(
+        vocab_size <= config.model.vocab_size,
+        f"model.vocab_size: {config.model.vocab_size} is smaller than the tokenizer's {vocab_size}",
+    )
+
+
+def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
+    """Kind of device, and identity of corpus and tokenizer, as the fingerprint takes them."""
+    return resolve_device(config.train).type, corpus.identity(config.data) | {
+        "tokenizer": tokenizer.identity(config.tokenizer)
+    }
+
+
+def run(config: Pretrain, folder: RunFolder, label: str) -> str:
+    """Train, or go on from the last checkpoint; returns finished, diverged or preempted."""
+    device = resolve_device(config.train)
+    configure_torch(config.train)
+    with folder.lock(), folder.heartbeat():
+        folder.update(state="running", steps=config.train.steps, reason=None)
+        shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), print)
+        check_vocabulary(config, shards.tokenizer().vocab_size)
+        pin_shards(folder, shards)
+        model = initial_model(config, device)
+        optimizer = build_optimizer(model, config.optimizer)
+        fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
+        checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
+        latest = checkpoints.latest()
+        start = checkpoints.load(latest, model, optimizer) if latest else 0
+        rows = apply_precision(model, config.precision, start, config.train.compute)
+        print(f"{model.num_params() / 1e6:.1f} M parameters on {device}\n{describe(rows)}", flush=True)
+        parallelize(model.layers, config.train)
+        batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
+        batches.validation(config.validation.sequences)  # too many are refused now, not after the training
+        entropy_nats = shards.unigram_entropy_nats("validation")
+        with Leave() as leave, Recorder(config, folder, label, start, checkpoints, model, optimizer) as recorder:
+            recorder.record({"step": start, "precision": rows, "unigram_entropy_nats": entropy_nats})
+            probes = build_probes(config.probe)
+            state = train(Run(config, model, optimizer, batches, device, recorder, probes), start, leave)
+            recorder.end(state, leave.signal.name if leave.signal else None)
+    return state
+
+
+def build_model(config: Pretrain) -> Decoder:
+    return Decoder(config.model, config.norm, config.precision.block_size, DTYPES[config.train.compute])
+
+
+def initial_model(config: Pretrain, device: torch.device) -> Decoder:
+    with torch.device("meta"):
+        model = build_model(config)
+    model.to_empty(device=device)
+    model.init_weights(config.seed)
+    return model
+
+
+def pin_shards(folder: RunFolder, shards: Shards) -> None:
+    """Record the shards' manifest at the start; refuse to go on with others."""
+    path = folder.path / "shards.json"
+    if not path.exists():
+        path.write_text(json.dumps(shards.manifest, indent=2))
+    require(
+        json.loads(path.read_text()) == json.loads(json.dumps(shards.manifest)),
+        f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts it anew",
+    )
+
+
+class Recorder:
+    """What a run leaves: journal, checkpoints, status, progress, and the mirror that follows the journal."""
+
+    def __init__(
+        self,
+        config: Pretrain,
+        folder: RunFolder,
+        label: str,
+        start: int,
+        checkpoints: Checkpoints,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.folder, self.checkpoints, self.model, self.optimizer = folder, checkpoints, model, optimizer
+        self.progress = Progress(label, config.train.steps, start)
+        self.status_s = 0.0
+        resumes = folder.journal_path.exists()
+        self.journal = Journal(folder.journal_path)
+        if resumes:
+            self.journal.resumed_from(start)
+        self.mirror = mirror(config, folder, label)
+
+    def __enter__(self) -> Recorder:
+        if self.mirror:
+            self.mirror.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.journal.close()
+        if error is not None and self.mirror:
+            self.mirror.finish("failed")
+
+    def record(self, row: dict[str, Any]) -> None:
+        self.journal.write(row)
+        if "loss" in row:
+            self.progress.show(row)
+            if time.monotonic() - self.status_s > 1.0:
+                self.folder.update(step=row["step"] + 1)
+                self.status_s = time.monotonic()
+
+    def save(self, step: int) -> None:
+        self.checkpoints.save(step, self.model, self.optimizer)
+        self.folder.update(step=step)
+        if self.mirror:
+            self.mirror.covered(step)
+
+    def end(self, state: str, reason: str | None) -> None:
+        self.folder.update(state=state, reason=reason)
+        behind = self.mirror.finish(state) if self.mirror else None
+        if behind:
+            print(f"tracking: {behind}; the journal has everything", flush=True)
+
+
+def catch_up(config: Pretrain, folder: RunFolder, label: str) -> str | None:
+    """Send what the mirror of a finished run lacks; returns why it still lacks something."""
+    behind = mirror(config, folder, label)
+    return mlflow.catch_up(behind) if behind else None
+
+
+def mirror(config: Pretrain, folder: RunFolder, label: str) -> Mirror | None:
+    """The run in MLflow, under a name that says what varies, with its choices to filter by."""
+    if config.tracking.uri is None:
+        return None
+    return Mirror(
+        config.tracking.uri,
+        folder,
+        experiment=config.experiment,
+        run_name=label,
+        params=flatten(plain(config)),
+        tags=folder.provenance()["choices"] | {"seed": str(config.seed)},
+        artifacts=[folder.config_path, folder.path / "provenance.json", folder.path / "shards.json"],
+    )

@@ -1,0 +1,183 @@
+"""A run's folder: everything that is known about a run, in plain files.
+
+runs/<experiment>/<fingerprint12>/
+    config.yaml      the frozen config         metrics.jsonl    the journal
+    provenance.json  commit, versions, host    checkpoints/
+    status.json      what goes on, right now   mirror.json      how far the tracking server has the journal
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from mxstudy import config as schemas
+from mxstudy.reader import ConfigError, plain, read, require
+
+STALE_AFTER_S = 60.0
+NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
+
+State = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
+
+
+class RunLocked(RuntimeError):
+    """Another process writes to this run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """`step`: the next one to be done, of `steps`; times are unix times, `started_s` of the folder's making."""
+
+    fingerprint: str
+    started_s: float
+    state: State = "queued"
+    reason: str | None = None
+    step: int = 0
+    steps: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    heartbeat_s: float | None = None
+    mlflow_run_id: str | None = None
+
+    def is_stale(self, now_s: float) -> bool:
+        """It says that it runs, but its heart has stopped: the process was killed."""
+        return self.state == "running" and now_s - (self.heartbeat_s or self.started_s) > STALE_AFTER_S
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def status_path(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: Path, config: schemas.Run, fingerprint: str, provenance: dict[str, Any]) -> RunFolder:
+        """A new run, queued. Raises ConfigError where there is one already."""
+        folder = cls(path)
+        path.mkdir(parents=True, exist_ok=True)
+        with folder._status_lock():
+            require(not folder.status_path.exists(), f"{path}: holds a run already")
+            folder.config_path.write_text(yaml.safe_dump(plain(config), sort_keys=False))
+            (path / "provenance.json").write_text(json.dumps(provenance, indent=2))
+            folder._write(Status(fingerprint=fingerprint, started_s=time.time()))
+        return folder
+
+    def config(self) -> schemas.Run:
+        try:
+            return schemas.read_run(yaml.safe_load(self.config_path.read_text()))
+        except (OSError, yaml.YAMLError, ConfigError) as error:
+            raise ConfigError(f"{self.config_path}: {error}") from None
+
+    def provenance(self) -> dict[str, Any]:
+        return json.loads((self.path / "provenance.json").read_text())
+
+    def status(self) -> Status:
+        try:
+            return read(Status, json.loads(self.status_path.read_text()))
+        except (OSError, ValueError) as error:  # ConfigError is a ValueError
+            raise ConfigError(
+                f"{self.status_path}: cannot be read ({error}); move the folder away to train this run again"
+            ) from None
+
+    def update(self, **changes: Any) -> None:
+        """Replaces fields of the status, all others kept, whoever else updates it in this moment."""
+        with self._status_lock():
+            self._write(dataclasses.replace(self.status(), **changes))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """This process is the run's one writer. Raises RunLocked; a killed holder's lock is gone with it."""
+        path = self.path / "run.lock"
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = path.read_text() or "another process"
+                raise RunLocked(f"{self.path}: is being written by {holder}; wait for it, or stop it") from None
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            yield
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def heartbeat(self, every_s: float = 15.0) -> Iterator[None]:
+        """Says whose heart it is, then refreshes `heartbeat_s`, and nothing else, for as long as the block runs."""
+        self.update(host=socket.gethostname(), pid=os.getpid(), heartbeat_s=time.time())
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(every_s):
+                with suppress(OSError):  # a full disk: the next beat may find room
+                    self.update(heartbeat_s=time.time())
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    @contextmanager
+    def _status_lock(self) -> Iterator[None]:
+        with (self.path / "status.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, status: Status) -> None:
+        read(Status, dataclasses.asdict(status))  # a state that does not exist is refused here, not by the next reader
+        replace_file(self.status_path, json.dumps(dataclasses.asdict(status), indent=2))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees the old text or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def find_runs(runs_dir: Path, pattern: str = "*/*") -> list[RunFolder]:
+    """All runs of all experiments, or those whose folder fits `pattern`; not those that were moved aside."""
+    name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
+    paths = (status.parent for status in sorted(runs_dir.glob(f"{pattern}/status.json")))
+    return [RunFolder(path) for path in paths if name.fullmatch(path.name)]
+
+
+def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
+    """The run of that fingerprint in whatever experiment, the newest if there are several.
+
+    Raises ConfigError if the prefix fits more than one fingerprint.
+    """
+    found = [run for run in find_runs(runs_dir) if run.path.name.startswith(fingerprint_prefix[:NAME_LENGTH])]
+    names = sorted({run.path.name for run in found})
+    require(len(names) <= 1, f"{fingerprint_prefix}: could be any of {', '.join(names)}; give more digits")
+    return max(found, key=lambda run: run.status().started_s, default=None)

@@ -1,0 +1,70 @@
+"""The journal, metrics.jsonl: one JSON object a line, only ever appended to, and the truth about a run.
+
+{"step": 0, "loss": 5.5, "lr": 1e-4, ..., "time_s": ...}           a training row; steps count from 0
+{"step": 0, "validation_loss": 5.4, "time_s": ...}                 a validation row
+{"step": 0, "probe": "NAME", "values": {...}, "time_s": ...}       a probe's row
+{"resumed_from": 7, "time_s": ...}                                 rows of steps >= 7 above this line are superseded
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """Appends rows; a kill at any moment leaves at most one torn last line, which the next writer ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+    def write(self, row: Row) -> None:
+        """One line, with the unix time in `time_s`; NaN and infinities stand as Python's json writes them."""
+        line = (json.dumps({"time_s": time.time()} | row) + "\n").encode()
+        if os.write(self._file, line) < len(line):
+            raise OSError(errno.ENOSPC, "the journal's line could not be written whole")
+
+    def resumed_from(self, step: int) -> None:
+        """The next row is that of `step`: what was written of it and of later steps is superseded."""
+        self.write({"resumed_from": step})
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_journal(path: Path) -> list[Row]:
+    """The rows that stand: of every step those of its last segment. Torn lines are passed over."""
+    return last_segments(read_rows(path)[0])
+
+
+def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
+    """All whole lines from byte `start` on, superseded ones too, and the byte after the last of them."""
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = file.read().split(b"\n")[:-1]
+    rows = []
+    for line in lines:
+        with suppress(ValueError):  # a torn line
+            rows.append(json.loads(line))
+    return rows, start + sum(len(line) + 1 for line in lines)
+
+
+def last_segments(rows: list[Row]) -> list[Row]:
+    """Without what a resume superseded, and without the rows that say so."""
+    standing: list[Row] = []
+    for row in rows:
+        if "resumed_from" in row:
+            standing = [kept for kept in standing if kept["step"] < row["resumed_from"]]
+        else:
+            standing.append(row)
+    return standing

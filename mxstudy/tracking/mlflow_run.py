@@ -1,0 +1,131 @@
+"""The MLflow run of a run's folder: the store, the run in it, found or made, and how our names are spelt there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from mxstudy.reader import require
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Row
+
+SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
+TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
+
+# What of a row is not called train/KEY.
+NAMES = {"validation_loss": "val/loss", "unigram_entropy_nats": "val/unigram_entropy_nats"}
+
+# No telemetry, no INFO lines, and no retries inside a call: those are the mirror's business.
+ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+
+
+def check_uri(uri: str) -> None:
+    """Raises ConfigError for what MLflow, or a second process, could not open."""
+    scheme = re.split(r"[+:]", uri)[0]
+    require(scheme in SCHEMES, f"tracking.uri: {uri!r} is none of {', '.join(SCHEMES)}")
+    in_memory = uri == "sqlite://" or ":memory:" in uri
+    require(not in_memory, f"tracking.uri: {uri!r} ends with its process; give a file: sqlite:///mlflow.db")
+
+
+def connect(uri: str) -> Any:
+    """An MlflowClient; imported here, because it takes seconds and not every run needs it."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    database = sqlite_file(uri)
+    if database:  # MLflow would try for 100 s, in many lines, to open what is no database
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("PRAGMA schema_version")
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(uri)
+
+
+def get_experiment(client: Any, name: str) -> str:
+    """The id of the experiment of that name, which is made if there is none."""
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            return client.create_experiment(name, artifact_location=artifact_location(client.tracking_uri, name))
+        except MlflowException:  # another process has just made it; else the next line says what is wrong
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
+                raise
+    return experiment.experiment_id
+
+
+def artifact_location(uri: str, experiment: str) -> str | None:
+    """Beside an SQLite file, wherever the job runs; a server has a place of its own (None)."""
+    database = sqlite_file(uri)
+    return (database.parent / "mlruns" / experiment).as_uri() if database else None
+
+
+def sqlite_file(uri: str) -> Path | None:
+    prefix, path = uri[:10], uri[10:].partition("?")[0]
+    return Path(path).absolute() if prefix == "sqlite:///" else None
+
+
+def find_run(client: Any, folder: RunFolder, experiment_id: str, run_id: str | None) -> Any | None:
+    """By the id that is known; by tags where a kill came before the id was kept. Not what was deleted in MLflow."""
+    from mlflow.exceptions import MlflowException
+
+    if run_id:
+        try:
+            run = client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        else:
+            if run.info.lifecycle_stage == "active":
+                return run
+    query = " and ".join(f"tags.{key} = '{value}'" for key, value in identity(folder).items())
+    found = client.search_runs([experiment_id], query, max_results=1)
+    return found[0] if found else None
+
+
+def create_run(client: Any, folder: RunFolder, experiment_id: str, run_name: str, tags: dict[str, str]) -> Any:
+    """A run that began when the folder was made; where its code comes from goes into tags."""
+    origin = {key: str(value) for key, value in folder.provenance().items() if not isinstance(value, dict | list)}
+    known_to_mlflow = {"mlflow.source.name": origin["command"], "mlflow.source.git.commit": origin["commit"]}
+    return client.create_run(
+        experiment_id,
+        start_time=int(folder.status().started_s * 1000),
+        tags={key: value[:TEXT_LENGTH] for key, value in (origin | known_to_mlflow | tags | identity(folder)).items()},
+        run_name=run_name,
+    )
+
+
+def identity(folder: RunFolder) -> dict[str, str]:
+    """With the time, because `rerun=true` trains the same fingerprint again in a new folder."""
+    status = folder.status()
+    return {"fingerprint": status.fingerprint, "started_s": str(status.started_s)}
+
+
+def metrics_of(row: Row) -> Iterator[tuple[str, float]]:
+    """The numbers of a journal's row by their names in MLflow; lists and texts stay in the journal."""
+    values = row.get("values", row)
+    for key, value in values.items():
+        if isinstance(value, int | float) and key not in ("step", "time_s"):
+            name = f"{row['probe']}/{key}" if "probe" in row else NAMES.get(key, f"train/{key}")
+            yield allowed(name), float(value)
+
+
+def allowed(name: str) -> str:
+    """A plan's `layers.*` as MLflow lets it be called."""
+    return re.sub(r"[^\w. :/-]", "_", name)

@@ -1,0 +1,1 @@
+"""The step, and what surrounds it: schedule, optimizer, checkpoints, signals."""

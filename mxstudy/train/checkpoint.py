@@ -1,0 +1,131 @@
+"""Checkpoints: torch.distributed.checkpoint in safetensors files, so that loading one executes nothing.
+
+    checkpoints/step_00000200/{*.safetensors, checkpoint.json}
+
+written under a temporary name, synced, then renamed: a checkpoint is there whole or not at all. Tensors are keyed by
+name, `model.layers.0...` and `optimizer.layers.0....exp_avg`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from mxstudy.train.optimizer import materialize_state
+
+PREFIX = "step_"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be written or read; what was there before is untouched."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one run, which carry its config; another fingerprint's checkpoint is not read."""
+
+    folder: Path
+    fingerprint: str
+    config: dict[str, Any]
+    keep_last: int
+
+    def latest(self) -> Path | None:
+        return max(self.folder.glob(f"{PREFIX}*"), default=None)
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+        """Write the state before `step`, then drop all but the newest `keep_last`."""
+        path = self.folder / f"{PREFIX}{step:08d}"
+        temporary = self.folder / f".{path.name}.{os.getpid()}"
+        try:
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            _save_tensors(temporary, state_tensors(model, optimizer))
+            about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}
+            (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
+            _sync(temporary)
+            temporary.rename(path)
+            _sync_file(self.folder)
+        except (CheckpointException, OSError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            kept = self.latest()
+            stays = f"{kept} stays" if kept else "there is no earlier one"
+            raise CheckpointError(f"{path}: could not be written ({_reason(error)}); {stays}") from error
+        for old in sorted(self.folder.glob(f"{PREFIX}*"))[: -self.keep_last]:
+            shutil.rmtree(old)
+        return path
+
+    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Read a checkpoint of this run into model and optimizer; returns the step that comes next."""
+        about = read_about(path)
+        if about["fingerprint"] != self.fingerprint:
+            raise CheckpointError(
+                f"{path}: of run {about['fingerprint'][:12]}, not {self.fingerprint[:12]}; give it its own folder back"
+            )
+        materialize_state(optimizer)
+        try:
+            _load_tensors(path, state_tensors(model, optimizer))
+        except (CheckpointException, OSError) as error:
+            raise CheckpointError(
+                f"{path}: truncated or unreadable ({_reason(error)}); delete that folder to resume from the one before"
+            ) from error
+        return int(about["step"])
+
+
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    return tensors
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """checkpoint.json: step, fingerprint, config."""
+    try:
+        return json.loads((path / "checkpoint.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: no readable checkpoint.json ({error})") from error
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it runs without a process group
+        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True), no_dist=True)
+
+
+def _load_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        _sync_file(path)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of the first cause: DCP wraps whole tracebacks."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,151 @@
+"""The training loop: one step on one screen, in the order in which it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from mxstudy import config
+from mxstudy.data.batches import Batches
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import apply_precision
+from mxstudy.probes.base import Probe, StepView
+from mxstudy.train.optimizer import set_learning_rate
+from mxstudy.train.runtime import peak_flops
+from mxstudy.train.schedule import lr_ratio
+from mxstudy.train.signals import Leave
+
+Row = dict[str, Any]
+
+
+class Recorder(Protocol):
+    """Where a run leaves what it measured and what it needs to go on."""
+
+    def record(self, row: Row) -> None:
+        """A row of the journal."""
+
+    def save(self, step: int) -> None:
+        """A durable checkpoint of the state before `step`."""
+
+
+@dataclass
+class Run:
+    config: config.Pretrain
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    device: torch.device
+    recorder: Recorder
+    probes: list[Probe] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        train = self.config.train
+        self.tokens_per_step = train.batch_size * train.sequence_length
+        self.micro_batch_size = train.micro_batch_size or train.batch_size
+        self.peak_flops = peak_flops(self.device)
+        self.token_loss: Callable[..., Tensor] = torch.compile(token_loss) if train.compile else token_loss
+
+    def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, self.config.train.batch_size, self.micro_batch_size):
+            yield self.to_device(self.batches.train(step, start, start + self.micro_batch_size))
+
+    def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        tokens_BT, targets_BT = batch
+        return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
+
+
+def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Sum of the cross-entropies in FP32, nats."""
+    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+
+def train_step(run: Run, step: int) -> StepView:
+    run.optimizer.zero_grad(set_to_none=True)
+    loss_sum = torch.zeros((), device=run.device)
+    for tokens_BT, targets_BT in run.micro_batches(step):
+        part = run.token_loss(run.model(tokens_BT), targets_BT) / run.tokens_per_step
+        part.backward()
+        loss_sum += part.detach()
+    grad_norm = clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm)
+    view = StepView(step, loss_sum.item(), grad_norm.item(), run.model)
+    if view.is_finite():
+        set_learning_rate(run.optimizer, learning_rate(run.config, step))
+        run.optimizer.step()
+    return view
+
+
+def learning_rate(config: config.Pretrain, step: int) -> float:
+    return config.optimizer.lr * lr_ratio(config.schedule, step, config.train.steps)
+
+
+def train(run: Run, start: int, leave: Leave) -> str:
+    """Train from `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
+    steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
+    for step in range(start, steps):
+        if step in starts and step > start:
+            rows = apply_precision(run.model, run.config.precision, step, run.config.train.compute)
+            run.recorder.record({"step": step, "precision": rows})
+        began_s = time.perf_counter()
+        view = observed_step(run, step)
+        run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
+        if not view.is_finite():
+            run.recorder.save(step)
+            return "diverged"
+        if step + 1 == steps or is_due(step + 1, run.config.validation.every_steps):
+            run.recorder.record({"step": step, "validation_loss": validate(run)})
+        if step + 1 == steps or leave.signal or is_due(step + 1, run.config.checkpoint.every_steps):
+            run.recorder.save(step + 1)
+        if leave.signal and step + 1 < steps:
+            return "preempted"
+    return "finished"
+
+
+def is_due(step: int, every_steps: int) -> bool:
+    return every_steps > 0 and step % every_steps == 0
+
+
+def observed_step(run: Run, step: int) -> StepView:
+    """The step, with those probes watching whose turn it is."""
+    due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
+    run.model.watchers = tuple(probe.watch for probe in due)
+    view = train_step(run, step)
+    run.model.watchers = ()
+    for probe in due:
+        run.recorder.record({"step": step, "probe": probe.name, "values": probe.measure(view)})
+    return view
+
+
+def step_row(run: Run, view: StepView, seconds: float) -> Row:
+    tokens_per_s = run.tokens_per_step / seconds
+    row = {
+        "step": view.step,
+        "tokens": (view.step + 1) * run.tokens_per_step,
+        "loss": view.loss,
+        "lr": learning_rate(run.config, view.step),
+        "grad_norm": view.grad_norm,
+        "tokens_per_s": tokens_per_s,
+    }
+    if run.device.type == "cuda":
+        row["memory_gib"] = torch.cuda.max_memory_allocated(run.device) / 2**30
+    if run.peak_flops is not None:
+        flops_per_token = run.model.flops_per_token(run.config.train.sequence_length)
+        row["mfu"] = flops_per_token * tokens_per_s / run.peak_flops
+    return row
+
+
+@torch.no_grad()
+def validate(run: Run) -> float:
+    """Mean cross-entropy in nats a token over the fixed validation windows."""
+    tokens_BT, targets_BT = run.batches.validation(run.config.validation.sequences)
+    total = torch.zeros((), dtype=torch.float64, device=run.device)
+    for rows in torch.arange(len(tokens_BT)).split(run.micro_batch_size):
+        tokens, targets = run.to_device((tokens_BT[rows], targets_BT[rows]))
+        total += run.token_loss(run.model(tokens), targets)
+    return (total / targets_BT.numel()).item()

@@ -1,0 +1,62 @@
+"""The machine under a run: device, determinism, how fast it could be."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import torch
+
+from mxstudy import config
+from mxstudy.reader import ConfigError
+
+# Dense bf16 FLOP/s by the data sheets; MFU of a GPU that is not here is null.
+PEAK_FLOPS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA GH200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
+}
+
+
+def resolve_device(train: config.Train) -> torch.device:
+    """The device asked for; auto is CUDA where there is one. Raises ConfigError for a CUDA that is not there."""
+    if train.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device: cuda was asked for and there is none; train.device=cpu runs here")
+    wants_cuda = train.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if wants_cuda else "cpu")
+
+
+def configure_torch(train: config.Train) -> None:
+    """Numerics first: full FP32, FP32 accumulation, and no rounding that a compiler may drop."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(train.deterministic)
+    if train.compile:
+        import torch._inductor.config as inductor
+
+        inductor.emulate_precision_casts = True
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep what is freed: else an eager step on CPU spends most of its time in page faults."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(m_mmap_threshold, 1 << 30)
+            libc.mallopt(m_trim_threshold, 1 << 30)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 FLOP/s of the device, None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    matches = [key for key in PEAK_FLOPS if name.startswith(key)]
+    return PEAK_FLOPS[max(matches, key=len)] if matches else None

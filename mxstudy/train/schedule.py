@@ -1,0 +1,26 @@
+"""Learning-rate schedules: pure functions of the step, so that a resumed run needs no state of theirs."""
+
+from __future__ import annotations
+
+import math
+
+from mxstudy import config
+
+# From the decay's progress in 0..1 to the height between the final ratio (0) and the peak (1).
+SHAPES = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: (1.0 + math.cos(math.pi * progress)) / 2,
+    "wsd": lambda progress: 1.0 - progress,
+}
+
+
+def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
+    """Learning rate over its peak in `step` (0 .. steps - 1); the first step after the warm-up is at the peak."""
+    warmup_steps = round(schedule.warmup_fraction * steps)
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    decay_start = steps - round(schedule.decay_fraction * steps) if schedule.kind == "wsd" else warmup_steps
+    progress = max(0.0, step - decay_start) / max(1, steps - 1 - decay_start)
+    height = SHAPES[schedule.kind](progress)
+    return schedule.final_ratio + (1.0 - schedule.final_ratio) * height

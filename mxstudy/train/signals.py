@@ -1,0 +1,28 @@
+"""Leaving in time: a signal sets a flag, the loop finishes its step, saves, and goes."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+
+class Leave:
+    """Within the block, SIGTERM, SIGUSR2 and Ctrl-C only set `signal`; afterwards the old handlers stand again."""
+
+    signal: signal.Signals | None = None
+
+    def __enter__(self) -> Leave:
+        self._handlers: dict[int, Any] = {number: signal.signal(number, self._set) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _set(self, number: int, _: FrameType | None) -> None:
+        if self.signal == signal.SIGINT == number:
+            raise KeyboardInterrupt  # a second Ctrl-C means now
+        self.signal = signal.Signals(number)

@@ -1,0 +1,53 @@
+"""Runs the command line up to where jobs would be launched."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mxstudy import cli
+from mxstudy.launch import Composed
+
+Jobs = Sequence[Sequence[str]]
+
+
+def compose(*arguments: str, each_value_once: bool = False) -> list[Composed]:
+    """The jobs of `python -m mxstudy ARGUMENTS`; on request only enough of them to see every override once."""
+    loader, master, jobs = handed_over(*arguments)
+    return list(cli.compose(loader, master, covering(jobs) if each_value_once else jobs))
+
+
+def compose_job(*overrides: str) -> Composed:
+    """One job, without composing the primary config for it as well: half the time."""
+    loader, master, _ = an_experiment()
+    (one,) = cli.compose(loader, master, [overrides])
+    return one
+
+
+def handed_over(*arguments: str) -> tuple[Any, Any, Jobs]:
+    """What Hydra hands to mxstudy.cli.launch_jobs: its loader, the primary config, the jobs' overrides."""
+    taken: list[tuple[Any, Any, Jobs]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mxstudy", *arguments])
+        patch.setattr(cli, "launch_jobs", lambda loader, master, jobs, launcher: taken.append((loader, master, jobs)))
+        cli.main()
+    return taken[0]
+
+
+@functools.cache
+def an_experiment() -> tuple[Any, Any, Jobs]:
+    return handed_over("+experiment=quickstart")
+
+
+def covering(jobs: Jobs) -> Jobs:
+    seen: set[str] = set()
+    chosen = []
+    for job in jobs:
+        if not seen.issuperset(job):
+            chosen.append(job)
+            seen.update(job)
+    return chosen

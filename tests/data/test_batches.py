@@ -1,0 +1,128 @@
+"""Sample i of step s depends on (data_seed, s, i) alone; an epoch visits every window once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mxstudy.data.batches import Batches, permute
+from mxstudy.data.shards import Shards
+from mxstudy.reader import ConfigError
+
+
+def shards_of(folder: Path, train: int, validation: int = 0, file_tokens: int = 10**6) -> Shards:
+    """Shards whose tokens are 0, 1, 2, ... (training) and 10000, 10001, ... (validation)."""
+    files = {}
+    for split, ids in {"train": np.arange(train), "validation": 10_000 + np.arange(validation)}.items():
+        for number, start in enumerate(range(0, len(ids), file_tokens)):
+            path = folder / f"{split}-{number:05d}.bin"
+            path.write_bytes(ids[start : start + file_tokens].astype("<u2").tobytes())
+            files[path.name] = {"bytes": path.stat().st_size}
+    manifest = {"dtype": "<u2", "files": files, "tokenizer": {"vocab_size": 20_000}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return Shards(folder, manifest)
+
+
+def first_tokens(batches: Batches, steps: range) -> list[int]:
+    return [int(row[0]) for step in steps for row in batches.train(step)[0]]
+
+
+def test_shapes_types_and_shift(tmp_path):
+    tokens_BT, targets_BT = Batches(shards_of(tmp_path, 1001), 10, 4, data_seed=0).train(3)
+    assert tokens_BT.shape == targets_BT.shape == (4, 10)
+    assert tokens_BT.dtype == targets_BT.dtype == torch.int64
+    assert tokens_BT.is_contiguous()
+    assert targets_BT.is_contiguous()
+    assert torch.equal(targets_BT, tokens_BT + 1)
+    assert (tokens_BT[:, 0] % 10 == 0).all()
+
+
+def test_any_slice_at_any_time_is_the_slice_of_the_batch(tmp_path):
+    shards = shards_of(tmp_path, 501)
+    whole = Batches(shards, 10, 8, data_seed=1)
+    expected = {step: whole.train(step) for step in range(20)}
+    for step in (19, 0, 7, 6, 13):
+        for start, stop in ((0, 8), (0, 4), (4, 8), (5, 6), (3, None)):
+            tokens_BT, targets_BT = Batches(shards, 10, 8, data_seed=1).train(step, start, stop)
+            assert torch.equal(tokens_BT, expected[step][0][start:stop])
+            assert torch.equal(targets_BT, expected[step][1][start:stop])
+
+
+@pytest.mark.parametrize("windows", [1, 2, 7, 50, 64, 65])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_every_window_once_an_epoch_and_epochs_run_on(tmp_path, windows, batch_size):
+    batches = Batches(shards_of(tmp_path, windows * 10 + 1), 10, batch_size, data_seed=3)
+    steps = -(-3 * windows // batch_size)
+    samples = first_tokens(batches, range(steps))
+    for epoch in range(3):
+        assert sorted(samples[epoch * windows : (epoch + 1) * windows]) == list(range(0, windows * 10, 10))
+
+
+def test_order_depends_on_seed_and_epoch_not_on_batch_size(tmp_path):
+    shards = shards_of(tmp_path, 1001)
+    order = first_tokens(Batches(shards, 10, 10, data_seed=0), range(20))
+    assert order == first_tokens(Batches(shards, 10, 20, data_seed=0), range(10))
+    assert order[:100] != order[100:]
+    assert order != first_tokens(Batches(shards, 10, 10, data_seed=1), range(20))
+    assert order[:100] != sorted(order[:100])
+
+
+def test_windows_cross_files(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "many").mkdir()
+    one = Batches(shards_of(tmp_path / "one", 401, 95), 10, 40, data_seed=0)
+    many = Batches(shards_of(tmp_path / "many", 401, 95, file_tokens=7), 10, 40, data_seed=0)
+    assert len(many.train_tokens.files) == 58
+    for ours, theirs in zip(one.train(0) + one.validation(9), many.train(0) + many.validation(9), strict=True):
+        assert torch.equal(ours, theirs)
+    assert many.train_tokens[5:5].tolist() == []
+    assert many.train_tokens[6:22].tolist() == list(range(6, 22))
+    assert many.train_tokens[-2:].tolist() == [399, 400]
+
+
+def test_validation_is_the_first_windows(tmp_path):
+    batches = Batches(shards_of(tmp_path, 11, 95), 10, 1, data_seed=0)
+    tokens_BT, targets_BT = batches.validation(9)
+    assert torch.equal(tokens_BT.flatten(), 10_000 + torch.arange(90))
+    assert torch.equal(targets_BT, tokens_BT + 1)
+    assert tokens_BT.dtype == torch.int64
+    assert torch.equal(batches.validation(2)[0], tokens_BT[:2])
+    assert batches.validation(0)[0].shape == (0, 10)
+
+
+def test_too_few_tokens_are_refused(tmp_path):
+    shards = shards_of(tmp_path, 11, 95)
+    assert Batches(shards, 10, 4, data_seed=0).windows == 1
+    with pytest.raises(ConfigError, match="shorter than one sequence: 11 tokens, and 11 \\+ 1 are needed"):
+        Batches(shards, 11, 4, data_seed=0)
+    with pytest.raises(ConfigError, match=r"validation\.sequences: 10 of 10 tokens .* holds: 9"):
+        Batches(shards, 10, 4, data_seed=0).validation(10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 1000, 4096, 4097])
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**64 - 1])
+def test_permutation_is_a_bijection(size, seed):
+    index = np.arange(size, dtype=np.uint64)
+    for epoch in (0, 1, 2**40):
+        assert sorted(permute(index, size, seed, np.full_like(index, epoch))) == list(range(size))
+
+
+def test_permutation_needs_no_table():
+    size = 2**52 + 3
+    index = np.array([0, 1, size - 1], dtype=np.uint64)
+    drawn = permute(index, size, 0, np.zeros_like(index))
+    assert len(set(drawn.tolist())) == 3
+    assert (drawn < size).all()
+
+
+@pytest.mark.parametrize("size", [10, 100])
+def test_permutations_of_epochs_are_uniform(size):
+    """Where window 0 and window 1 go, over many epochs: chi-square against uniform, singly and as a pair's distance."""
+    epochs = np.arange(20_000, dtype=np.uint64)
+    first, second = (permute(np.full_like(epochs, i), size, 0, epochs).astype(np.int64) for i in (0, 1))
+    for draws, bins in ((first, size), (second, size), ((first - second) % size - 1, size - 1)):
+        expected = len(epochs) / bins
+        chi2 = ((np.bincount(draws, minlength=bins) - expected) ** 2 / expected).sum()
+        assert abs(chi2 - (bins - 1)) < 5 * np.sqrt(2 * (bins - 1))

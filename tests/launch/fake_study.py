@@ -1,0 +1,76 @@
+"""A kind of run that trains nothing, and the composed jobs for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mxstudy.launch import Composed
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import RunFolder
+
+Outcome = Callable[[RunFolder], str]
+
+
+class FakeStudy:
+    """Stands in for mxstudy.studies.pretrain; what a job does is told by the label it runs under."""
+
+    def __init__(self) -> None:
+        self.invalid: set[int] = set()  # seeds that check() refuses
+        self.outcomes: dict[str, Outcome] = {}  # by label; without one a job finishes
+        self.identified: list[Any] = []
+        self.ran: list[str] = []
+        self.summarized: list[tuple[str, str]] = []  # label and state
+        self.baseline: Mapping[str, str] = {}
+
+    def check(self, config: Any) -> None:
+        if config.seed in self.invalid:
+            raise ConfigError(f"seed: {config.seed} is unlucky")
+
+    def identity(self, config: Any) -> tuple[str, dict[str, Any]]:
+        self.identified.append(config.data)
+        return "cpu", {"data": repr(config.data)}
+
+    def run(self, config: Any, folder: RunFolder, label: str) -> str:
+        self.ran.append(label)
+        folder.update(state="running", steps=config.train.steps, reason=None)
+        state = self.outcomes.get(label, lambda _: "finished")(folder)
+        folder.update(state=state)
+        return state
+
+    def catch_up(self, config: Any, folder: RunFolder, label: str) -> str | None:
+        return None
+
+    def summarize(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> None:
+        self.summarized += [(label, folder.status().state) for label, folder in arms.items()]
+        self.baseline = baseline
+
+
+def composed(runs: Path, *overrides: str, **values: Any) -> Composed:
+    """One job whose config has the given root values."""
+    plain: dict[str, Any] = {
+        "study": "pretrain",
+        "experiment": "quick",
+        "runs_dir": str(runs),
+        "model": dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), 64)
+        | dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), 1),
+        "norm": {"kind": "rmsnorm"},
+        "precision": {"schedule": [{"plan": {"layers.*": "bf16"}}]},
+        "data": {"kind": "pysource"},
+        "tokenizer": {"kind": "bytes"},
+        "optimizer": {"lr": 1e-3},
+        "schedule": {"kind": "cosine"},
+        "train": {"steps": 10, "batch_size": 1, "sequence_length": 32},
+        "tracking": {"uri": None},
+    }
+    return Composed(overrides, {"experiment": values.get("experiment", "quick"), "norm": "rmsnorm"}, plain | values)
+
+
+def seeds(runs: Path, *numbers: int, **values: Any) -> list[Composed]:
+    return [composed(runs, "+experiment=quick", f"seed={n}", seed=n, **values) for n in numbers]
+
+
+def without(one: Composed, error: str) -> Composed:
+    return dataclasses.replace(one, values=ConfigError(error))

@@ -1,0 +1,158 @@
+"""Jobs one after another: what is printed, what is kept, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from fake_study import FakeStudy, seeds
+
+from mxstudy.launch import inline
+from mxstudy.launch.plan import claim, plan
+from mxstudy.tracking.folder import RunFolder, RunLocked
+
+
+def status(runs: Path, seed: int):
+    (job,) = plan(seeds(runs, seed))
+    return RunFolder(job.folder).status()
+
+
+def fail(folder: RunFolder) -> str:
+    raise RuntimeError("out of luck")
+
+
+def preempt(folder: RunFolder) -> str:
+    folder.update(state="preempted", reason="SIGTERM", step=3)
+    return "preempted"
+
+
+def press_ctrl_c(folder: RunFolder) -> str:
+    raise KeyboardInterrupt
+
+
+def get_sigusr2(folder: RunFolder) -> str:
+    os.kill(os.getpid(), signal.SIGUSR2)
+    return "finished"
+
+
+def test_jobs_run_in_order_with_a_line_each(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = plan(seeds(tmp_path, 1, 2))
+    assert inline.run(jobs) == 0
+    assert study.ran == ["seed=1", "seed=2"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"[1/2] seed=1  {jobs[0].folder}",
+        f"[2/2] seed=2  {jobs[1].folder}",
+    ]
+    assert study.summarized == [("seed=1", "finished"), ("seed=2", "finished")]
+
+
+def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inline.run(plan(seeds(tmp_path, 1)))
+    assert study.summarized == []
+    capsys.readouterr()
+    assert inline.run(plan(seeds(tmp_path, 1, 2, baseline={"norm": "rmsnorm"}))) == 0
+    assert study.ran == ["quick", "seed=2"]
+    assert capsys.readouterr().out.splitlines()[0].endswith("  skipped: finished")
+    assert study.summarized == [("seed=1", "finished"), ("seed=2", "finished")]
+    assert study.baseline == {"norm": "rmsnorm"}
+
+
+def test_a_divergence_is_a_result(tmp_path: Path, study: FakeStudy) -> None:
+    study.outcomes["seed=1"] = lambda folder: "diverged"
+    assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0
+    assert study.summarized == [("seed=1", "diverged"), ("seed=2", "finished")]
+
+
+def test_a_failure_is_kept_and_the_others_go_on(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.outcomes["seed=1"] = fail
+    jobs = plan(seeds(tmp_path, 1, 2))
+    assert inline.run(jobs) == 1
+    assert study.ran == ["seed=1", "seed=2"]
+    assert study.summarized == [("seed=2", "finished")]
+    after = status(tmp_path, 1)
+    assert (after.state, after.reason) == ("failed", "RuntimeError: out of luck")
+    assert 'raise RuntimeError("out of luck")' in (jobs[0].folder / "error.log").read_text()
+    said = capsys.readouterr().out
+    assert f"failed: RuntimeError: out of luck  ({jobs[0].folder / 'error.log'})" in said
+    assert said.endswith(f"1 of 2 jobs are not done:\n  failed: seed=1  {jobs[0].folder}\n")
+
+
+def test_what_another_process_runs_is_left_alone_and_not_done(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = plan(seeds(tmp_path, 1, 2, 3))
+    theirs = claim(jobs[0])
+    theirs.update(state="running", host=socket.gethostname())
+
+    def taken_meanwhile(folder: RunFolder) -> str:
+        raise RunLocked("process 7 writes this run")
+
+    study.outcomes["seed=2"] = taken_meanwhile
+    with theirs.lock():
+        assert inline.run(jobs) == 1
+    assert study.ran == ["seed=2", "seed=3"]
+    assert theirs.status().state == "running"
+    said = capsys.readouterr().out
+    assert f"[1/3] seed=1  {theirs.path}  left alone: another process runs it" in said
+    assert "left alone: process 7 writes this run" in said
+    assert "2 of 3 jobs are not done:" in said
+    assert not (jobs[1].folder / "error.log").exists()
+
+
+def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, study: FakeStudy) -> None:
+    jobs = plan(seeds(tmp_path, 1, 2))
+    claim(jobs[1]).update(state="finished")
+    assert inline.run(jobs) == 0
+    assert study.ran == ["seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "code"),
+    [(preempt, "SIGTERM", 143), (press_ctrl_c, "SIGINT", 130), (get_sigusr2, "SIGUSR2", 140)],
+)
+def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str], outcome, reason: str, code: int
+) -> None:
+    study.outcomes["seed=1"] = outcome
+    jobs = plan(seeds(tmp_path, 1, 2))
+    assert inline.run(jobs) == code
+    after = status(tmp_path, 1)
+    assert (after.state, after.reason) == ("preempted", reason)
+    assert not jobs[1].folder.exists()
+    assert study.summarized == []
+    assert f"stopped by {reason} in job 1 of 2" in capsys.readouterr().out
+    study.outcomes.clear()
+    assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0
+    assert f"goes on: was preempted at step {after.step} of 10" in capsys.readouterr().out
+
+
+def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
+    before = [signal.getsignal(s) for s in inline.STOPPING]
+    study.outcomes["quick"] = fail
+    inline.run(plan(seeds(tmp_path, 1)))
+    assert [signal.getsignal(s) for s in inline.STOPPING] == before
+
+
+def test_each_tracking_database_is_made_once_and_may_be_away(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def unreachable(uri: str) -> str:
+        asked.append(uri)
+        return f"{uri} does not answer"
+
+    monkeypatch.setattr(inline, "create_store", unreachable)
+    assert inline.run(plan(seeds(tmp_path, 1, 2, tracking={"uri": "http://localhost:1"}))) == 0
+    assert asked == ["http://localhost:1"]
+    assert "tracking: http://localhost:1 does not answer; the runs go on" in capsys.readouterr().out
+    assert study.ran == ["seed=1", "seed=2"]

@@ -1,0 +1,177 @@
+"""Which jobs run, resume, are skipped or refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from fake_study import FakeStudy, composed, seeds, without
+
+from mxstudy.launch import inline
+from mxstudy.launch.plan import Job, claim, differences, labels, move_aside, plan
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import RunFolder, RunLocked
+
+
+def existing(jobs: list[Job], **status: object) -> RunFolder:
+    folder = claim(jobs[0])
+    folder.update(**status)
+    return folder
+
+
+def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
+    a = composed(tmp_path, "norm=rmsnorm", "+experiment=quick", "optimizer.lr=1e-3")
+    b = composed(tmp_path, "norm=mxnorm_p2", "+experiment=quick", "optimizer.lr=1e-3")
+    c = composed(tmp_path, "norm=mxnorm_p2", "norm.eps=0", "+experiment=quick", "optimizer.lr=1e-3")
+    assert labels([a, b, c]) == ["norm=rmsnorm", "norm=mxnorm_p2", "norm=mxnorm_p2 norm.eps=0"]
+    assert labels([a]) == ["quick"]
+
+
+def test_new_jobs_live_under_experiment_and_fingerprint_and_nothing_is_written(
+    tmp_path: Path, study: FakeStudy
+) -> None:
+    jobs = plan(seeds(tmp_path / "runs", 1, 2))
+    assert [job.label for job in jobs] == ["seed=1", "seed=2"]
+    assert [job.state for job in jobs] == ["new", "new"]
+    assert all(job.folder == tmp_path / "runs" / "quick" / job.fingerprint[:12] for job in jobs)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_bad_job_refuses_the_sweep_and_all_bad_jobs_are_listed(tmp_path: Path, study: FakeStudy) -> None:
+    study.invalid = {2}
+    jobs = seeds(tmp_path, 1, 2, 3, 4)
+    jobs[2] = without(jobs[2], "norm=x: no such choice")
+    jobs[3].values["train"] = {"stepz": 3}
+    with pytest.raises(ConfigError) as caught:
+        plan(jobs)
+    assert str(caught.value).splitlines() == [
+        "3 of 4 jobs cannot run, so none was started:",
+        "  seed=2: seed: 2 is unlucky",
+        "  seed=3: norm=x: no such choice",
+        "  seed=4: train.stepz: no such key; did you mean 'steps'?",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_all_jobs_share_is_said_once(tmp_path: Path, study: FakeStudy) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(seeds(tmp_path, 1, 2, 3, norm={"kind": "mxnorm", "p": 0}))
+    assert str(caught.value) == "norm.p: the exponent of the p-mean must be positive and finite, not 0.0"
+
+
+def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> None:
+    jobs = [composed(tmp_path, f"optimizer.lr={text}", optimizer={"lr": 1e-3}) for text in ("1e-3", "0.001")]
+    assert [job.label for job in plan(jobs)] == ["optimizer.lr=1e-3"]
+
+
+def test_one_run_is_not_asked_for_with_and_without_a_probe(tmp_path: Path, study: FakeStudy) -> None:
+    off = composed(tmp_path, "probe=none")
+    on = composed(tmp_path, "probe=on", probe={"norm_output_rms": {"every_steps": 5}})
+    assert [job.label for job in plan([on, off])] == ["probe=on"]
+    with pytest.raises(ConfigError, match=r"probe\.norm_output_rms: is off in probe=none, which is the same run"):
+        plan([off, on])
+
+
+def test_a_corpus_is_identified_once(tmp_path: Path, study: FakeStudy) -> None:
+    other = {"kind": "pysource", "include_site_packages": True}
+    plan(seeds(tmp_path, 1, 2, 3) + seeds(tmp_path, 4, 5, data=other))
+    assert [data.include_site_packages for data in study.identified] == [False, True]
+
+
+@pytest.mark.parametrize("state", ["finished", "diverged"])
+def test_a_result_is_not_trained_again_whatever_its_experiment_was(
+    tmp_path: Path, study: FakeStudy, state: str
+) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state=state)
+    (job,) = plan(seeds(tmp_path, 1, experiment="other"))
+    assert (job.state, job.folder) == (state, folder.path)
+
+
+@pytest.mark.parametrize("state", ["queued", "preempted", "failed", "cancelled"])
+def test_an_unfinished_run_is_resumed_where_it_is(tmp_path: Path, study: FakeStudy, state: str) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state=state)
+    (job,) = plan(seeds(tmp_path, 1, experiment="other"))
+    assert (job.state, job.folder) == ("resume", folder.path)
+    assert claim(job).path == folder.path
+
+
+def test_a_run_that_another_process_of_this_machine_holds_is_left_to_it(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="running", host=socket.gethostname())
+    with folder.lock():
+        for again in (seeds(tmp_path, 1), seeds(tmp_path, 1, rerun=True)):
+            assert [(job.state, job.folder) for job in plan(again)] == [("running", folder.path)]
+
+
+def test_a_run_whose_process_was_killed_goes_on_at_once(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="running", host=socket.gethostname(), heartbeat_s=time.time())
+    assert [(job.state, job.folder) for job in plan(seeds(tmp_path, 1))] == [("resume", folder.path)]
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(30, "running"), (90, "resume")])
+def test_another_machine_is_believed_while_its_heart_beats(
+    tmp_path: Path, study: FakeStudy, age_s: float, state: str
+) -> None:
+    existing(plan(seeds(tmp_path, 1)), state="running", host="elsewhere", heartbeat_s=time.time() - age_s)
+    assert [job.state for job in plan(seeds(tmp_path, 1))] == [state]
+
+
+def test_of_two_processes_one_makes_the_folder(tmp_path: Path, study: FakeStudy) -> None:
+    (job,) = plan(seeds(tmp_path, 1))
+    claim(job)
+    with pytest.raises(RunLocked, match="holds a run already"):
+        claim(job)
+
+
+def test_rerun_moves_every_earlier_run_aside_and_keeps_it(tmp_path: Path, study: FakeStudy) -> None:
+    first = existing(plan(seeds(tmp_path, 1)), state="finished")
+    (first.path / "mark").touch()
+    for _ in range(2):
+        (job,) = plan(seeds(tmp_path, 1, rerun=True))
+        assert (job.state, job.replaces) == ("new", first.path)
+        claim(job).update(state="finished")
+    names = {path.name for path in first.path.parent.iterdir()}
+    assert names == {first.path.name, f"{first.path.name}.old-1", f"{first.path.name}.old-2"}
+    assert (first.path.with_name(f"{first.path.name}.old-1") / "mark").exists()
+    (job,) = plan(seeds(tmp_path, 1))
+    assert (job.state, job.folder) == ("finished", first.path)
+
+
+def test_moving_aside_never_takes_a_name_that_is_taken(tmp_path: Path) -> None:
+    for name in ("run", "run.old-1", "run.old-3"):
+        (tmp_path / name).mkdir()
+    assert move_aside(tmp_path / "run").name == "run.old-2"
+
+
+@pytest.mark.parametrize("state", ["finished", "preempted"])
+def test_a_probe_that_was_off_is_refused_naming_rerun(tmp_path: Path, study: FakeStudy, state: str) -> None:
+    on = {"norm_output_rms": {"every_steps": 5}}
+    existing(plan(seeds(tmp_path, 1)), state=state)
+    existing(plan(seeds(tmp_path, 2, probe=on)), state=state)
+    with pytest.raises(ConfigError, match=r"^probe\.norm_output_rms: was off in .*rerun=true"):
+        plan(seeds(tmp_path, 1, probe=on))
+    (job,) = plan(seeds(tmp_path, 1, probe=on, rerun=True))
+    assert job.state == "new"
+    (job,) = plan(seeds(tmp_path, 2, probe={"norm_output_rms": {"every_steps": 7}}))
+    assert job.state != "new"
+
+
+def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1, 2)))
+    origin = json.loads((folder.path / "provenance.json").read_text())
+    assert origin["overrides"] == ["+experiment=quick", "seed=1"]
+    assert origin["choices"] == {"experiment": "quick", "norm": "rmsnorm"}
+    assert origin["label"] == "seed=1"
+    assert "pytest" in origin["command"]
+
+
+def test_a_skip_says_what_differs_from_now(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    assert differences(folder) == ""
+    path = folder.path / "provenance.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": "2.0.0"}))
+    assert differences(folder).startswith("torch 2.0.0 then, ")
+    (job,) = plan(seeds(tmp_path, 1))
+    assert "skipped: finished (torch 2.0.0 then, " in inline.remark(job)

@@ -1,0 +1,78 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mxstudy import config
+from mxstudy.model import Decoder
+from mxstudy.model.precision import apply_precision, describe, match_plan
+from mxstudy.numerics.matmul import PRECISIONS, Gemms
+from mxstudy.reader import ConfigError
+
+MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
+
+
+def applied(plan, model=MODEL, step=0, compute="bf16", **settings):
+    decoder = Decoder(model, config.RMSNorm(), 32, torch.bfloat16)
+    rows = plan if isinstance(plan, tuple) else (config.PrecisionRow(plan=plan),)
+    return decoder, apply_precision(decoder, config.Precision(schedule=rows, **settings), step, compute)
+
+
+def test_a_plan_reaches_the_linears_that_its_patterns_name_and_no_others():
+    decoder, rows = applied({"layers.*": "mxfp8", "layers.1.*.wo": "mxfp8_e5m2_grad"}, scale_rule="floor")
+    assert rows["layers.0.attention.wo"] == "mxfp8"
+    assert rows["layers.1.attention.wo"] == "mxfp8_e5m2_grad"
+    assert rows["output"] == "bf16"
+    assert decoder.layers[1].attention.wo.gemms == PRECISIONS["mxfp8_e5m2_grad"]
+    assert decoder.layers[1].attention.wo.cast.scale_rule == "floor"
+    assert decoder.output.gemms == Gemms()
+
+
+def test_the_last_pattern_that_matches_wins():
+    names = ["layers.0.wo", "layers.1.wo"]
+    assert match_plan({"layers.0.*": "mxfp8", "layers.*": "bf16"}, names, "bf16") == dict.fromkeys(names, "bf16")
+
+
+def test_the_row_of_the_schedule_is_that_of_the_step():
+    schedule = (
+        config.PrecisionRow(plan={"layers.*": "mxfp8"}),
+        config.PrecisionRow(from_step=10, plan={"layers.*": "bf16"}),
+    )
+    assert applied(schedule, step=9)[1]["layers.0.attention.wo"] == "mxfp8"
+    assert applied(schedule, step=10)[1]["layers.0.attention.wo"] == "bf16"
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
+    with pytest.raises(
+        ConfigError, match=r"'layers.0.atention.wo' matches no linear; did you mean 'layers.0.attention"
+    ):
+        applied({"layers.0.atention.wo": "mxfp8"})
+
+
+def test_an_unknown_row_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="'mxfp9' is not a choice; did you mean 'mxfp8'"):
+        applied({"layers.*": "mxfp9"})
+
+
+def test_a_plain_row_must_be_the_compute_dtype():
+    with pytest.raises(ConfigError, match=r"asks for fp32, but train.compute is bf16; make them equal"):
+        applied({"layers.*": "fp32"})
+
+
+def test_sizes_that_the_block_does_not_divide_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"64 does not divide layers.0.feed_forward.w2's input size 96"):
+        applied({"layers.*": "mxfp8"}, block_size=64)
+    with pytest.raises(ConfigError, match=r"32 does not divide output's output size 50"):
+        applied({"*": "mxfp8"})
+
+
+def test_the_head_can_be_quantised_when_its_vocabulary_divides():
+    decoder, _ = applied({"*": "mxfp8"}, model=replace(MODEL, vocab_size=64))
+    assert decoder.output.gemms == PRECISIONS["mxfp8"]
+
+
+def test_the_plan_as_applied_is_described_by_operand():
+    _, rows = applied({"layers.*": "mxfp8_e5m2_grad"})
+    lines = describe(rows).splitlines()
+    assert lines[0].startswith("8 linears in mxfp8_e5m2_grad: forward_x E4M3, forward_w E4M3, dgrad_dh E5M2")
+    assert lines[1].startswith("1 linears in bf16: forward_x -")

@@ -1,0 +1,242 @@
+"""The three GEMMs: every operand in its format, along its contraction axis, from high precision, rounded once.
+
+The references multiply in float64 what reference.py quantised. A float32 GEMM over n terms errs by at most n * 2^-24 of
+the product of the absolute values; a bf16 result must be what one rounding of a number in that interval gives. With
+operands that vary in scale along both axes, E4M3's error is far outside of it, so a swapped axis cannot pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from reference import Array, fake_quantize_array, to_dtype
+
+from mxstudy.numerics.matmul import PRECISIONS, BlockCast, mx_linear
+from mxstudy.reader import ConfigError
+
+TOKENS, IN, OUT = 128, 192, 320  # no two equal, all multiples of 64
+UNQUANTISED = PRECISIONS["fp32"]
+OPERANDS = [field.name for field in dataclasses.fields(UNQUANTISED)]
+CAST = BlockCast()
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(TOKENS, IN), (8, 16, IN), (2, 4, 16, IN)]  # blocks of 32 tokens cross the leading axes
+
+# The table: forward X, W; dgrad dH, W; wgrad dH, X.
+TABLE = {
+    "fp32": "-    -    -    -    -    -",
+    "bf16": "-    -    -    -    -    -",
+    "mxfp8": "E4M3 E4M3 E4M3 E4M3 E4M3 E4M3",
+    "mxfp8_e5m2_grad": "E4M3 E4M3 E5M2 E4M3 E5M2 E4M3",
+    "mx_mix": "E4M3 E4M3 E5M2 E5M2 E5M2 E4M3",
+    "mxfp8_forward_only": "E4M3 E4M3 - - - -",
+    "mxfp8_backward_only": "- - E4M3 E4M3 E4M3 E4M3",
+    "mxfp8_bf16_act_fwd": "- E4M3 E4M3 E4M3 E4M3 -",
+    "mxfp8_bf16_act": "- E4M3 - E4M3 - -",
+    "mxfp8_bf16_weight": "E4M3 - E4M3 - E4M3 E4M3",
+    "mxfp8_e5m2": "E5M2 E5M2 E5M2 E5M2 E5M2 E5M2",
+    "mxfp8_e5m2_weight": "E4M3 E5M2 E4M3 E5M2 E4M3 E4M3",
+    "mxfp8_e5m2_act": "E5M2 E4M3 E4M3 E4M3 E4M3 E5M2",
+}
+
+
+class Gemm(NamedTuple):
+    """A product in float64 and the interval in which a float32 GEMM over these operands must lie."""
+
+    exact: Array
+    slack: Array
+
+
+def gemm(a: Array, b: Array) -> Gemm:
+    """a [m, n] times b [n, k]."""
+    slack = a.shape[1] * 2.0**-24 * (np.abs(a) @ np.abs(b))
+    return Gemm(a @ b, slack)
+
+
+def fits(got: torch.Tensor, want: Gemm) -> torch.Tensor:
+    """Elementwise: is got the once-rounded result of a float32 GEMM."""
+    name = str(got.dtype).removeprefix("torch.")
+    low, high = (to_dtype(bound, name) for bound in (want.exact - want.slack, want.exact + want.slack))
+    found = got.detach().double().numpy().reshape(low.shape)
+    return torch.as_tensor((low <= found) & (found <= high))
+
+
+def operands(dtype: torch.dtype, shape: tuple[int, ...] = (TOKENS, IN)) -> tuple[torch.Tensor, ...]:
+    """x, weight, dH: normals times 2^(row + column), both uniform over -24..24."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(rows: int, columns: int) -> torch.Tensor:
+        normal = torch.randn(rows, columns, generator=generator)
+        row = torch.randint(-24, 25, (rows, 1), generator=generator)
+        column = torch.randint(-24, 25, (1, columns), generator=generator)
+        return torch.ldexp(normal, row + column).to(dtype)
+
+    return draw(TOKENS, IN).reshape(shape), draw(OUT, IN), draw(TOKENS, OUT).reshape(*shape[:-1], OUT)
+
+
+def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST) -> list:
+    """h, dX, dW."""
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    h = mx_linear(x, weight, gemms, cast)
+    h.backward(dh)
+    assert h.dtype == x.grad.dtype == weight.grad.dtype == x.dtype
+    assert h.shape == dh.shape
+    assert x.grad.shape == x.shape
+    return [h, x.grad, weight.grad]
+
+
+def references(
+    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST
+) -> list[Gemm]:
+    """H = Q(X; in) Q(W; in)^T, dX = Q(dH; out) Q(W; out), dW = Q(dH; T)^T Q(X; T)."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    X, W, dH = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, weight, dh))
+
+    def q(t: Array, operand: str, axis: int) -> Array:
+        return fake_quantize_array(t, getattr(gemms, operand), axis, dtype, **dataclasses.asdict(cast))
+
+    return [
+        gemm(q(X, "forward_x", 1), q(W, "forward_w", 1).T),
+        gemm(q(dH, "dgrad_dh", 1), q(W, "dgrad_w", 0)),
+        gemm(q(dH, "wgrad_dh", 0).T, q(X, "wgrad_x", 0)),
+    ]
+
+
+def assert_gemms(
+    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST
+) -> None:
+    for name, got, want in zip(
+        ("H", "dX", "dW"), run(x, weight, dh, gemms, cast), references(x, weight, dh, gemms, cast), strict=True
+    ):
+        assert fits(got, want).all(), f"{name}: {(~fits(got, want)).sum()} of {got.numel()} elements"
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+
+def test_the_table_of_precisions() -> None:
+    found = {name: [getattr(PRECISIONS[name], operand) or "-" for operand in OPERANDS] for name in TABLE}
+    assert OPERANDS == ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
+    assert found == {name: row.split() for name, row in TABLE.items()}
+
+
+def test_a_precision_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PRECISIONS["mxfp8"].forward_x = None
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    assert_gemms(*operands(dtype, shape), PRECISIONS[name])
+
+
+# ------------------------------------------------------------------------------------------------- operand by operand
+
+
+@pytest.mark.parametrize("operand", OPERANDS)
+@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The others stay as they are, and so do the two GEMMs that do not read it, bit by bit."""
+    gemms = dataclasses.replace(UNQUANTISED, **{operand: fmt})
+    assert_gemms(*operands(dtype, shape), gemms)
+    plain = run(*operands(dtype, shape), UNQUANTISED)
+    changed = [not torch.equal(a, b) for a, b in zip(run(*operands(dtype, shape), gemms), plain, strict=True)]
+    assert changed == [operand.startswith(gemm_name) for gemm_name in ("forward", "dgrad", "wgrad")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_blocks_along_the_other_axis_would_be_seen(operand: str, fmt: str, dtype: torch.dtype) -> None:
+    """The test above can fail: a quarter of the elements and more are off."""
+    x, weight, dh = operands(dtype)
+    X, W, dH = (t.double().numpy() for t in (x, weight, dh))
+    index, left, right = {"forward": (0, X, W.T), "dgrad": (1, dH, W), "wgrad": (2, dH.T, X)}[operand.split("_")[0]]
+    got = run(x, weight, dh, dataclasses.replace(UNQUANTISED, **{operand: fmt}))[index]
+    if operand in ("forward_x", "dgrad_dh", "wgrad_dh"):  # contracted along axis 1
+        swapped = gemm(fake_quantize_array(left, fmt, 0), right)
+    else:
+        swapped = gemm(left, fake_quantize_array(right, fmt, 1))
+    assert fits(got, swapped).float().mean() < 0.75
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_second_cast_would_be_seen(dtype: torch.dtype) -> None:
+    """The gradients' operands come from x, W and dH, not from another GEMM's: those references do not fit."""
+    x, weight, dh = operands(dtype)
+    X, W, dH = (t.double().numpy() for t in (x, weight, dh))
+    _, dx, dw = run(x, weight, dh, PRECISIONS["mxfp8"])
+
+    def q(t: Array, *axes: int) -> Array:
+        for axis in axes:
+            t = fake_quantize_array(t, "E4M3", axis)
+        return t
+
+    assert fits(dx, gemm(q(dH, 1), q(W, 0))).all()
+    assert fits(dx, gemm(q(dH, 1), q(W, 1, 0))).float().mean() < 0.5
+    assert fits(dw, gemm(q(dH, 0).T, q(X, 0))).all()
+    assert fits(dw, gemm(q(dH, 0).T, q(X, 1, 0))).float().mean() < 0.5
+    assert fits(dw, gemm(q(dH, 1, 0).T, q(X, 0))).float().mean() < 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("block_size", "rule", "rounding"),
+    [
+        *itertools.product((16, 64), ("rceil",), ("even",)),
+        (32, "floor", "even"),
+        (32, "ceil", "away"),
+        (32, "even", "away"),
+    ],
+)
+def test_block_size_rule_and_rounding_reach_every_operand(
+    dtype: torch.dtype, block_size: int, rule: str, rounding: str
+) -> None:
+    cast = BlockCast(block_size, rule, rounding)
+    for operand in OPERANDS:
+        assert_gemms(*operands(dtype), dataclasses.replace(UNQUANTISED, **{operand: "E4M3"}), cast)
+
+
+# ------------------------------------------------------------------------------------------------------------- edges
+
+
+def test_an_expanded_and_a_transposed_gradient() -> None:
+    x, weight, dh = operands(torch.float32)
+    for strided in (torch.ones(()).expand(TOKENS, OUT), dh.T.contiguous().T):
+        strided_results = run(x, weight, strided, PRECISIONS["mxfp8"])
+        for got, want in zip(strided_results, run(x, weight, strided.contiguous(), PRECISIONS["mxfp8"]), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", ["x", "weight"])
+def test_only_one_gradient_is_wanted(frozen: str) -> None:
+    x, weight, dh = operands(torch.float32)
+    _, dx, dw = run(x, weight, dh, PRECISIONS["mxfp8"])
+    leaf, parameter = x.clone().requires_grad_(frozen != "x"), weight.clone().requires_grad_(frozen != "weight")
+    mx_linear(leaf, parameter, PRECISIONS["mxfp8"], CAST).backward(dh)
+    assert leaf.grad is None if frozen == "x" else torch.equal(leaf.grad, dx)
+    assert parameter.grad is None if frozen == "weight" else torch.equal(parameter.grad, dw)
+
+
+@pytest.mark.parametrize("operand", ["wgrad_dh", "wgrad_x"])
+def test_tokens_that_do_not_fill_blocks_are_refused(operand: str) -> None:
+    x, weight, dh = (t[:40] if len(t) == TOKENS else t for t in operands(torch.float32))
+    with pytest.raises(ConfigError, match="40"):
+        run(x, weight, dh, dataclasses.replace(UNQUANTISED, **{operand: "E4M3"}))
+    assert_gemms(x, weight, dh, PRECISIONS["mxfp8_forward_only"])
+
+
+@pytest.mark.parametrize("rows", [(TOKENS, 40, OUT), (TOKENS, IN, 40)])
+def test_widths_that_do_not_fill_blocks_are_refused(rows: tuple[int, int, int]) -> None:
+    tokens, width, out = rows
+    x, weight = torch.ones(tokens, width), torch.ones(out, width)
+    with pytest.raises(ConfigError, match="40"):
+        run(x, weight, torch.ones(tokens, out), PRECISIONS["mxfp8"])

@@ -1,0 +1,80 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mxstudy import config
+from mxstudy.model import MXLinear, MXNorm, NormLinear, RMSNorm
+from mxstudy.numerics import fake_quantize
+from mxstudy.numerics.matmul import PRECISIONS
+from mxstudy.probes.activations import ActivationHistograms, NormOutputRMS, bin_edges, norm_output
+from mxstudy.probes.base import StepView
+
+VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity())
+
+
+def gaussian(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def joined(norm):
+    torch.nn.init.constant_(norm.weight, 3.0)
+    linear = NormLinear(norm, 32, 0.02)
+    linear.gemms = PRECISIONS["mxfp8"]
+    return linear
+
+
+def test_bin_edges_ascend_and_are_symmetric():
+    edges = bin_edges()
+    assert (np.diff(edges) > 0).all()
+    assert np.array_equal(edges, -edges[::-1])
+    assert math.isinf(edges[-1])
+
+
+def test_the_output_of_a_folded_norm_is_the_quantised_operand_without_the_gain():
+    x = gaussian(8, 64)
+    norm = MXNorm(64, p=2.0)
+    expected = fake_quantize(x * norm.rms(x).reciprocal(), "E4M3")
+    assert torch.equal(norm_output(joined(norm), x), expected)
+
+
+def test_the_output_of_an_unfolded_norm_is_not_quantised_before_its_gain():
+    x = gaussian(8, 64)
+    assert torch.allclose(norm_output(joined(RMSNorm(64)), x), x / x.square().mean(-1, keepdim=True).sqrt(), rtol=1e-4)
+
+
+def test_norm_output_rms_is_over_all_micro_batches():
+    probe = NormOutputRMS(config.NormOutputRMS(every_steps=1))
+    linear, parts = joined(MXNorm(64, p=1.0)), [gaussian(4, 64, seed=s) * (1 + s) for s in range(3)]
+    for part in parts:
+        probe.watch("layers.0.ffn_norm", linear, part)
+    values = probe.measure(VIEW)
+    whole = norm_output(linear, torch.cat(parts))
+    assert values["layers.0.ffn_norm/rms"] == pytest.approx(whole.square().mean().sqrt().item(), rel=1e-6)
+    assert values["layers.0.ffn_norm/rms_true"] == pytest.approx(1.0, rel=1e-4)
+    assert probe.mean_squares == {}
+
+
+def test_histograms_count_every_element_once_in_its_bin():
+    probe = ActivationHistograms(config.ActivationHistograms(every_steps=1))
+    x = torch.cat((gaussian(1, 60), torch.tensor([[0.0, 1e-9, 1e6, -1e6]])), dim=1)
+    for _ in range(2):
+        probe.watch("norm", RMSNorm(64), x)
+    values = probe.measure(VIEW)
+    expected, _ = np.histogram(x.numpy(), bin_edges())
+    assert values["norm/input"] == (2 * expected).tolist()
+    assert sum(values["norm/output"]) == 2 * 64
+    assert values["norm/input"][0] == values["norm/input"][-1] == 2  # beyond the largest finite edge
+    assert values["norm/bound"] == 8.0
+
+
+@pytest.mark.parametrize(("p", "bound"), [(1.0, 132.95), (2.0, 17.06)])
+def test_the_bound_is_the_papers(p, bound):
+    """MXNorm paper, section 4.2: width 1024, blocks of 16."""
+    assert MXNorm(1024, p=p, block_size=16).bound == pytest.approx(bound, abs=0.02)
+
+
+def test_a_bare_linear_is_not_taken_for_a_norm():
+    with pytest.raises(AssertionError):
+        norm_output(MXLinear(64, 32, 0.02), gaussian(2, 64))

@@ -1,0 +1,184 @@
+"""The command line as a user meets it, up to the launch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composing import compose, handed_over
+from omegaconf import OmegaConf
+
+from mxstudy import cli
+from mxstudy.launch import Composed
+from mxstudy.reader import ConfigError
+
+QUICK = "+experiment=quickstart"
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        compose(*arguments)
+    return str(caught.value)
+
+
+def value(one: Composed, dotted: str) -> Any:
+    return OmegaConf.select(OmegaConf.create(one.values), dotted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["+experiment=quikstart"], "experiment=quikstart: no such choice; did you mean 'quickstart'?"),
+        (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
+        (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
+        (["norm=rmsnorm"], "norm: nothing chose one that this could replace; start from +experiment=NAME"),
+        (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
+        ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
+        ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
+        ([QUICK, "+norm=mxnorm_p1"], "norm: is chosen already; write norm=NAME, without a plus"),
+        ([QUICK, "train.stepz=3"], "train.stepz: no such key; did you mean 'steps'?"),
+        ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
+        ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this one does not run studies"),
+        ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: only grid runs studies"),
+        ([QUICK, "+hydra.launcher.nodes=3"], "unexpected keyword argument 'nodes'"),
+        ([QUICK, "train"], "missing EQUAL"),
+    ],
+)
+def test_a_misspelt_command_is_refused_with_what_would_be_right(arguments: list[str], message: str) -> None:
+    said = refusal(*arguments)
+    assert message in said
+    assert "append to your config" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["+experimant=quickstart"], "experimant: no such key; did you mean '+experiment'?"),
+        (["+debug=tiny"], "nothing to run; start from +experiment=NAME or +sweep=NAME"),
+        ([QUICK, "norm=mxnorm_p3,x"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
+    ],
+)
+def test_what_hydra_lets_through_is_refused_as_the_job_is_composed(arguments: list[str], message: str) -> None:
+    error = compose(*arguments)[0].values
+    assert isinstance(error, ConfigError)
+    assert str(error) == message
+
+
+def test_one_bad_choice_leaves_the_other_jobs_composed() -> None:
+    good, bad, other = compose(QUICK, "norm=rmsnorm,mxnorm_p3,mxnorm_p1")
+    assert isinstance(bad.values, ConfigError)
+    assert (value(good, "norm.kind"), value(other, "norm.p")) == ("rmsnorm", 1)
+
+
+def test_a_misspelt_choice_inside_a_yaml_file_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    lines = ["# @package _global_", "defaults:", "  - /study: pretrain", "  - override /norm: mxnrom_p2", "  - _self_"]
+    (folder / "mine.yaml").write_text("\n".join(lines))
+    message = "norm=mxnrom_p2: no such choice; did you mean 'mxnorm_p2'?"
+    assert refusal("+experiment=mine", "--config-dir", str(tmp_path)) == message
+    lines[3] = "  - override /nrom: mxnorm_p2"
+    (folder / "mine.yaml").write_text("\n".join(lines))
+    assert refusal("+experiment=mine", "--config-dir", str(tmp_path)) == "nrom: no such group; did you mean 'norm'?"
+
+
+def test_an_experiment_of_the_users_own_is_found_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "long.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - /study: pretrain\n  - _self_\ntrain:\n  steps: 7\n"
+    )
+    (one,) = compose("+experiment=mine/long", f"--config-dir={tmp_path}")
+    assert value(one, "experiment") == "mine/long"
+    assert value(one, "train.steps") == 7
+
+
+def test_options_may_stand_anywhere() -> None:
+    jobs = compose(QUICK, "-m", "seed=1,2", "--multirun", "norm=mxnorm_p1")
+    assert [(value(job, "seed"), value(job, "norm.p")) for job in jobs] == [(1, 1), (2, 1)]
+
+
+def test_the_command_line_beats_the_sweep_file() -> None:
+    jobs = compose("+sweep=quickstart", "norm=rmsnorm_folded", "optimizer.lr=1e-3,4e-3")
+    assert [(job.choices["precision"], value(job, "optimizer.lr")) for job in jobs] == [
+        ("bf16", 1e-3),
+        ("bf16", 4e-3),
+        ("mxfp8", 1e-3),
+        ("mxfp8", 4e-3),
+    ]
+    assert {job.choices["norm"] for job in jobs} == {"rmsnorm_folded"}
+
+
+def test_a_sweep_runs_on_another_experiment() -> None:
+    (one, *_) = compose("+sweep=quickstart", "experiment=mxnorm_pretrain")
+    assert value(one, "experiment") == "mxnorm_pretrain"
+
+
+def test_a_sweep_multiplies_its_axes_for_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n  - /experiment: quickstart\n  - _self_\n"
+        "hydra:\n  sweeper:\n"
+        "    params: {seed: range(2), train.micro_batch_size: [null, 4]}\n"
+        "    cases: [{norm: rmsnorm}, {norm: mxnorm_p1, norm.p: [0.5, 3]}]\n"
+    )
+    monkeypatch.setattr(cli, "SWEEPS", tmp_path)
+    jobs = compose("+sweep=mine")
+    assert len(jobs) == 2 * 2 * (1 + 2)
+    keys = ("seed", "train.micro_batch_size", "norm.kind", "norm.p")
+    assert [tuple(value(job, key) for key in keys) for job in jobs[:5]] == [
+        (0, None, "rmsnorm", None),
+        (0, 4, "rmsnorm", None),
+        (1, None, "rmsnorm", None),
+        (1, 4, "rmsnorm", None),
+        (0, None, "mxnorm", 0.5),
+    ]
+
+
+def test_shared_compositions_equal_full_ones() -> None:
+    loader, master, jobs = handed_over(
+        QUICK,
+        "norm=rmsnorm,mxnorm_p2",
+        "optimizer.lr=1e-3,2e-3",
+        "optimizer.betas=[0.8,0.9],[0.9,0.95]",
+        "precision.schedule.0.from_step=0",
+        "runs_dir='${cache_dir}/runs'",
+        "cache_dir=a,b",
+    )
+    shared = list(cli.compose(loader, master, jobs))
+    assert len(shared) == 16
+    for job, one in zip(jobs, shared, strict=True):
+        config, choices = cli.compose_fully(loader, master, job)
+        assert (one.values, one.choices) == (cli.finish(config, choices), choices)
+    assert {value(one, "runs_dir") for one in shared} == {"a/runs", "b/runs"}
+
+
+def test_without_arguments_the_usage_names_experiments_and_sweeps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mxstudy"])
+    cli.main()
+    said = capsys.readouterr().out
+    for name in [*cli.groups()["experiment"], *cli.groups()["sweep"], "mxnorm_p2", "+debug=tiny"]:
+        assert name in said
+    assert "base_" not in said
+
+
+def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    def shell(*arguments: str) -> str:
+        command = [sys.executable, "-m", "mxstudy", *arguments]
+        environment = {"PYTHONPATH": str(cli.PACKAGE.parent), "PATH": ""}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert "sequence_length: 256" in shell(QUICK, "--cfg", "job", "seed=3")
+    assert "norm: mxnorm_p1" in shell(QUICK, "norm=mxnorm_p1", "--info", "defaults-tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_is_read_before_torch_is_imported() -> None:
+    code = "import sys, mxstudy.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=cli.PACKAGE.parent, check=True)

@@ -1,0 +1,87 @@
+"""Every YAML file of conf/ and sweeps/ composes to a config that a study accepts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from composing import compose, compose_job
+
+from mxstudy import cli
+from mxstudy.config import Decoder
+from mxstudy.launch.plan import validate
+
+EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
+SWEEPS = sorted(cli.SWEEPS.glob("*.yaml"))
+GROUPS = {g: c for g, c in cli.groups().items() if g not in {"experiment", "sweep", "study", "debug", "hydra/launcher"}}
+
+# What a choice cannot be used without.
+NEEDS = {
+    "data=text": ["data.paths=[a.txt]"],
+    "data=jsonl": ["data.paths=[a.jsonl]"],
+    "data=parquet": ["data.paths=[a.parquet]"],
+    "data=hugging_face": ["data.name=a/b"],
+    "tokenizer=pretrained": ["tokenizer.name=tokenizer.json"],
+    "tokenizer=bpe_32k": ["model.vocab_size=32000"],
+    "precision=fp32": ["train.compute=fp32"],
+}
+
+
+def stem(value: object) -> str:
+    return value.stem if isinstance(value, Path) else str(value)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS + SWEEPS, ids=stem)
+def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(path: Path) -> None:
+    package, command = path.read_text().splitlines()[:2]
+    assert package == "# @package _global_"
+    assert command.startswith("# python -m mxstudy ")
+    words = shlex.split(command)[4:]
+    folder = "sweep" if path in SWEEPS else "experiment"
+    assert words[0] == f"+{folder}={path.stem}"
+    for one in compose(*words, each_value_once=True):
+        validate(one)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=stem)
+def test_an_experiment_and_its_rehearsal_are_valid(path: Path) -> None:
+    name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
+    assert validate(compose_job(f"+experiment={name}")).experiment == name
+    tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "data=hugging_face", "tokenizer=pretrained"))
+    assert (tiny.data.kind, tiny.tokenizer.kind, tiny.train.compile) == ("pysource", "bytes", False)
+    assert tiny.train.steps * tiny.train.batch_size * tiny.train.sequence_length <= 10_000
+
+
+@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])
+def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
+    one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))
+    validate(one)
+    assert one.choices[group] == choice
+
+
+def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:
+    jobs = compose("+sweep=quickstart", "wait=true")
+    assert [(job.choices["precision"], job.choices["norm"]) for job in jobs] == [
+        ("bf16", "rmsnorm"),
+        ("mxfp8", "rmsnorm"),
+        ("mxfp8", "mxnorm_p1"),
+        ("mxfp8", "mxnorm_p2"),
+    ]
+    configs = [validate(job) for job in jobs]
+    assert all(config.baseline == {"precision": "mxfp8", "norm": "rmsnorm"} for config in configs)
+    assert len({(c.seed, c.data_seed, c.model, c.data, c.tokenizer, c.optimizer, c.train) for c in configs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("llama_125m", 121.7), ("llama_250m", 243.3), ("llama_1b", 973.2), ("llama_8b", 6979.6)],
+)
+def test_models_have_the_parameters_that_their_names_say(name: str, millions: float) -> None:
+    """Embedding and head aside, as the MXNorm paper counts them."""
+    model: Decoder = validate(compose_job("+experiment=quickstart", f"model={name}")).model
+    width = model.hidden_size
+    attention = 2 * width**2 * (1 + model.num_kv_heads / model.num_heads)
+    gains = 2 * width
+    total = model.num_layers * (attention + 3 * width * model.ffn_size + gains) + width
+    assert total / 1e6 == pytest.approx(millions, abs=0.1)

@@ -1,0 +1,220 @@
+"""The strict reader, the schema's own checks, and the fingerprint."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from mxstudy.config import Pretrain, fingerprint, read_run
+from mxstudy.reader import ConfigError, default_of, flatten, plain, read, schema, suggest
+
+VALUES: dict[str, Any] = {
+    "study": "pretrain",
+    "model": {
+        "kind": "decoder",
+        "hidden_size": 64,
+        "ffn_size": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "vocab_size": 320,
+    },
+    "norm": {"kind": "mxnorm", "p": 2},
+    "precision": {"schedule": [{"from_step": 0, "plan": {"layers.*": "mxfp8"}}]},
+    "data": {"kind": "files", "format": "text", "paths": ["a.txt"]},
+    "tokenizer": {"kind": "bytes"},
+    "optimizer": {"lr": 1e-3},
+    "schedule": {"kind": "cosine"},
+    "train": {"steps": 10, "batch_size": 4, "sequence_length": 32},
+}
+
+
+def changed(**dotted: Any) -> dict[str, Any]:
+    """VALUES with `model__num_heads=3` set as model.num_heads."""
+    values = copy.deepcopy(VALUES)
+    for key, value in dotted.items():
+        *parents, last = key.split("__")
+        node = values
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return values
+
+
+def digest(**dotted: Any) -> str:
+    return fingerprint(read_run(changed(**dotted)), "cpu", {"sha256": "abc"})
+
+
+def test_reads_nested_values_and_fills_in_defaults() -> None:
+    config = read_run(VALUES)
+    assert isinstance(config, Pretrain)
+    assert config.norm.p == 2.0
+    assert type(config.norm.p) is float
+    assert config.optimizer.betas == (0.9, 0.95)
+    assert config.data.paths == ("a.txt",)
+    assert config.precision.schedule[0].plan == {"layers.*": "mxfp8"}
+
+
+def test_a_config_written_as_yaml_reads_back_equal() -> None:
+    config = read_run(changed(optimizer__eps=1e-9))
+    again = read_run(yaml.safe_load(yaml.safe_dump(plain(config))))
+    assert again == config
+    assert fingerprint(again, "cpu", {}) == fingerprint(config, "cpu", {})
+
+
+@pytest.mark.parametrize(
+    ("dotted", "message"),
+    [
+        ({"trian": {}}, "trian: no such key; did you mean 'train'?"),
+        ({"train__stepz": 3}, "train.stepz: no such key; did you mean 'steps'?"),
+        ({"precision__schedule": [{"plam": {}}]}, "precision.schedule[0].plam: no such key; did you mean 'plan'?"),
+        ({"train__steps": "???"}, "train.steps: missing; it has no default"),
+        ({"train__steps": "ten"}, "train.steps: 'ten' is not an integer"),
+        ({"train__steps": 10.0}, "train.steps: 10.0 is not an integer"),
+        ({"train__steps": True}, "train.steps: True is not an integer"),
+        ({"train__compile": 1}, "train.compile: 1 is not true or false"),
+        ({"optimizer__lr": "1e-3"}, "optimizer.lr: '1e-3' is not a number"),
+        ({"optimizer__betas": [0.9]}, "optimizer.betas: needs 2 values, not 1"),
+        ({"data__paths": "a.txt"}, "data.paths: 'a.txt' is not a list"),
+        ({"data__format": "txt"}, "data.format: 'txt' is not a choice; did you mean 'text'?"),
+        ({"norm__kind": "mxnrom"}, "norm.kind: 'mxnrom' is not a choice; did you mean 'mxnorm'?"),
+        ({"norm": "rmsnorm"}, "norm: 'rmsnorm' is not a mapping"),
+        ({"precision__block_size": 48}, "precision.block_size: 48 is not a choice; choose from 16, 32, 64"),
+        ({"study": "pretrian"}, "study: 'pretrian' is not a choice; did you mean 'pretrain'?"),
+        ({"norm__p": 0}, "norm.p: the exponent of the p-mean must be positive and finite, not 0.0"),
+        ({"norm__p": float("inf")}, "norm.p: the exponent of the p-mean must be positive and finite, not inf"),
+        ({"model__num_heads": 3}, "model.num_heads: hidden_size 64 does not divide into 3 heads of an even size"),
+        ({"model__num_kv_heads": 3}, "model.num_kv_heads: 4 query heads do not divide into 3 groups"),
+        ({"model__num_layers": 0}, "model.num_layers: must be positive, not 0"),
+        (
+            {"train__micro_batch_size": 3},
+            "train.micro_batch_size: batch_size 4 does not divide into micro-batches of 3",
+        ),
+        ({"schedule__decay_fraction": 0.5}, "schedule.decay_fraction: only wsd has one, not cosine"),
+        ({"schedule__warmup_fraction": 2}, "schedule.warmup_fraction: must lie in 0..1, not 2.0"),
+        ({"optimizer__lr": 0}, "optimizer.lr: must be positive, not 0.0"),
+        ({"checkpoint__keep_last": 0}, "checkpoint.keep_last: at least 1, not 0"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_full_key(dotted: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_run(changed(**dotted))
+    assert str(caught.value) == message
+
+
+def test_no_study_says_where_to_start() -> None:
+    with pytest.raises(ConfigError, match=r"\+experiment=NAME"):
+        read_run({})
+
+
+@pytest.mark.parametrize("starts", [[1], [0, 5, 5], [0, 9, 3], []])
+def test_precision_rows_start_at_step_0_and_ascend(starts: list[int]) -> None:
+    rows = [{"from_step": start, "plan": {"layers.*": "bf16"}} for start in starts]
+    with pytest.raises(ConfigError, match=r"^precision\.schedule: rows must start at step 0 and ascend"):
+        read_run(changed(precision__schedule=rows))
+
+
+@pytest.mark.parametrize("uri", ["file:mlruns", "file:///tmp/mlruns", "mlruns"])
+def test_a_file_store_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError, match=r"^tracking\.uri: .* would be a file store"):
+        read_run(changed(tracking__uri=uri))
+
+
+def test_null_only_where_it_is_allowed() -> None:
+    assert read_run(changed(tracking__uri=None)).tracking.uri is None
+    with pytest.raises(ConfigError, match=r"^train\.steps: None is not an integer"):
+        read_run(changed(train__steps=None))
+
+
+def test_suggestions_name_what_is_near_or_list_all() -> None:
+    assert suggest("mxnorm_p3", ["rmsnorm", "mxnorm_p2"]) == "did you mean 'mxnorm_p2'?"
+    assert suggest("zzz", ["rmsnorm", "mxnorm_p2"]) == "choose from rmsnorm, mxnorm_p2"
+
+
+def test_flatten_dots_mappings_and_numbers_lists() -> None:
+    assert flatten({"a": {"b": 1}, "c": [{"d": 2}, 3]}) == {"a.b": 1, "c.0.d": 2, "c.1": 3}
+
+
+# ------------------------------------------------------------------------------------------- the fingerprint
+
+
+def test_the_fingerprint_is_the_same_in_every_process() -> None:
+    """A change of this value orphans every run that exists: raise SCHEMA_VERSION and say so."""
+    assert digest() == "332f2ba85db783253b5c8c1f2ea2836dd595cca715b4a495a7890ce5d67e01f3"
+
+
+@pytest.mark.parametrize(
+    "dotted",
+    [
+        {"seed": 1},
+        {"data_seed": 1},
+        {"norm__p": 1},
+        {"norm": {"kind": "rmsnorm"}},
+        {"norm__eps": 1e-6},
+        {"precision__schedule": [{"plan": {"layers.*": "bf16"}}]},
+        {"precision__scale_rule": "floor"},
+        {"data__format": "jsonl"},
+        {"tokenizer": {"kind": "bpe", "vocab_size": 300}},
+        {"train__micro_batch_size": 2},
+        {"train__compile": True},
+        {"validation__sequences": 8},
+    ],
+)
+def test_what_can_change_a_number_changes_the_fingerprint(dotted: dict[str, Any]) -> None:
+    assert digest(**dotted) != digest()
+
+
+@pytest.mark.parametrize(
+    "dotted",
+    [
+        {"experiment": "other"},
+        {"runs_dir": "elsewhere"},
+        {"cache_dir": "elsewhere"},
+        {"rerun": True},
+        {"wait": True},
+        {"baseline": {"norm": "rmsnorm"}},
+        {"tracking__uri": None},
+        {"train__device": "cpu"},
+        {"data__paths": ["b.txt"]},
+        {"validation__every_steps": 5},
+        {"checkpoint__every_steps": 5},
+        {"probe__norm_output_rms__every_steps": 5},
+        {"seed": 0},
+        {"optimizer__betas": [0.9, 0.95]},
+    ],
+)
+def test_what_cannot_change_a_number_does_not(dotted: dict[str, Any]) -> None:
+    assert digest(**dotted) == digest()
+
+
+def test_device_and_corpus_enter_the_fingerprint() -> None:
+    config = read_run(VALUES)
+    digests = {fingerprint(config, device, {"sha256": sha}) for device in ("cpu", "cuda") for sha in ("a", "b")}
+    assert len(digests) == 4
+
+
+def test_a_field_added_later_keeps_old_fingerprints() -> None:
+    @schema
+    class Before:
+        kind: str = "x"
+        size: int
+
+    @schema
+    class After:
+        kind: str = "x"
+        size: int
+        added: int = 3
+
+    assert fingerprint(read(Before, {"size": 1}), "cpu", {}) == fingerprint(read(After, {"size": 1}), "cpu", {})
+    assert fingerprint(read(After, {"size": 1, "added": 4}), "cpu", {}) != fingerprint(
+        read(After, {"size": 1}), "cpu", {}
+    )
+
+
+def test_every_default_of_the_schema_is_itself_valid() -> None:
+    config = read_run(VALUES)
+    for name in ("validation", "checkpoint", "probe", "tracking"):
+        assert getattr(config, name) == default_of(Pretrain.__dataclass_fields__[name])

@@ -1,0 +1,126 @@
+"""Journals as frames, and the same frames from a Parquet table."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pandas.testing import assert_frame_equal
+from tracked import make_folder, training_row, write_rows
+
+from mxstudy.probes.spikes import spike_score
+from mxstudy.reader import ConfigError
+from mxstudy.results import (
+    folders_of,
+    load,
+    load_metrics,
+    load_probe,
+    load_runs,
+    load_validations,
+    read_table,
+    write_table,
+)
+from mxstudy.tracking.folder import RunFolder
+
+NAMES = {"a" * 12: "norm=rmsnorm", "b" * 12: "norm=mxnorm_p2"}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[RunFolder]:
+    made = [make_folder(tmp_path, name + "0" * 52, label) for name, label in NAMES.items()]
+    for folder in made:
+        write_rows(folder, [{"step": 0, "precision": [["all", "mxfp8"]], "unigram_entropy_nats": 3.5}])
+        write_rows(folder, [training_row(step) | {"tokens_per_s": 10.0 * step} for step in range(6)])
+        write_rows(folder, [{"step": 5, "validation_loss": 4.25}])
+        write_rows(folder, [training_row(6), training_row(6, loss=9.0)])
+        write_rows(folder, [training_row(6), training_row(7)], resumed_from=6)
+        write_rows(folder, [{"step": 7, "validation_loss": 4.5}])
+        values = {"norm/rms": 0.9, "norm/input": [1, 2, 3]}
+        write_rows(folder, [{"step": 7, "probe": "histograms", "values": values}])
+        folder.update(state="finished", step=8, steps=8, mlflow_run_id=f"run of {folder.path.name}")
+    return made
+
+
+def test_a_row_a_run(folders: list[RunFolder]) -> None:
+    runs = load_runs(folders)
+    assert list(runs["label"]) == list(NAMES.values())
+    first = runs.iloc[0]
+    assert (first["fingerprint"], first["folder"]) == ("a" * 12 + "0" * 52, str(folders[0].path))
+    assert (first["state"], first["step"], first["mlflow_run_id"]) == ("finished", 8, "run of aaaaaaaaaaaa")
+    assert (first["loss"], first["validation_loss"], first["best_validation_loss"]) == (5.0 - 0.1 * 7, 4.5, 4.25)
+    assert (first["unigram_entropy_nats"], first["tokens_per_s"]) == (3.5, 35.0)
+    assert first["spike_score"] == spike_score([5.0 - 0.1 * step for step in range(8)])
+    assert not first["spike_score_cut"]
+    assert (first["choice.norm"], first["config.norm.kind"], first["config.optimizer.lr"]) == (
+        "rmsnorm",
+        "mxnorm",
+        1e-3,
+    )
+
+
+def test_a_run_without_a_journal_has_no_numbers(tmp_path: Path, folders: list[RunFolder]) -> None:
+    queued = make_folder(tmp_path, "c" * 64)
+    run = load_runs([*folders, queued]).iloc[-1]
+    assert run["state"] == "queued"
+    assert all(math.isnan(run[name]) for name in ("loss", "validation_loss", "best_validation_loss", "tokens_per_s"))
+    assert len(load_metrics([*folders, queued])) == 16
+
+
+def test_a_divergence_is_flagged(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    write_rows(folder, [training_row(0), training_row(1, loss=math.nan)])
+    folder.update(state="diverged")
+    run = load_runs([folder]).iloc[0]
+    assert (run["state"], run["spike_score_cut"]) == ("diverged", True)
+    assert math.isnan(run["loss"])
+
+
+def test_metrics_are_each_steps_last_segment(folders: list[RunFolder]) -> None:
+    metrics = load_metrics(folders)
+    assert list(metrics["step"]) == [*range(8)] * 2
+    assert list(metrics["loss"][:8]) == [5.0 - 0.1 * step for step in range(8)]
+    assert list(metrics["tokens"][:8]) == [32 * (step + 1) for step in range(8)]
+    assert metrics.groupby("fingerprint", sort=False)["label"].first().tolist() == list(NAMES.values())
+    assert list(load_validations(folders[:1])["validation_loss"]) == [4.25, 4.5]
+
+
+def test_a_probe_has_its_values_as_columns(folders: list[RunFolder]) -> None:
+    frame = load_probe(folders, "histograms")
+    assert list(frame["step"]) == [7, 7]
+    assert list(frame["norm/rms"]) == [0.9, 0.9]
+    assert frame["norm/input"][0] == [1, 2, 3]
+    assert load_probe(folders, "another").empty
+
+
+def test_a_table_gives_the_same_frame_and_says_where_it_came_from(tmp_path: Path, folders: list[RunFolder]) -> None:
+    origin = {"commit": "abc", "command": "python -m mxstudy +sweep=quickstart"}
+    frames = {"runs": load_runs(folders), "metrics": load_metrics(folders)}
+    for name, frame in frames.items():
+        write_table(frame, tmp_path / f"{name}.parquet", origin)
+        again, provenance = read_table(tmp_path / f"{name}.parquet")
+        assert provenance == origin
+        assert_frame_equal(again, frame, check_dtype=False)
+    probe = load_probe(folders, "histograms")
+    write_table(probe, tmp_path / "probe.parquet", origin)
+    again = read_table(tmp_path / "probe.parquet")[0]
+    assert [list(counts) for counts in again["norm/input"]] == [[1, 2, 3]] * 2
+    both = load([tmp_path / "metrics.parquet", folders[0].path], load_metrics)
+    assert_frame_equal(both, pd.concat([frames["metrics"], frames["metrics"][:8]], ignore_index=True))
+
+
+def test_a_table_is_compact(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    write_rows(folder, [training_row(step, loss=2 + math.sin(step)) for step in range(5000)])
+    write_table(load_metrics([folder]), tmp_path / "t.parquet", {})
+    assert (tmp_path / "t.parquet").stat().st_size < 40 * 5000
+
+
+def test_runs_are_taken_from_any_level_of_folder(tmp_path: Path, folders: list[RunFolder]) -> None:
+    aside = make_folder(tmp_path, "c" * 64)
+    aside.path.rename(aside.path.with_name("c" * 12 + ".old-1"))
+    assert folders_of([tmp_path]) == folders_of([tmp_path / "quick"]) == folders
+    assert folders_of([folders[1].path, str(folders[0].path)]) == folders[::-1]
+    with pytest.raises(ConfigError, match="nothing: has no runs; give a run's folder"):
+        folders_of([tmp_path, tmp_path / "nothing"])

@@ -1,0 +1,375 @@
+"""The mirror against real stores: every point of the journal arrives, once."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tracked import FINGERPRINT, make_folder, training_row, write_rows
+
+from mxstudy.reader import ConfigError, flatten, plain
+from mxstudy.tracking import mlflow as module
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import read_journal
+from mxstudy.tracking.mlflow import Mirror, catch_up, create_store
+from mxstudy.tracking.mlflow_run import connect
+
+TRAINS_FOREVER = """
+import sys, time
+from pathlib import Path
+from tracked import training_row
+from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.journal import Journal
+from test_mlflow import mirror
+folder = RunFolder(Path(sys.argv[1]))
+journal, follower = Journal(folder.journal_path), mirror(sys.argv[2], folder)
+follower.start()
+for step in range(10**6):
+    journal.write(training_row(step))
+    if step % 10 == 9:
+        replace_file(folder.path / "checkpoint", f"{step + 1}")
+        follower.covered(step + 1)
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database takes two seconds to make, and none to copy."""
+    path, said = tmp_path_factory.mktemp("store") / "new" / "mlflow.db", io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        assert create_store(f"sqlite:///{path}") is None
+    assert said.getvalue() == ""
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty_store: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return make_folder(tmp_path / "runs")
+
+
+def mirror(uri: str, folder: RunFolder, **changes: Any) -> Mirror:
+    settings: dict[str, Any] = {
+        "experiment": "quick",
+        "run_name": "norm=mxnorm_p2",
+        "params": flatten(plain(folder.config())),
+        "tags": {"norm": "mxnorm_p2"},
+        "artifacts": [folder.config_path],
+    }
+    return Mirror(uri, folder, **settings | changes)
+
+
+def send(uri: str, folder: RunFolder, state: str = "finished", covered: int = 0, **changes: Any) -> Mirror:
+    follower = mirror(uri, folder, **changes)
+    follower.start()
+    follower.covered(covered)
+    assert follower.finish(state) is None
+    return follower
+
+
+def the_run(uri: str) -> Any:
+    (run,) = connect(uri).search_runs(["1"])
+    return run
+
+
+def points(uri: str, name: str = "train/loss") -> list[tuple[int, float]]:
+    history = connect(uri).get_metric_history(the_run(uri).info.run_id, name)
+    return sorted((point.step, point.value) for point in history)
+
+
+def losses(folder: RunFolder) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in read_journal(folder.journal_path) if "loss" in row]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == module.__name__]
+
+
+@pytest.mark.parametrize(
+    ("uri", "error"), [("ftp://host", "is none of sqlite"), ("sqlite://", "ends with its process")]
+)
+def test_what_cannot_be_mirrored_to_is_refused(uri: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^tracking\.uri: .*{error}"):
+        create_store(uri)
+
+
+def test_a_server_that_is_away_is_one_line() -> None:
+    assert create_store("http://127.0.0.1:9") == (
+        "http://127.0.0.1:9: ConnectionRefusedError: [Errno 111] Connection refused"
+    )
+
+
+def test_a_file_that_is_no_database_is_one_line_soon(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database at all, but long enough to be looked at" * 20)
+    uri, before_s = f"sqlite:///{tmp_path / 'notes.txt'}", time.monotonic()
+    assert create_store(uri) == f"{uri}: DatabaseError: file is not a database"
+    assert time.monotonic() - before_s < 20  # MLflow itself would go on for 100
+
+
+def test_every_number_arrives_with_the_journals_time(uri: str, folder: RunFolder) -> None:
+    probe = {"step": 1, "probe": "norm_output_rms", "values": {"layers.0.norm/rms": 0.5, "layers.0.norm/n": [1, 2]}}
+    rows = [
+        {"step": 0, "precision": [["layers.0", "forward_x", "E4M3"]], "unigram_entropy_nats": 3.5, "time_s": 9.0},
+        training_row(0) | {"time_s": 10.0},
+        probe | {"time_s": 11.5},
+        training_row(1) | {"time_s": 12.0, "mfu": 0.25},
+        {"step": 1, "validation_loss": 4.5, "time_s": 13.0},
+    ]
+    write_rows(folder, rows)
+    follower = send(uri, folder)
+    client, run_id = connect(uri), the_run(uri).info.run_id
+    assert follower.run_id == folder.status().mlflow_run_id == run_id
+    found = {
+        (name, point.step, point.value, point.timestamp)
+        for name in the_run(uri).data.metrics
+        for point in client.get_metric_history(run_id, name)
+    }
+    training = {
+        (f"train/{key}", row["step"], float(row[key]), int(row["time_s"] * 1000))
+        for row in (rows[1], rows[3])
+        for key in ("tokens", "loss", "lr", "grad_norm", "tokens_per_s")
+    }
+    assert found == training | {
+        ("val/unigram_entropy_nats", 0, 3.5, 9000),
+        ("norm_output_rms/layers.0.norm/rms", 1, 0.5, 11500),
+        ("train/mfu", 1, 0.25, 12000),
+        ("val/loss", 1, 4.5, 13000),
+    }
+
+
+def test_a_run_says_what_it_is(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(0)])
+    send(
+        uri, folder, params={"precision.plan.layers.*": "mxfp8", "text": "x" * 9000} | {f"p{i}": i for i in range(150)}
+    )
+    run, origin = the_run(uri), folder.provenance()
+    assert run.info.run_name == "norm=mxnorm_p2"
+    assert (run.info.status, run.data.tags["state"]) == ("FINISHED", "finished")
+    assert run.info.start_time == int(folder.status().started_s * 1000)
+    assert len(run.data.params) == 152
+    assert run.data.params["precision.plan.layers._"] == "mxfp8"
+    assert run.data.params["text"] == "x" * 6000
+    assert (run.data.tags["fingerprint"], run.data.tags["norm"]) == (FINGERPRINT, "mxnorm_p2")
+    assert run.data.tags["mlflow.source.git.commit"] == str(origin["commit"])
+    assert {key: run.data.tags[key] for key in ("dirty", "torch", "gpu")} == {
+        key: str(origin[key]) for key in ("dirty", "torch", "gpu")
+    }
+    assert [file.path for file in connect(uri).list_artifacts(run.info.run_id)] == ["config.yaml"]
+    assert (Path(uri.removeprefix("sqlite:///")).parent / "mlruns" / "quick").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("diverged", "FINISHED"), ("failed", "FAILED"), ("preempted", "KILLED"), ("cancelled", "KILLED")],
+)
+def test_how_a_run_ended(uri: str, folder: RunFolder, state: str, status: str) -> None:
+    write_rows(folder, [training_row(0), training_row(1, loss=math.nan)])
+    send(uri, folder, state, covered=1)
+    assert (the_run(uri).info.status, the_run(uri).data.tags["state"]) == (status, state)
+    assert len(points(uri)) == (2 if state == "diverged" else 1)
+
+
+def test_non_finite_values_do_not_hold_up_the_others(uri: str, folder: RunFolder) -> None:
+    values = [1.0, math.nan, math.inf, -math.inf, 2.0]
+    write_rows(folder, [training_row(step, loss) for step, loss in enumerate(values)])
+    send(uri, folder)
+    found = dict(points(uri))
+    largest = sys.float_info.max  # how MLflow stores infinity
+    assert math.isnan(found.pop(1))
+    assert found == {0: 1.0, 2: largest, 3: -largest, 4: 2.0}
+    assert len(points(uri, "train/lr")) == 5
+
+
+def test_many_more_points_than_fit_a_call(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(step) for step in range(700)])
+    send(uri, folder)
+    assert points(uri) == losses(folder)
+    assert len(losses(folder)) == 700
+
+
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run_without_doubled_steps(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(step) for step in range(8)])
+    first = send(uri, folder, "preempted", covered=5).run_id
+    assert [step for step, _ in points(uri)] == list(range(5))
+    write_rows(folder, [training_row(step, loss=1.0) for step in range(5, 10)], resumed_from=5)
+    params = flatten(plain(folder.config())) | {"experiment": "renamed", "new": 1}
+    assert send(uri, folder, params=params).run_id == first
+    assert points(uri) == losses(folder)
+    assert points(uri)[4:6] == [(4, 4.6), (5, 1.0)]
+    assert the_run(uri).info.status == "FINISHED"
+
+
+def test_an_id_that_was_lost_is_found_by_tag_and_a_position_that_lags_doubles_nothing(
+    uri: str, folder: RunFolder
+) -> None:
+    write_rows(folder, [training_row(step) for step in range(5)])
+    first = send(uri, folder).run_id
+    state = folder.path / "mirror.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"next_step": 2, "state": "running"}))
+    write_rows(folder, [training_row(5)])
+    assert send(uri, folder).run_id == first
+    state.unlink()
+    write_rows(folder, [training_row(6)])
+    assert send(uri, folder).run_id == first
+    assert points(uri) == losses(folder)
+    assert len(points(uri)) == 7
+
+
+def test_the_same_fingerprint_trained_again_is_another_run(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(0)])
+    send(uri, folder)
+    folder.path.rename(folder.path.with_name(f"{folder.path.name}.old-1"))
+    again = make_folder(folder.path.parent.parent)
+    write_rows(again, [training_row(0, loss=1.0)])
+    send(uri, again)
+    assert len(connect(uri).search_runs(["1"])) == 2
+
+
+def test_a_run_that_was_deleted_in_mlflow_is_sent_anew(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(step) for step in range(3)])
+    deleted = send(uri, folder, "preempted", covered=3).run_id
+    connect(uri).delete_run(deleted)
+    assert send(uri, folder).run_id != deleted
+    assert points(uri) == losses(folder)
+
+
+def test_a_store_that_is_away_is_one_warning_and_caught_up_with_later(
+    tmp_path: Path, empty_store: Path, folder: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "LAST_CHANCE_S", 1.0)
+    caplog.set_level(logging.WARNING)
+    path = tmp_path / "away.db"
+    path.mkdir()  # no database can be opened there
+    uri = f"sqlite:///{path}"
+    write_rows(folder, [training_row(step) for step in range(5)])
+    follower = mirror(uri, folder)
+    follower.start()
+    follower.covered(3)
+    while not warnings(caplog):
+        time.sleep(0.01)
+    problem = follower.finish("finished")
+    assert problem is not None
+    assert problem.startswith(f"{uri}: OperationalError: unable to open database file")
+    assert len(warnings(caplog)) == 1
+    folder.update(state="finished")
+    path.rmdir()
+    shutil.copy(empty_store, path)
+    assert catch_up(mirror(uri, folder)) is None
+    assert points(uri) == losses(folder)
+    assert the_run(uri).info.status == "FINISHED"
+
+
+def test_nothing_is_asked_of_a_store_that_has_everything(
+    uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(folder, [training_row(0)])
+    send(uri, folder)
+    folder.update(state="finished")
+    monkeypatch.setattr(module, "connect", lambda uri: pytest.fail("asked"))
+    assert catch_up(mirror(uri, folder)) is None
+
+
+@pytest.mark.integration
+def test_a_process_that_is_killed_and_resumed_leaves_every_step_once(uri: str, folder: RunFolder) -> None:
+    here = Path(__file__).parent
+    script = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\n{TRAINS_FOREVER}"
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder.path), uri])
+    deadline_s = time.time() + 60
+    while (mirror(uri, folder).position or module.Position("", "")).next_step < 100 and time.time() < deadline_s:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    checkpoint = int((folder.path / "checkpoint").read_text())
+    assert 100 <= mirror(uri, folder).position.next_step <= checkpoint
+    rest = [training_row(step, loss=1.0) for step in range(checkpoint, checkpoint + 20)]
+    write_rows(folder, rest, resumed_from=checkpoint)
+    send(uri, folder)
+    assert points(uri) == losses(folder)
+    assert [step for step, _ in points(uri)] == list(range(checkpoint + 20))
+
+
+@pytest.fixture
+def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
+    started = Server(tmp_path, empty_store)
+    yield started
+    started.kill()
+
+
+class Server:
+    """A real `mlflow server` on a free port of 127.0.0.1, to be killed and started again."""
+
+    def __init__(self, folder: Path, empty_store: Path) -> None:
+        self.folder, self.process = folder, None
+        shutil.copy(empty_store, folder / "server.db")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        options = ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}", "--workers", "1"]
+        options += ["--artifacts-destination", str(self.folder / "artifacts"), "--port", str(self.port)]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", *options]
+        with (self.folder / "server.log").open("a") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        deadline_s = time.time() + 90
+        while time.time() < deadline_s:
+            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=1):
+                return
+            time.sleep(0.2)
+        pytest.fail((self.folder / "server.log").read_text())
+
+    def kill(self) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_restarted_gets_every_point_once(
+    server: Server, folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    server.start()
+    assert create_store(server.uri) is None
+    follower = mirror(server.uri, folder)
+    follower.start()
+    for start in range(0, 400, 10):
+        rows = [training_row(step, loss=math.nan if step == 333 else None) for step in range(start, start + 10)]
+        write_rows(folder, rows)
+        follower.covered(start + 10)
+        time.sleep(0.05)
+        if start == 100:
+            server.kill()
+        if start == 250:
+            assert len(warnings(caplog)) == 1
+            server.start()
+    assert follower.finish("finished") is None
+    journal = [(step, loss) for step, loss in losses(folder) if step != 333]
+    arrived = points(server.uri)
+    assert [step for step, _ in arrived] == list(range(400))
+    assert [(step, loss) for step, loss in arrived if step != 333] == journal
+    assert the_run(server.uri).info.status == "FINISHED"
+    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == ["config.yaml"]

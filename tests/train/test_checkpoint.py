@@ -1,0 +1,110 @@
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+
+from mxstudy.train import checkpoint as module
+from mxstudy.train.checkpoint import CheckpointError, Checkpoints, state_tensors
+from mxstudy.train.loop import train_step
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "checkpoints", "f" * 64, {"study": "pretrain"}, keep_last=2)
+
+
+def trained(steps=2):
+    run, _ = tiny.build()
+    for step in range(steps):
+        train_step(run, step)
+    return run
+
+
+def tensors(run):
+    return {name: tensor.clone() for name, tensor in state_tensors(run.model, run.optimizer).items()}
+
+
+def test_a_round_trip_restores_every_bit_and_training_goes_on_the_same(checkpoints):
+    run, fresh = trained(), tiny.build(replace(tiny.CONFIG, seed=1))[0]
+    saved = tensors(run)
+    path = checkpoints.save(2, run.model, run.optimizer)
+    assert checkpoints.load(path, fresh.model, fresh.optimizer) == 2
+    loaded = tensors(fresh)
+    assert set(loaded) == set(saved)
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    assert train_step(fresh, 2).loss == train_step(run, 2).loss
+    assert train_step(fresh, 3).loss == train_step(run, 3).loss
+
+
+def test_config_and_fingerprint_are_inside(checkpoints):
+    run = trained()
+    about = json.loads((checkpoints.save(2, run.model, run.optimizer) / "checkpoint.json").read_text())
+    assert about == {"step": 2, "fingerprint": "f" * 64, "config": {"study": "pretrain"}}
+
+
+def test_only_safetensors_and_json_are_written(checkpoints):
+    run = trained()
+    files = checkpoints.save(2, run.model, run.optimizer).iterdir()
+    assert {file.suffix for file in files} == {".safetensors", ".json"}
+
+
+def test_the_newest_are_kept(checkpoints):
+    run = trained()
+    for step in (2, 4, 10, 200):
+        checkpoints.save(step, run.model, run.optimizer)
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000010", "step_00000200"]
+    assert checkpoints.latest().name == "step_00000200"
+
+
+def test_another_run_is_refused(checkpoints):
+    run = trained()
+    path = replace(checkpoints, fingerprint="a" * 64).save(2, run.model, run.optimizer)
+    with pytest.raises(CheckpointError, match="of run aaaaaaaaaaaa, not ffffffffffff"):
+        checkpoints.load(path, run.model, run.optimizer)
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000])
+def test_a_truncated_file_is_named(checkpoints, size):
+    run = trained()
+    path = checkpoints.save(2, run.model, run.optimizer)
+    (file,) = path.glob("*.safetensors")
+    os.truncate(file, size)
+    with pytest.raises(CheckpointError, match=r"truncated or unreadable .* delete that folder"):
+        checkpoints.load(path, run.model, run.optimizer)
+
+
+def test_a_checkpoint_without_its_json_is_named(checkpoints):
+    run = trained()
+    path = checkpoints.save(2, run.model, run.optimizer)
+    (path / "checkpoint.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"no readable checkpoint\.json"):
+        checkpoints.load(path, run.model, run.optimizer)
+
+
+def test_a_failed_write_leaves_the_last_good_one_and_no_litter(checkpoints, monkeypatch):
+    run = trained()
+    good = checkpoints.save(2, run.model, run.optimizer)
+    monkeypatch.setattr(module, "_sync", lambda folder: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match=r"No space left on device\); .*step_00000002 stays"):
+        checkpoints.save(4, run.model, run.optimizer)
+    assert list(checkpoints.folder.iterdir()) == [good]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_leaves_the_last_good_one(checkpoints, tmp_path):
+    run = trained()
+    checkpoints.folder.mkdir()
+    size = sum(tensor.nbytes for tensor in tensors(run).values())
+    if os.system(f"mount -t tmpfs -o size={int(1.5 * size)} tmpfs {checkpoints.folder}"):
+        pytest.skip("cannot mount a small disk here")
+    try:
+        good = checkpoints.save(2, run.model, run.optimizer)
+        with pytest.raises(CheckpointError, match=r"No space left on device.*step_00000002 stays"):
+            checkpoints.save(4, run.model, run.optimizer)
+        assert list(checkpoints.folder.iterdir()) == [good]
+        assert checkpoints.load(good, run.model, run.optimizer) == 2
+    finally:
+        os.system(f"umount {checkpoints.folder}")

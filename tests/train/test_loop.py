@@ -1,0 +1,132 @@
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+
+from mxstudy import config
+from mxstudy.train.loop import train, train_step
+from mxstudy.train.signals import Leave
+
+PROBES = config.Probes(
+    norm_output_rms=config.NormOutputRMS(every_steps=2),
+    activation_histograms=config.ActivationHistograms(every_steps=3),
+)
+
+
+@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mxfp8_e5m2_grad"])
+def test_it_learns(row):
+    curve = tiny.losses(replace(tiny.CONFIG, precision=tiny.precision((0, row)), optimizer=config.AdamW(lr=3e-3)))
+    assert curve[-1] < curve[0] - 0.3
+
+
+def test_the_same_config_gives_the_same_bits():
+    assert tiny.losses() == tiny.losses()
+
+
+@pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM])
+def test_probes_do_not_touch(norm):
+    plain = replace(tiny.CONFIG, norm=norm)
+    assert tiny.losses(replace(plain, probe=PROBES)) == tiny.losses(plain)
+
+
+def test_probes_are_recorded_on_their_steps():
+    run, memory = tiny.build(replace(tiny.CONFIG, probe=PROBES), steps=7)
+    train(run, 0, Leave())
+    seen = [(row["probe"], row["step"]) for row in memory.rows if "probe" in row]
+    assert sorted(seen) == sorted(
+        [("norm_output_rms", step) for step in (0, 2, 4, 6)] + [("activation_histograms", step) for step in (0, 3, 6)]
+    )
+
+
+def test_activation_checkpointing_changes_no_bit():
+    assert tiny.losses(activation_checkpointing="full") == tiny.losses()
+
+
+def test_accumulation_equals_one_batch_in_fp32():
+    """Contract: 1e-6 relative at step 1."""
+    settings = replace(tiny.CONFIG, precision=tiny.precision((0, "fp32")))
+    whole, parts = (tiny.losses(settings, compute="fp32", micro_batch_size=size, steps=2) for size in (4, 1))
+    assert parts[0] == pytest.approx(whole[0], rel=1e-6)
+    assert parts[1] == pytest.approx(whole[1], rel=1e-6)
+
+
+def test_accumulation_stays_near_one_batch_in_bf16():
+    """Contract: 2e-3 nats after 20 steps; blocks of the token axis do not cross micro-batches of 64 tokens."""
+    whole, parts = (tiny.losses(micro_batch_size=size) for size in (4, 1))
+    assert parts != whole
+    assert abs(parts[-1] - whole[-1]) < 2e-3
+
+
+def test_arms_start_from_the_same_weights():
+    first, second = (tiny.build(replace(tiny.CONFIG, norm=norm))[0].model for norm in (tiny.MXNORM, tiny.RMSNORM))
+    weights = dict(second.named_parameters())
+    assert set(weights) == {name for name, _ in first.named_parameters()}
+    assert all(torch.equal(weight, weights[name]) for name, weight in first.named_parameters())
+
+
+def test_nothing_non_finite_reaches_the_weights_and_divergence_is_a_result():
+    run, memory = tiny.build()
+    train_step(run, 0)
+    before = {name: weight.clone() for name, weight in run.model.named_parameters()}
+    run.model.layers[0].attention.wo.register_forward_hook(lambda module, inputs, h: h * float("nan"))
+    assert train(run, 1, Leave()) == "diverged"
+    assert all(torch.equal(weight, before[name]) for name, weight in run.model.named_parameters())
+    assert [row["step"] for row in memory.rows if "loss" in row] == [1]
+    assert memory.saved == [1]
+
+
+def test_a_precision_schedule_changes_formats_at_its_step():
+    run, memory = tiny.build(replace(tiny.CONFIG, precision=tiny.precision((0, "mxfp8"), (5, "bf16"))))
+    train(run, 0, Leave())
+    (change,) = [row for row in memory.rows if "precision" in row]
+    assert change["step"] == 5
+    assert change["precision"]["layers.0.attention.wqkv"] == "bf16"
+    mxfp8 = tiny.losses()
+    assert memory.losses[:5] == mxfp8[:5]
+    assert memory.losses[5] != mxfp8[5]
+
+
+def test_a_signal_ends_the_run_after_its_step():
+    run, memory = tiny.build()
+    leave = Leave()
+    leave.signal = object()
+    assert train(run, 3, leave) == "preempted"
+    assert memory.saved == [4]
+
+
+def test_validation_and_checkpoints_are_due_when_asked():
+    settings = replace(
+        tiny.CONFIG,
+        validation=config.Validation(sequences=4, every_steps=4),
+        checkpoint=config.Checkpoint(every_steps=3),
+    )
+    run, memory = tiny.build(settings, steps=10)
+    train(run, 0, Leave())
+    assert [row["step"] for row in memory.rows if "validation_loss" in row] == [3, 7, 9]
+    assert memory.saved == [3, 6, 9, 10]
+
+
+def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported():
+    settings = replace(tiny.CONFIG, optimizer=config.AdamW(lr=1e-3, max_grad_norm=1e-3))
+    run, _ = tiny.build(settings)
+    view = train_step(run, 0)
+    clipped = torch.stack([weight.grad.norm() for weight in run.model.parameters()]).norm()
+    assert clipped == pytest.approx(1e-3, rel=1e-3)
+    assert view.grad_norm > 0.1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM])
+def test_compiled_is_eager_within_the_contract_and_probes_still_do_not_touch(norm):
+    settings = replace(tiny.CONFIG, norm=norm)
+    eager, compiled = tiny.losses(settings), tiny.losses(settings, compile=True)
+    assert max(abs(a - b) for a, b in zip(eager, compiled, strict=True)) < 1e-4
+    assert tiny.losses(replace(settings, probe=PROBES), compile=True) == compiled
+
+
+@pytest.mark.slow
+def test_activation_checkpointing_compiles():
+    compiled = tiny.losses(compile=True)
+    recomputed = tiny.losses(compile=True, activation_checkpointing="full")
+    assert max(abs(a - b) for a, b in zip(compiled, recomputed, strict=True)) < 1e-4

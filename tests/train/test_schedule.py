@@ -1,0 +1,46 @@
+import math
+from itertools import pairwise
+
+import pytest
+
+from mxstudy.config import Schedule
+from mxstudy.train.schedule import lr_ratio
+
+
+def ratios(steps: int = 100, **settings) -> list[float]:
+    return [lr_ratio(Schedule(**settings), step, steps) for step in range(steps)]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "constant"])
+def test_warm_up_is_linear_and_reaches_the_peak(kind):
+    curve = ratios(kind=kind)
+    assert curve[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    assert curve[10] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_the_last_step_is_at_the_final_ratio(kind):
+    assert ratios(kind=kind, final_ratio=0.05)[-1] == pytest.approx(0.05)
+
+
+def test_cosine_is_half_way_down_in_the_middle_of_the_decay():
+    assert lr_ratio(Schedule(kind="cosine", warmup_fraction=0.0, final_ratio=0.0), 50, 101) == pytest.approx(0.5)
+    assert lr_ratio(Schedule(kind="cosine", warmup_fraction=0.0, final_ratio=0.0), 25, 101) == pytest.approx(
+        (1 + math.cos(math.pi / 4)) / 2
+    )
+
+
+def test_linear_falls_in_equal_steps():
+    curve = ratios(kind="linear")
+    differences = {round(a - b, 12) for a, b in pairwise(curve[10:])}
+    assert len(differences) == 1
+
+
+def test_wsd_is_flat_until_its_decay():
+    curve = ratios(kind="wsd", decay_fraction=0.3)
+    assert set(curve[10:71]) == {1.0}
+    assert curve[71] < 1.0
+
+
+def test_constant_stays():
+    assert set(ratios(kind="constant")[10:]) == {1.0}

@@ -1,0 +1,88 @@
+"""A decoder small enough to train in a test, on batches drawn from a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.probes.activations import build_probes
+from mxstudy.train.loop import Run, train
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import parallelize
+from mxstudy.train.runtime import configure_torch
+from mxstudy.train.signals import Leave
+
+MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=128)
+MXNORM, RMSNORM = config.MXNorm(p=2.0), config.RMSNorm()
+
+
+def precision(*rows: tuple[int, str], pattern: str = "layers.*") -> config.Precision:
+    return config.Precision(schedule=tuple(config.PrecisionRow(from_step=s, plan={pattern: row}) for s, row in rows))
+
+
+CONFIG = config.Pretrain(
+    model=MODEL,
+    norm=MXNORM,
+    precision=precision((0, "mxfp8")),
+    data=config.PySource(),
+    tokenizer=config.Bytes(),
+    optimizer=config.AdamW(lr=1e-3),
+    schedule=config.Schedule(kind="cosine"),
+    train=config.Train(steps=20, batch_size=4, sequence_length=64, device="cpu"),
+    validation=config.Validation(sequences=4),
+)
+
+
+class Copies:
+    """Random tokens, each said twice, so that there is something to learn."""
+
+    def train(self, step: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(0, 128, (4, 33), generator=generator).repeat_interleave(2, dim=1)[start:stop]
+        return tokens[:, :64], tokens[:, 1:65]
+
+    def validation(self, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.train(10**6, 0, sequences)
+
+
+@dataclass
+class Memory:
+    """A recorder that keeps everything in lists."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+
+    def record(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def save(self, step: int) -> None:
+        self.saved.append(step)
+
+    @property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.rows if "loss" in row]
+
+
+def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run, Memory]:
+    settings = replace(settings, train=replace(settings.train, **train_changes))
+    configure_torch(settings.train)
+    compute = settings.train.compute
+    model = Decoder(settings.model, settings.norm, settings.precision.block_size, DTYPES[compute])
+    model.init_weights(settings.seed)
+    apply_precision(model, settings.precision, 0, compute)
+    parallelize(model.layers, settings.train)
+    memory = Memory()
+    optimizer = build_optimizer(model, settings.optimizer)
+    probes = build_probes(settings.probe)
+    return Run(settings, model, optimizer, Copies(), torch.device("cpu"), memory, probes), memory
+
+
+def losses(settings: config.Pretrain = CONFIG, **train_changes: Any) -> list[float]:
+    run, memory = build(settings, **train_changes)
+    assert train(run, 0, Leave()) == "finished"
+    return memory.losses
