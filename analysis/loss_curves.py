@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, colors, parser, plt, save
-from mxstudy.results import load, load_metrics
+from analysis.style import ONE_COLUMN, colors, load, parser, plt, save
+from mxstudy.results import load_metrics
 
 HALF_LIFE = 0.01  # of the exponential mean, as a share of a run's steps
 
@@ -32,8 +32,9 @@ def draw(metrics: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(arguments)
-    save(draw(load(options.runs, load_metrics)), "loss_curves")
+    options = parser(__doc__)
+    chosen = options.parse_args(arguments)
+    save(draw(load(options, chosen.runs, load_metrics)), "loss_curves")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, parser, plt, save
-from mxstudy.results import load, load_probe
+from analysis.style import ONE_COLUMN, load, parser, plt, save
+from mxstudy.results import load_probe
 
 
 def draw(rows: pd.DataFrame) -> Figure:
@@ -35,8 +35,9 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(arguments)
-    rows = load(options.runs, lambda folders: load_probe(folders, "norm_output_rms"))
+    options = parser(__doc__)
+    chosen = options.parse_args(arguments)
+    rows = load(options, chosen.runs, lambda folders: load_probe(folders, "norm_output_rms"))
     save(draw(rows), "mxnorm_fig06_norm_rms")
 
 

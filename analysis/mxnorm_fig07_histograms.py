@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, colors, parser, plt, save
-from mxstudy.reader import ConfigError, suggest
-from mxstudy.results import bin_edges, load, load_probe
+from analysis.style import TWO_COLUMNS, colors, load, parser, plt, save
+from mxstudy.results import bin_edges, load_probe
 
 LINEAR_BELOW = 2.0**-6  # the axis is logarithmic on both sides of it
+TICKS = [-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100]
 
 
 def shares(counts: Sequence[float]) -> np.ndarray:
@@ -35,7 +35,7 @@ def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
     """`rows`: one a run, with `<norm>/input`, `<norm>/output` (counts by `bin_edges`) and `<norm>/bound`."""
     size = (TWO_COLUMNS, 1.5 * len(norms) + 0.6)
     figure, panels = plt.subplots(len(norms), 2, figsize=size, sharex=True, sharey=True, squeeze=False)
-    color, edges = colors(rows["label"]), drawn_edges()
+    color, edges, reach = colors(rows["label"]), drawn_edges(), 2 * farthest(rows, norms)
     for norm, row_of_panels in zip(norms, panels, strict=True):
         for side, axes in zip(("input", "output"), row_of_panels, strict=True):
             for run in rows.to_dict("records"):
@@ -46,20 +46,28 @@ def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
                         axes.axvline(bound, color=color[label], linestyle=":", linewidth=0.8)
             axes.set_title(f"{norm}: {side}")
             axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.5)
-            axes.set_yscale("log")
+            axes.set(yscale="log", xticks=TICKS, xlim=(-reach, reach))
     figure.supylabel("share of all elements, in bins of a quarter octave")
-    panels[0, 0].legend()
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
+
+
+def farthest(rows: pd.DataFrame, norms: Sequence[str]) -> float:
+    """The largest magnitude that any of these histograms or bounds reaches."""
+    counts = np.sum([np.stack(rows[f"{norm}/{side}"]) for norm in norms for side in ("input", "output")], axis=(0, 1))
+    filled = np.flatnonzero(counts)
+    edges = drawn_edges()
+    return max(-edges[filled[0]], edges[filled[-1] + 1], *(rows[f"{norm}/bound"].max() for norm in norms))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--norms", nargs="+", metavar="NAME", help="the first, the middle and the last if not given")
     chosen = options.parse_args(arguments)
-    rows = load(chosen.runs, lambda folders: load_probe(folders, "activation_histograms"))
+    rows = load(options, chosen.runs, lambda folders: load_probe(folders, "activation_histograms"))
     norms = [column.removesuffix("/input") for column in rows if column.endswith("/input")]
     for norm in set(chosen.norms or []) - set(norms):
-        raise ConfigError(f"--norms: no norm is called {norm!r}; {suggest(norm, norms)}")
+        options.error(f"--norms: no norm is called {norm}; choose from {', '.join(norms)}")
     picked = chosen.norms or [norms[0], norms[len(norms) // 2], norms[-1]]
     save(draw(rows.groupby("fingerprint", sort=False).tail(1), picked), "mxnorm_fig07_histograms")
 

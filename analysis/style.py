@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
-
-mpl.use("Agg")
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+
+from mxstudy import results
+
+Loader = Callable[[Sequence[results.RunFolder]], pd.DataFrame]
 
 FIGURES = Path("figures")
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
@@ -27,6 +30,7 @@ ARMS = {
 }
 OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 
+mpl.use("Agg")  # files, no windows
 plt.rcParams.update(
     {
         "figure.constrained_layout.use": True,
@@ -66,6 +70,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="folders of runs, of experiments, or runs/ itself; or .parquet tables of the same rows",
     )
     return options
+
+
+def load(options: argparse.ArgumentParser, runs: list[Path], loader: Loader) -> pd.DataFrame:
+    """results.load; what is wrong with the paths ends the command in a line, not in a traceback."""
+    try:
+        return results.load(runs, loader)
+    except ValueError as error:
+        options.error(str(error))
 
 
 def save(figure: Figure, name: str) -> Path:

@@ -16,28 +16,38 @@ import pandas as pd
 from mxstudy.probes.activations import bin_edges as bin_edges
 from mxstudy.probes.spikes import is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder as RunFolder
+from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
 
 PROVENANCE = b"mxstudy.provenance"
 
 
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
-    """Each path is the folder of a run, an experiment or all experiments. Raises ConfigError if one has no run."""
+    """Each path is the folder of a run, an experiment or all experiments. Raises ConfigError if one has no run.
+
+    A path's runs come in the order in which they were begun.
+    """
     found: list[RunFolder] = []
     for path in map(Path, paths):
         inside = [RunFolder(path)] if (path / "status.json").exists() else find_runs(path, "*") or find_runs(path)
         require(bool(inside), f"{path}: has no runs; give a run's folder, an experiment's, or runs/")
-        found += inside
+        found += sorted(inside, key=lambda run: run.status().started_s)
     return found
 
 
-def load(paths: Iterable[Path | str], loader: Callable[[Sequence[RunFolder]], pd.DataFrame]) -> pd.DataFrame:
-    """`loader`'s frame of the runs in folders, or what `write_table` has kept of it in a .parquet file."""
+def load(paths: Sequence[Path | str], loader: Callable[[Sequence[RunFolder]], pd.DataFrame]) -> pd.DataFrame:
+    """`loader`'s frame of the runs in folders, or what `write_table` has kept of it in a .parquet file.
+
+    Raises ConfigError if nothing is there.
+    """
     frames = [
         read_table(path)[0] if path.suffix == ".parquet" else loader(folders_of([path])) for path in map(Path, paths)
     ]
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    where = ", ".join(map(str, paths))
+    require(len(frame) > 0, f"{where}: no run there has any of the rows asked for; was the probe on?")
+    return frame
 
 
 def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:

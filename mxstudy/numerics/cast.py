@@ -17,6 +17,7 @@ from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, ElementFor
 from mxstudy.reader import ConfigError
 
 EXPONENT_MASK = 0x7F800000  # of FP32; also the bits of infinity
+MAGNITUDE_MASK = 0x7FFFFFFF
 NAN_BITS = 0x7FC00000
 HALF_MIN_NORMAL_BITS = 0x00400000  # 2^-127, an FP32 subnormal: E8M0 code 0
 NAN_SCALE = 0xFF
@@ -44,8 +45,9 @@ class Quantized:
 
     @property
     def codes(self) -> Tensor:
-        """uint8, x's shape: the elements' bit patterns."""
-        return self.values.to(self.format.dtype).view(torch.uint8)
+        """uint8, x's shape: the elements' bit patterns; every NaN has the same."""
+        values = torch.where(self.values.isnan(), torch.nan, self.values)
+        return values.to(self.format.dtype).view(torch.uint8)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Value times scale: exact in float32 below 2^128, rounded once to `dtype`."""
@@ -82,9 +84,16 @@ def split_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
     return x.unflatten(axis, (-1, block_size))
 
 
-def scale_codes(absmax: Tensor, fmt: ElementFormat, scale_rule: str) -> Tensor:
-    """E8M0 codes (int32) of block absmax (fp32, not negative): k + 127, k clamped to [-127, 127], or 0xFF."""
-    bits = absmax.view(torch.int32)
+def block_absmax_bits(blocks: Tensor, axis: int) -> Tensor:
+    """FP32 bits (int32) of the largest magnitude along `axis`, kept as an axis of 1.
+
+    Integers order as magnitudes do, and NaN comes last; a compiled maximum of floats may lose it.
+    """
+    return (blocks.view(torch.int32) & MAGNITUDE_MASK).amax(axis, keepdim=True)
+
+
+def scale_codes(bits: Tensor, fmt: ElementFormat, scale_rule: str) -> Tensor:
+    """E8M0 codes (int32) of block absmax, given as FP32 bits: k + 127, k clamped to [-127, 127], or 0xFF."""
     exponent = ((bits + look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt)) >> 23) - 127 - fmt.emax
     return torch.where(bits >= EXPONENT_MASK, NAN_SCALE, exponent.clamp(-127, 127) + 127)
 
@@ -116,7 +125,9 @@ def _quantize_blocks(x: Tensor, fmt: str, cast: BlockCast, axis: int) -> tuple[T
     element = look_up(FORMATS, fmt, "format")
     if x.dtype not in QUANTIZABLE:
         raise ConfigError(f"dtype: {x.dtype} cannot be quantised; give float32, bfloat16 or float16")
+    if not -x.ndim <= axis < x.ndim:
+        raise ConfigError(f"axis: {axis} is not one of shape {list(x.shape)}")
     axis %= x.ndim
     blocks = split_blocks(x, cast.block_size, axis).float()
-    codes = scale_codes(blocks.abs().amax(axis + 1, keepdim=True), element, cast.scale_rule)
+    codes = scale_codes(block_absmax_bits(blocks, axis + 1), element, cast.scale_rule)
     return round_to_grid(divide_by_scales(blocks, codes), element, cast.rounding), codes, axis

@@ -1,0 +1,154 @@
+"""Each figure from runs that were written by hand: it is drawn, it shows what the journal says, it is not empty."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from tracked import make_folder, training_row, write_rows
+
+from analysis import loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, style
+from mxstudy.results import bin_edges, folders_of, load_metrics, load_probe, write_table
+from mxstudy.tracking.folder import RunFolder
+
+FIGURES = [loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms]
+LABELS = ["precision=bf16 norm=rmsnorm", "precision=mxfp8 norm=rmsnorm", "precision=mxfp8 norm=mxnorm_p2"]
+NORMS = ["layers.0.attention_norm", "layers.0.ffn_norm", "layers.1.attention_norm", "layers.1.ffn_norm", "norm"]
+
+
+def training(runs: Path, arm: int) -> RunFolder:
+    """A run with both probes on at every tenth step."""
+    draw, folder = random.Random(arm), make_folder(runs, f"{arm}" * 64, LABELS[arm])
+    normal = np.random.default_rng(arm).normal(size=5000)
+    counts = {
+        "input": np.histogram(3 * normal, bin_edges())[0].tolist(),
+        "output": np.histogram(normal, bin_edges())[0].tolist(),
+    }
+    rows = []
+    for step in range(100):
+        if step % 10 == 9:
+            rms = {f"{norm}/{name}": draw.gauss(1, 0.01) for norm in NORMS for name in ("rms", "rms_true")}
+            rows.append({"step": step, "probe": "norm_output_rms", "values": rms})
+            sides = {f"{norm}/{side}": c for norm in NORMS for side, c in counts.items()}
+            bounds = {f"{norm}/bound": 17.0 for norm in NORMS}
+            rows.append({"step": step, "probe": "activation_histograms", "values": sides | bounds})
+        rows.append(training_row(step, loss=2 + 3 * math.exp(-step / 20) + draw.gauss(0, 0.05)))
+    write_rows(folder, rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    for arm in range(len(LABELS)):
+        training(path, arm)
+    return path
+
+
+def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Figure:
+    """The figure that the script would save."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(script, "save", lambda figure, name: figures.append(figure))
+    script.main(arguments)
+    return figures[0]
+
+
+@pytest.mark.parametrize("script", FIGURES)
+def test_a_figure_is_saved_twice_and_its_path_is_printed(
+    script: ModuleType, runs: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script.main(["--runs", str(runs)])
+    name = script.__name__.removeprefix("analysis.")
+    assert capsys.readouterr().out == f"figures/{name}.png\n"
+    assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:
+    (axes,) = drawn(loss_curves, monkeypatch, "--runs", str(runs)).axes
+    raw, smooth = axes.lines[0::2], axes.lines[1::2]
+    assert [line.get_label() for line in smooth] == LABELS
+    for folder, line, front in zip(folders_of([runs]), raw, smooth, strict=True):
+        metrics = load_metrics([folder])
+        assert list(line.get_xdata()) == list(metrics["tokens"])
+        assert list(line.get_ydata()) == list(metrics["loss"])
+        assert 0 < np.abs(np.diff(front.get_ydata())).sum() < np.abs(np.diff(line.get_ydata())).sum()
+        assert line.get_color() == front.get_color()
+
+
+def test_curves_from_a_table_are_those_of_the_folders(runs: Path, tmp_path: Path, monkeypatch) -> None:
+    write_table(load_metrics(folders_of([runs])), tmp_path / "curves.parquet", {})
+    lines = [
+        drawn(loss_curves, monkeypatch, "--runs", str(source)).axes[0].lines
+        for source in (runs, tmp_path / "curves.parquet")
+    ]
+    for ours, theirs in zip(*lines, strict=True):
+        assert np.array_equal(ours.get_xydata(), theirs.get_xydata())
+
+
+def test_every_norm_of_every_run_has_its_rms(runs: Path, monkeypatch) -> None:
+    *panels, bar = drawn(mxnorm_fig06_norm_rms, monkeypatch, "--runs", str(runs)).axes
+    assert [axes.get_title().replace("\n", " ") for axes in panels] == LABELS
+    for axes, folder in zip(panels, folders_of([runs]), strict=True):
+        rows = load_probe([folder], "norm_output_rms")
+        for norm, true, estimate in zip(NORMS, axes.lines[0::2], axes.lines[1::2], strict=True):
+            assert list(true.get_ydata()) == list(rows[f"{norm}/rms_true"])
+            assert list(estimate.get_ydata()) == list(rows[f"{norm}/rms"])
+            assert list(estimate.get_xdata()) == list(range(9, 100, 10))
+    assert [text.get_text() for text in bar.get_yticklabels()] == [NORMS[0], NORMS[-1]]
+
+
+def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path, monkeypatch) -> None:
+    panels = drawn(mxnorm_fig07_histograms, monkeypatch, "--runs", str(runs)).axes
+    assert [axes.get_title() for axes in panels] == [
+        f"{norm}: {side}" for norm in (NORMS[0], NORMS[2], NORMS[4]) for side in ("input", "output")
+    ]
+    for axes in panels:
+        assert [stairs.get_label() for stairs in axes.patches] == LABELS
+        for stairs in axes.patches:
+            values, edges, _ = stairs.get_data()
+            assert values.sum() == pytest.approx(1)
+            assert list(edges[1:-1]) == list(bin_edges()[1:-1])
+            assert np.isfinite(edges).all()
+        assert axes.get_xlim()[1] > 17.0
+    bounds = [sorted({line.get_xdata()[0] for line in axes.lines}) for axes in panels]
+    assert bounds == [[], [-17.0, 17.0]] * 3
+
+
+def test_norms_can_be_chosen_by_name(runs: Path, monkeypatch, capsys) -> None:
+    arguments = ["--runs", str(runs), "--norms", "norm"]
+    assert len(drawn(mxnorm_fig07_histograms, monkeypatch, *arguments).axes) == 2
+    with pytest.raises(SystemExit):
+        mxnorm_fig07_histograms.main([*arguments, "nrom"])
+    assert "--norms: no norm is called nrom; choose from layers.0.attention_norm" in capsys.readouterr().err
+
+
+def test_runs_that_cannot_be_drawn_end_in_a_line(tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        loss_curves.main(["--runs", str(tmp_path / "nothing")])
+    assert "nothing: has no runs; give a run's folder" in capsys.readouterr().err
+    write_rows(make_folder(tmp_path), [training_row(0)])
+    with pytest.raises(SystemExit):
+        mxnorm_fig06_norm_rms.main(["--runs", str(tmp_path)])
+    assert "no run there has any of the rows asked for; was the probe on?" in capsys.readouterr().err
+
+
+def test_an_arm_keeps_its_colour_and_strangers_share_the_rest() -> None:
+    assert style.colors(LABELS[::-1]) == {
+        LABELS[0]: style.ARMS["bf16"],
+        LABELS[1]: style.ARMS["rmsnorm"],
+        LABELS[2]: style.ARMS["mxnorm_p2"],
+    }
+    assert style.colors(["norm=mxnorm_p2 seed=1", "norm=mxnorm_p2 seed=2"]).keys() == {
+        "norm=mxnorm_p2 seed=1",
+        "norm=mxnorm_p2 seed=2",
+    }
+    strangers = style.colors(["a", "b", "a", "c"])
+    assert list(strangers) == ["a", "b", "c"]
+    assert len(set(strangers.values()) - set(style.ARMS.values())) == 3
