@@ -119,11 +119,13 @@ def probes_off_then(then: Any, now: Any) -> list[str]:
 
 
 def labels(composed: list[Composed]) -> list[str]:
-    """Of each job the overrides that not all jobs share; where nothing varies the experiment's name."""
+    """Of each job the overrides that not all jobs share; where nothing varies its precision and norm."""
     jobs = [{line.partition("=")[0]: line for line in one.overrides} for one in composed]
     varying = {key for key in {k for job in jobs for k in job} if len({job.get(key) for job in jobs}) > 1}
     return [
-        " ".join(line for key, line in job.items() if key in varying) or one.choices.get("experiment", "unnamed")
+        " ".join(line for key, line in job.items() if key in varying)
+        or " ".join(f"{group}={one.choices[group]}" for group in ("precision", "norm") if group in one.choices)
+        or one.choices.get("experiment", "unnamed")
         for job, one in zip(jobs, composed, strict=True)
     ]
 

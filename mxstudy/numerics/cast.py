@@ -74,7 +74,15 @@ def fake_quantize(
 ) -> Tensor:
     """`quantize` and decode in one: x's dtype and shape."""
     values, codes, axis = _quantize_blocks(x, fmt, BlockCast(block_size, scale_rule, rounding), axis)
-    return (values * decode_scales(codes)).flatten(axis, axis + 1).to(x.dtype)
+    return to_dtype((values * decode_scales(codes)).flatten(axis, axis + 1), x.dtype)
+
+
+def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), and nothing at all where that is x's dtype.
+
+    In torch 2.11 a compiled autograd.Function has zero gradients if a result went through a .to() that changes nothing.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def split_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
@@ -128,6 +136,6 @@ def _quantize_blocks(x: Tensor, fmt: str, cast: BlockCast, axis: int) -> tuple[T
     if not -x.ndim <= axis < x.ndim:
         raise ConfigError(f"axis: {axis} is not one of shape {list(x.shape)}")
     axis %= x.ndim
-    blocks = split_blocks(x, cast.block_size, axis).float()
+    blocks = to_dtype(split_blocks(x, cast.block_size, axis), torch.float32)
     codes = scale_codes(block_absmax_bits(blocks, axis + 1), element, cast.scale_rule)
     return round_to_grid(divide_by_scales(blocks, codes), element, cast.rounding), codes, axis

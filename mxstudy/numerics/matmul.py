@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast, fake_quantize
+from mxstudy.numerics.cast import BlockCast, fake_quantize, to_dtype
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast, dtype: torch
     On CPU in float32, where bf16 GEMMs are several times slower; the values are the same.
     """
     if fmt is None:
-        x = x.to(dtype)
+        x = to_dtype(x, dtype)
     else:
-        x = fake_quantize(x.float(), fmt, cast.block_size, axis, cast.scale_rule, cast.rounding)
-    return x.to(torch.float32 if x.device.type == "cpu" else dtype)
+        x = to_dtype(x, torch.float32)
+        x = fake_quantize(x, fmt, cast.block_size, axis, cast.scale_rule, cast.rounding)
+    return to_dtype(x, torch.float32 if x.device.type == "cpu" else dtype)
 
 
 def mx_linear(x: Tensor, weight: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
@@ -86,16 +87,16 @@ class _MXLinear(torch.autograd.Function):
 def forward_gemm(x_TI: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype) -> Tensor:
     x = operand(x_TI, gemms.forward_x, 1, cast, dtype)
     w = operand(weight_OI, gemms.forward_w, 1, cast, dtype)
-    return (x @ w.T).to(dtype)
+    return to_dtype(x @ w.T, dtype)
 
 
 def dgrad_gemm(dh_TO: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
     dh = operand(dh_TO, gemms.dgrad_dh, 1, cast, dh_TO.dtype)
     w = operand(weight_OI, gemms.dgrad_w, 0, cast, dh_TO.dtype)
-    return (dh @ w).to(dh_TO.dtype)
+    return to_dtype(dh @ w, dh_TO.dtype)
 
 
 def wgrad_gemm(dh_TO: Tensor, x_TI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
     dh = operand(dh_TO, gemms.wgrad_dh, 0, cast, dh_TO.dtype)
     x = operand(x_TI, gemms.wgrad_x, 0, cast, dh_TO.dtype)
-    return (dh.T @ x).to(dh_TO.dtype)
+    return to_dtype(dh.T @ x, dh_TO.dtype)

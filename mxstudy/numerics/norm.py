@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast, Quantized, quantize, split_blocks
+from mxstudy.numerics.cast import BlockCast, Quantized, quantize, split_blocks, to_dtype
 from mxstudy.numerics.matmul import Gemms, dgrad_gemm, forward_gemm, wgrad_gemm
 from mxstudy.reader import ConfigError
 
@@ -46,7 +46,7 @@ def _log_moment(p: float, block_size: int) -> float:
 
 def rms_exact(x: Tensor, eps: float) -> Tensor:
     """sqrt(mean(x^2) + eps) over the last axis: float32, [..., 1]."""
-    return torch.sqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return torch.sqrt(to_dtype(x, torch.float32).square().mean(-1, keepdim=True) + eps)
 
 
 def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
@@ -54,7 +54,7 @@ def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
 
     The mean is taken of absmax over the row's largest, so that any p > 0 stays in range.
     """
-    absmax = split_blocks(x, block_size, x.ndim - 1).abs().amax(-1).float()
+    absmax = to_dtype(split_blocks(x, block_size, x.ndim - 1).abs().amax(-1), torch.float32)
     largest = absmax.amax(-1, keepdim=True)
     ratios = absmax / torch.where(largest == 0, 1.0, largest)
     mean = ratios.pow(p).mean(-1, keepdim=True).pow(1 / p)
@@ -62,8 +62,8 @@ def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
 
 
 def normalize(x: Tensor, rms: Tensor) -> Tensor:
-    """x / rms in float32, as a product with the inverse so that eager and compiled code give the same bits."""
-    return x.float() * rms.reciprocal()
+    """x / rms in float32, rounded once: a product with 1 / rms would be rounded twice."""
+    return to_dtype(x, torch.float32) / rms
 
 
 def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:
@@ -107,22 +107,22 @@ class _NormLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x_TI, rms_T1, gain_I, weight_OI)
         ctx.fold_gain, ctx.gemms, ctx.cast = fold_gain, gemms, cast
-        xbar_TI = normalize(x_TI, rms_T1)
+        xbar_TI, gain = normalize(x_TI, rms_T1), to_dtype(gain_I, torch.float32)
         if fold_gain:
-            return forward_gemm(xbar_TI, weight_OI.float() * gain_I.float(), gemms, cast, x_TI.dtype)
-        return forward_gemm(xbar_TI * gain_I.float(), weight_OI, gemms, cast, x_TI.dtype)
+            return forward_gemm(xbar_TI, to_dtype(weight_OI, torch.float32) * gain, gemms, cast, x_TI.dtype)
+        return forward_gemm(xbar_TI * gain, weight_OI, gemms, cast, x_TI.dtype)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, rms_T1, gain_I, weight_OI = ctx.saved_tensors
-        gain = gain_I.float()
-        xbar = normalize(x_TI, rms_T1)
-        dy = dgrad_gemm(dh_TO, weight_OI, ctx.gemms, ctx.cast).float()  # of xbar * gain, whichever side the gain is on
+        gain, xbar = to_dtype(gain_I, torch.float32), normalize(x_TI, rms_T1)
+        dy = to_dtype(dgrad_gemm(dh_TO, weight_OI, ctx.gemms, ctx.cast), torch.float32)  # of xbar * gain, folded or not
         if ctx.fold_gain:
-            dweight = wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast).float() * gain
+            dweight = to_dtype(wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast), torch.float32) * gain
         else:
             dweight = wgrad_gemm(dh_TO, xbar * gain, ctx.gemms, ctx.cast)
         dgain = (xbar * dy).sum(0)
         dxbar = dy * gain
-        dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) * rms_T1.reciprocal()
-        return dx.to(x_TI.dtype), None, dgain.to(gain_I.dtype), dweight.to(weight_OI.dtype), None, None, None
+        dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms_T1
+        dx, dgain, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dgain, gain_I.dtype), to_dtype(dweight, weight_OI.dtype)
+        return dx, None, dgain, dweight, None, None, None

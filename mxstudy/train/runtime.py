@@ -39,7 +39,10 @@ def configure_torch(train: config.Train) -> None:
     if train.compile:
         import torch._inductor.config as inductor
 
+        torch._dynamo.reset()  # what an earlier arm compiled must not make this arm's sizes and floats dynamic
         inductor.emulate_precision_casts = True
+        if hasattr(inductor, "eager_numerics"):
+            inductor.eager_numerics.division_rounding = True
     keep_freed_memory()
 
 

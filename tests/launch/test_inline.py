@@ -58,7 +58,7 @@ def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
     assert study.summarized == []
     capsys.readouterr()
     assert inline.run(plan(seeds(tmp_path, 1, 2, baseline={"norm": "rmsnorm"}))) == 0
-    assert study.ran == ["quick", "seed=2"]
+    assert study.ran == ["norm=rmsnorm", "seed=2"]
     assert capsys.readouterr().out.splitlines()[0].endswith("  skipped: finished")
     assert study.summarized == [("seed=1", "finished"), ("seed=2", "finished")]
     assert study.baseline == {"norm": "rmsnorm"}
@@ -137,7 +137,7 @@ def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
 
 def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
     before = [signal.getsignal(s) for s in inline.STOPPING]
-    study.outcomes["quick"] = fail
+    study.outcomes["norm=rmsnorm"] = fail
     inline.run(plan(seeds(tmp_path, 1)))
     assert [signal.getsignal(s) for s in inline.STOPPING] == before
 

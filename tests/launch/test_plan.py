@@ -27,7 +27,7 @@ def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
     b = composed(tmp_path, "norm=mxnorm_p2", "+experiment=quick", "optimizer.lr=1e-3")
     c = composed(tmp_path, "norm=mxnorm_p2", "norm.eps=0", "+experiment=quick", "optimizer.lr=1e-3")
     assert labels([a, b, c]) == ["norm=rmsnorm", "norm=mxnorm_p2", "norm=mxnorm_p2 norm.eps=0"]
-    assert labels([a]) == ["quick"]
+    assert labels([a]) == ["norm=rmsnorm"]
 
 
 def test_new_jobs_live_under_experiment_and_fingerprint_and_nothing_is_written(

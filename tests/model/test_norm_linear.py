@@ -1,9 +1,4 @@
-"""Norm, gain and linear in one: forward and gradients against appendix E of the MXNorm paper, written out in float64.
-
-The operands are quantised by the array reference of tests/numerics; each result must lie in the interval that float32
-GEMMs and reductions over them leave, and one (bf16: at most two) roundings. The scales of rows and columns are chosen
-so that every index of a contraction counts, and a block along the wrong axis underflows.
-"""
+"""Norm, gain and linear in one, and the modules over it, against appendix E of the MXNorm paper."""
 
 from __future__ import annotations
 
@@ -12,141 +7,44 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch._inductor.config as inductor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
 
-from reference import Array, fake_quantize_array, to_dtype
+from appendix_e import (
+    CAST,
+    EPS,
+    IN,
+    NAMES,
+    OPERANDS,
+    OUT,
+    RMS,
+    TOKENS,
+    UNQUANTISED,
+    Inputs,
+    Rms,
+    array,
+    assert_fits,
+    fits,
+    fp32,
+    inputs,
+    normalize,
+    references,
+    run,
+)
+from reference import to_dtype
 
 from mxstudy.model import MXLinear, MXNorm, NormLinear, RMSNorm
 from mxstudy.numerics import fake_quantize
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast, mx_linear
-from mxstudy.numerics.norm import norm_linear, rms_estimate, rms_exact
+from mxstudy.numerics.norm import norm_linear
 from mxstudy.reader import ConfigError
 
-TOKENS, IN, OUT = 64, 96, 160
-EPS = 1e-5
-CAST = BlockCast()
-UNQUANTISED = PRECISIONS["fp32"]
-OPERANDS = [field.name for field in dataclasses.fields(UNQUANTISED)]
-NAMES = ("H", "dx", "dgain", "dW")
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # of one rounding, relative
-
-Rms = Callable[[torch.Tensor], torch.Tensor]
-RMS: dict[str, Rms] = {
-    "exact": lambda x: rms_exact(x, EPS),
-    "p1": lambda x: rms_estimate(x, 1.0, 32, EPS),
-    "p2": lambda x: rms_estimate(x, 2.0, 32, EPS),
-}
 every_rms = pytest.mark.parametrize("rms", RMS.values(), ids=RMS)
 every_fold = pytest.mark.parametrize("fold_gain", [True, False], ids=["folded", "unfolded"])
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-
-
-@dataclasses.dataclass
-class Inputs:
-    x: torch.Tensor
-    gain: torch.Tensor
-    weight: torch.Tensor
-    dh: torch.Tensor
-
-
-def inputs(dtype: torch.dtype, leading: tuple[int, ...] = (TOKENS,), spread: int = 12) -> Inputs:
-    """Normals times powers of two that cancel in the contractions over `in` and `out`; gains of both signs around 1."""
-    generator = torch.Generator().manual_seed(0)
-
-    def exponents(size: int) -> torch.Tensor:
-        return torch.randint(-spread, spread + 1, (size,), generator=generator)
-
-    def draw(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        normal = torch.randn(len(rows), len(columns), generator=generator)
-        return torch.ldexp(normal, rows[:, None] + columns).to(dtype)
-
-    token, other_token, into, out = exponents(TOKENS), exponents(TOKENS), exponents(IN), exponents(OUT)
-    gain = (1 + 0.6 * torch.randn(IN, generator=generator)).to(dtype)
-    x, weight, dh = draw(token // 4, into), draw(out, -into), draw(other_token, -out)
-    return Inputs(x.reshape(*leading, IN), gain, weight, dh.reshape(*leading, OUT))
-
-
-def run(
-    given: Inputs, rms: Rms, fold_gain: bool, gemms: object, cast: BlockCast = CAST, call: Callable = norm_linear
-) -> list[torch.Tensor]:
-    """H, dx, dgain, dW."""
-    x, gain, weight = (t.clone().requires_grad_() for t in (given.x, given.gain, given.weight))
-    h = call(x, gain, weight, rms=rms, fold_gain=fold_gain, gemms=gemms, cast=cast)
-    h.backward(given.dh)
-    results = [h.detach(), x.grad, gain.grad, weight.grad]
-    for result, like in zip(results, (given.dh, x, gain, weight), strict=True):
-        assert result.dtype == given.x.dtype
-        assert result.shape == like.shape
-    return results
-
-
-def array(t: torch.Tensor) -> Array:
-    return t.detach().double().numpy().reshape(-1, t.shape[-1])
-
-
-def fp32(x: Array) -> Array:
-    return to_dtype(x, "float32")
-
-
-def normalize(x: Array, r: Array) -> Array:
-    """x / rms rounded to float32: operands with the same bits need the same rounding here."""
-    return fp32(x / r)
-
-
-def gemm(a: Array, b: Array) -> tuple[Array, Array]:
-    """The product and the error of a float32 GEMM."""
-    return a @ b, a.shape[1] * 2.0**-24 * (np.abs(a) @ np.abs(b))
-
-
-def references(
-    given: Inputs, rms: Rms, fold_gain: bool, gemms: object, cast: BlockCast = CAST
-) -> list[tuple[Array, Array]]:
-    """H, dx, dgain, dW (Eq. 11, 13, 16 to 21) and how far each may be off."""
-    dtype = str(given.x.dtype).removeprefix("torch.")
-    unit = UNIT[given.x.dtype]
-    x, g, W, dH = array(given.x), array(given.gain), array(given.weight), array(given.dh)
-    r = array(rms(given.x))
-    xbar = normalize(x, r)
-
-    def q(t: Array, operand: str, axis: int) -> Array:
-        return fake_quantize_array(t, getattr(gemms, operand), axis, dtype, **dataclasses.asdict(cast))
-
-    forward_x, forward_w = (xbar, fp32(W * g)) if fold_gain else (fp32(xbar * g), W)
-    h, h_error = gemm(q(forward_x, "forward_x", 1), q(forward_w, "forward_w", 1).T)
-    dz, dz_error = gemm(q(dH, "dgrad_dh", 1), q(W, "dgrad_w", 0))
-    dw, dw_error = gemm(q(dH, "wgrad_dh", 0).T, q(forward_x, "wgrad_x", 0))
-    if fold_gain:
-        dw, dw_error = dw * g, dw_error * np.abs(g) + unit * np.abs(dw * g)
-    dz_error = dz_error + unit * np.abs(dz)
-
-    def through_norm(dxbar: Array, sign: int = -1) -> Array:
-        return dxbar / r + sign * x * (dxbar * x).mean(-1, keepdims=True) / r**3
-
-    dgain, dx = (xbar * dz).sum(0, keepdims=True), through_norm(dz * g)
-    terms = 2.0**-24 * np.abs(dz) * max(TOKENS, IN)  # of the reductions, in float32
-    dgain_error = (np.abs(xbar) * (dz_error + terms)).sum(0, keepdims=True)
-    x_sign, x = x, np.abs(x)
-    dx_error = through_norm((dz_error + terms) * np.abs(g), +1)
-    x = x_sign
-    exact, error = (h, dx, dgain, dw), (h_error, dx_error, dgain_error, dw_error)
-    return [(e, d + 1.01 * unit * (np.abs(e) + d)) for e, d in zip(exact, error, strict=True)]
-
-
-def fits(got: torch.Tensor, want: tuple[Array, Array]) -> Array:
-    exact, error = want
-    found = array(got).reshape(exact.shape)
-    return np.abs(found - exact) <= error
-
-
-def assert_fits(got: list[torch.Tensor], want: list[tuple[Array, Array]]) -> None:
-    off = {name: float((~fits(a, b)).mean()) for name, a, b in zip(NAMES, got, want, strict=True)}
-    assert off == dict.fromkeys(NAMES, 0.0), "share of elements outside of the interval"
-
 
 # ------------------------------------------------------------------------------------------------- against appendix E
 

@@ -1,4 +1,4 @@
-"""The block casts, bit by bit, against the references in reference.py."""
+"""The block casts, bit by bit, against the references in reference.py: encodings, values, scales, decoding."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from blocks import KINDS, every_kind, from_bits, gaussian, one_binade_per_block, with_nan_or_inf
+from bits import FLOAT8, assert_cast, assert_same_bits, every_format, every_rounding, every_rule
+from blocks import KINDS, every_kind, from_bits, with_nan_or_inf
 from reference import (
     ELEMENTS,
     NAN_SCALE,
-    ROUNDINGS,
     SCALE_RULES,
     decode_element,
     decode_scale,
@@ -22,47 +22,7 @@ from reference import (
     to_dtype,
 )
 
-from mxstudy.numerics import FORMATS, fake_quantize, quantize
-from mxstudy.reader import ConfigError
-
-FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
-BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-every_format = pytest.mark.parametrize("fmt", list(FLOAT8))
-every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
-every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
-
-
-def assert_same_bits(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> None:
-    """Equal, the sign of zero included; any NaN equals any other."""
-    want = torch.as_tensor(np.array(want)) if isinstance(want, np.ndarray) else want
-    want = want.to(got.dtype)
-    assert got.shape == want.shape
-    if got.is_floating_point():
-        assert torch.equal(got.isnan(), want.isnan())
-        got, want = (t.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).contiguous() for t in (got, want))
-        got, want = got.view(BITS[got.dtype]), want.view(BITS[want.dtype])
-    differing = (got != want).nonzero()
-    assert not len(differing), f"{len(differing)} of {got.numel()} differ, first at {differing[:5].tolist()}"
-
-
-def assert_cast(x: torch.Tensor, fmt: str, **arguments: object) -> None:
-    """`quantize` and its decoding equal the array reference; blocks with NaN or Inf in scale and decoding."""
-    got = quantize(x, fmt, **arguments)
-    values, scales = quantize_array(x.double().numpy(), fmt, **arguments)
-    axis = arguments.get("axis", -1)
-    assert got.values.dtype == torch.float32
-    assert got.values.shape == x.shape
-    assert got.scales.dtype == torch.uint8
-    assert got.codes.dtype == torch.uint8
-    assert_same_bits(got.scales, scales)
-    finite = torch.as_tensor(~np.isnan(values))
-    assert_same_bits(got.values[finite], values[finite.numpy()])
-    assert_same_bits(got.codes.view(FLOAT8[fmt]).float()[finite], got.values[finite])
-    assert_same_bits(got.dequantize(), dequantize_array(values, scales, axis))
-    decoded = fake_quantize(x, fmt, **arguments)
-    assert decoded.dtype == x.dtype
-    assert_same_bits(decoded, dequantize_array(values, scales, axis, str(x.dtype).removeprefix("torch.")))
-
+from mxstudy.numerics import FORMATS, quantize
 
 # --------------------------------------------------------------------------------------------- formats and encodings
 
@@ -199,170 +159,3 @@ def test_bf16_decoding_rounds_once(fmt: str) -> None:
     want = dequantize_array(values, scales, dtype="bfloat16")
     assert (want != dequantize_array(values, scales)).any()
     assert_same_bits(quantize(x, fmt).dequantize(torch.bfloat16), want)
-
-
-# ------------------------------------------------------------------------------------------------------ axes, layouts
-
-
-AXES = [
-    ((64, 96), (0, 1, -1, -2)),
-    ((32,), (0,)),
-    ((32, 3, 5), (0, -3)),
-    ((3, 64, 5), (1, -2)),
-    ((3, 5, 96), (2, -1)),
-    ((2, 3, 5, 32), (3,)),
-]
-
-
-@every_format
-@pytest.mark.parametrize(("shape", "axis"), [(shape, axis) for shape, axes in AXES for axis in axes])
-def test_axis(fmt: str, shape: tuple[int, ...], axis: int) -> None:
-    x = torch.tensor(gaussian(np.random.default_rng(5), (math.prod(shape), 1)).reshape(shape))
-    assert_cast(x, fmt, axis=axis)
-    scales = list(shape)
-    scales[axis] //= 32
-    assert quantize(x, fmt, axis=axis).scales.shape == tuple(scales)
-
-
-@every_format
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_non_contiguous(fmt: str, axis: int) -> None:
-    base = torch.tensor(one_binade_per_block(np.random.default_rng(6), (64 * 64, 128)).reshape(64, 64, 128))
-    views = [
-        base.permute(2, 0, 1)[::2],
-        base.transpose(0, 2),
-        base[:, ::2, ::4][:, :, :32],
-        base[:32, :32].expand(32, 32, 128),
-    ]
-    for view in [*views, base[0, 0, 0].expand(32, 32, 32), base[:1].expand(32, 64, 128)]:
-        before = view.clone()
-        assert_cast(view, fmt, axis=axis)
-        assert_same_bits(fake_quantize(view, fmt, axis=axis), fake_quantize(view.contiguous(), fmt, axis=axis))
-        assert_same_bits(view, before)
-
-
-# ---------------------------------------------------------------------------------------------------------- algebra
-
-
-@every_format
-@every_rule
-@every_rounding
-@pytest.mark.parametrize("shift", [-40, -1, 1, 7, 60])
-def test_a_power_of_two_moves_only_the_scale(fmt: str, rule: str, rounding: str, shift: int) -> None:
-    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(7))
-    one, other = (quantize(t, fmt, scale_rule=rule, rounding=rounding) for t in (x, x * 2.0**shift))
-    assert_same_bits(other.values, one.values)
-    assert_same_bits(other.codes, one.codes)
-    assert torch.equal(other.scales.int(), one.scales.int() + shift)
-
-
-@every_format
-@every_rule
-@every_rounding
-def test_odd_and_monotone_within_a_block(fmt: str, rule: str, rounding: str) -> None:
-    x = torch.tensor(one_binade_per_block(np.random.default_rng(8), (512, 32))).sort(-1).values
-    got = quantize(x, fmt, scale_rule=rule, rounding=rounding)
-    assert (got.values.diff(dim=-1) >= 0).all()
-    assert_same_bits(quantize(-x, fmt, scale_rule=rule, rounding=rounding).values, -got.values)
-
-
-@every_format
-@every_rule
-@every_rounding
-def test_a_second_cast_changes_nothing(fmt: str, rule: str, rounding: str) -> None:
-    x = torch.tensor(gaussian(np.random.default_rng(9), (512, 32)))
-    once = fake_quantize(x, fmt, scale_rule=rule, rounding=rounding)
-    assert not torch.equal(once, x)
-    assert_same_bits(fake_quantize(once, fmt, scale_rule=rule, rounding=rounding), once)
-
-
-@every_format
-@every_rule
-def test_error_is_within_half_a_step(fmt: str, rule: str) -> None:
-    """Of normal elements that do not saturate; it is largest, relative, half a step above a power of two."""
-    x = torch.tensor(gaussian(np.random.default_rng(10), (512, 32)))
-    got = quantize(x, fmt, scale_rule=rule)
-    normal = (got.values.abs() > 2.0 ** ELEMENTS[fmt].emin) & (got.values.abs() < FORMATS[fmt].max)
-    error = ((got.dequantize() - x).abs() / x.abs())[normal]
-    half_step = 2.0 ** -(FORMATS[fmt].mantissa_bits + 1)
-    assert 0.99 < error.max() / (half_step / (1 + half_step)) < 1 + 1e-6
-
-
-# ---------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int8, torch.uint8, torch.bool])
-def test_other_dtypes_are_refused(call: object, dtype: torch.dtype) -> None:
-    with pytest.raises(ConfigError, match=str(dtype).removeprefix("torch.")):
-        call(torch.ones(32, dtype=dtype), "E4M3")
-
-
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize(
-    ("arguments", "nearest"),
-    [
-        ({"fmt": "E4M4"}, "E4M3"),
-        ({"fmt": "e5m2"}, "E5M2"),
-        ({"scale_rule": "rceiling"}, "rceil"),
-        ({"scale_rule": "flor"}, "floor"),
-        ({"rounding": "evn"}, "even"),
-        ({"rounding": "stochastic"}, "away"),
-    ],
-)
-def test_unknown_names_are_refused(call: object, arguments: dict[str, str], nearest: str) -> None:
-    with pytest.raises(ConfigError, match=nearest):
-        call(torch.ones(32), **({"fmt": "E4M3"} | arguments))
-
-
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize(
-    ("shape", "axis", "block_size"), [((48,), 0, 32), ((32, 48), 1, 32), ((48, 64), 0, 32), ((32,), 0, 64)]
-)
-def test_a_size_that_does_not_divide_is_refused(
-    call: object, shape: tuple[int, ...], axis: int, block_size: int
-) -> None:
-    with pytest.raises(ConfigError, match=str(shape[axis])):
-        call(torch.ones(shape), "E4M3", axis=axis, block_size=block_size)
-
-
-@pytest.mark.parametrize("axis", [2, -3, 5])
-def test_an_axis_that_is_not_there_is_refused(axis: int) -> None:
-    with pytest.raises((ConfigError, IndexError)):
-        quantize(torch.ones(32, 32), "E4M3", axis=axis)
-
-
-# ---------------------------------------------------------------------------------------------------------- compiled
-
-
-def test_compiled_nan_blocks() -> None:
-    """x86 makes NaNs whose sign bit is set, so a test on the bits of an absmax must not read the sign."""
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(12))
-    for i, bad in enumerate((torch.nan, -torch.nan, torch.inf, -torch.inf)):
-        x[16 * i, 16 * i] = bad
-
-    def casts(x: torch.Tensor) -> list[torch.Tensor]:
-        return [fake_quantize(x, "E4M3", axis=axis) for axis in (0, 1)]
-
-    for got, want in zip(torch.compile(casts, fullgraph=True)(x), casts(x), strict=True):
-        assert got.isnan().sum() == 4 * 32
-        assert_same_bits(got, want)
-
-
-@pytest.mark.slow
-@every_format
-def test_compiled_equals_eager(fmt: str) -> None:
-    """All rules and roundings in one graph, on blocks of every kind, each rule along both axes."""
-    arms = [(rule, rounding, i % 2) for rule in SCALE_RULES for i, rounding in enumerate(ROUNDINGS)]
-
-    def casts(x: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        found = [quantize(x, fmt, axis=axis, scale_rule=rule, rounding=rounding) for rule, rounding, axis in arms]
-        return [(q.values, q.scales, q.codes, q.dequantize()) for q in found]
-
-    x = torch.tensor(every_kind(fmt, 32, per_kind=32, seed=11))
-    for arm, got, want in zip(arms, torch.compile(casts, fullgraph=True)(x), casts(x), strict=True):
-        for one, other in zip(got, want, strict=True):
-            assert one.dtype == other.dtype, arm
-            assert_same_bits(one, other)
-    for half in (x.bfloat16(), x.half()):
-        assert_same_bits(torch.compile(fake_quantize, fullgraph=True)(half, fmt), fake_quantize(half, fmt))

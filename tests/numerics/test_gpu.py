@@ -3,11 +3,16 @@
 import pytest
 import torch
 
+from mxstudy import config
+from mxstudy.model import MXLinear, MXNorm, NormLinear, RMSNorm
 from mxstudy.numerics import FORMATS, quantize
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import ROUNDINGS, SCALE_RULES
+from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.numerics.norm import norm_cast, rms_estimate, rms_exact
+from mxstudy.train.runtime import configure_torch
 
+configure_torch(config.Train(steps=1, batch_size=1, sequence_length=1, compile=True))
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -52,6 +57,7 @@ def parts(quantized):
 
 @pytest.mark.parametrize("p", [None, 1.0, 2.0, 0.7])
 def test_norms_agree_and_given_the_rms_their_casts_are_the_same_bits(p):
+    torch._dynamo.reset()
     x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(1)).bfloat16()
 
     def rms(x):
@@ -66,3 +72,24 @@ def test_norms_agree_and_given_the_rms_their_casts_are_the_same_bits(p):
         assert torch.allclose(expected, actual.cpu(), rtol=1e-6, atol=0)
     for actual in (cast(x.cuda(), expected.cuda()), torch.compile(cast)(x.cuda(), expected.cuda())):
         assert all(same_bits(e, a) for e, a in zip(cast(x, expected), actual, strict=True))
+
+
+@pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mxfp8_forward_only", "mxfp8_backward_only"])
+@pytest.mark.parametrize("norm", [RMSNorm(64), RMSNorm(64, fold_gain=True), MXNorm(64, p=2.0)])
+def test_compiled_gradients_are_those_of_eager(norm, row, compute):
+    """In torch 2.11 they were zero: see `to_dtype`."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(NormLinear(norm, 96, 0.1), MXLinear(96, 64, 0.1)).cuda()
+    for parameter in layers.parameters():
+        torch.nn.init.normal_(parameter, 0.5, 0.5)
+    for layer in layers:
+        layer.gemms = PRECISIONS[row]
+    x = torch.randn(64, 64, device="cuda", dtype=compute, requires_grad=True)
+    tensors = [x, *layers.parameters()]
+    eager = torch.autograd.grad(layers(x).float().square().mean(), tensors)
+    compiled = torch.autograd.grad(torch.compile(layers, fullgraph=True)(x).float().square().mean(), tensors)
+    for expected, actual in zip(eager, compiled, strict=True):
+        assert expected.norm() > 0
+        assert (actual - expected).norm() < 2e-2 * expected.norm()
