@@ -17,7 +17,7 @@ from analysis.style import TWO_COLUMNS, colors, load, parser, plt, save
 from mxstudy.results import bin_edges, load_probe
 
 LINEAR_BELOW = 2.0**-6  # the axis is logarithmic on both sides of it
-TICKS = [-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100]
+TICKS = (-100.0, -1.0, 0.0, 1.0, 100.0)
 
 
 def shares(counts: Sequence[float]) -> np.ndarray:
