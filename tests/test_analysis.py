@@ -12,11 +12,12 @@ import pytest
 from matplotlib.figure import Figure
 from tracked import make_folder, training_row, write_rows
 
-from analysis import loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, style
+from analysis import loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, mxnorm_figa3_spike_scores, style
+from mxstudy.probes import spike_score
 from mxstudy.results import bin_edges, folders_of, load_metrics, load_probe, write_table
 from mxstudy.tracking.folder import RunFolder
 
-FIGURES = [loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms]
+FIGURES = [loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, mxnorm_figa3_spike_scores]
 LABELS = ["precision=bf16 norm=rmsnorm", "precision=mxfp8 norm=rmsnorm", "precision=mxfp8 norm=mxnorm_p2"]
 NORMS = ["layers.0.attention_norm", "layers.0.ffn_norm", "layers.1.attention_norm", "layers.1.ffn_norm", "norm"]
 
@@ -119,6 +120,15 @@ def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path,
         assert axes.get_xlim()[1] > 17.0
     bounds = [sorted({line.get_xdata()[0] for line in axes.lines}) for axes in panels]
     assert bounds == [[], [-17.0, 17.0]] * 3
+
+
+def test_spike_scores_are_a_point_a_run_by_arm(runs: Path, monkeypatch) -> None:
+    (axes,) = drawn(mxnorm_figa3_spike_scores, monkeypatch, "--runs", str(runs)).axes
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    assert names == ["bf16\nrmsnorm\n1 run", "mxfp8\nrmsnorm\n1 run", "mxfp8\nmxnorm_p2\n1 run"]
+    points = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
+    scores = [spike_score(list(load_metrics([folder])["loss"])) for folder in folders_of([runs])]
+    assert [list(point) for point in points] == [[score] for score in scores]
 
 
 def test_norms_can_be_chosen_by_name(runs: Path, monkeypatch, capsys) -> None:

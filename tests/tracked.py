@@ -27,7 +27,8 @@ CONFIG: dict[str, Any] = {
 
 
 def make_folder(runs: Path, fingerprint: str = FINGERPRINT, label: str = "norm=mxnorm_p2", **values: Any) -> RunFolder:
-    origin = {"label": label, "choices": {"norm": label.removeprefix("norm=")}, "overrides": [label]}
+    choices = dict(word.split("=") for word in label.split())
+    origin = {"label": label, "choices": choices, "overrides": label.split()}
     config = read_run(CONFIG | values)
     return RunFolder.create(runs / config.experiment / fingerprint[:12], config, fingerprint, provenance() | origin)
 

@@ -137,6 +137,7 @@ class Recorder:
         self.folder, self.checkpoints, self.model, self.optimizer = folder, checkpoints, model, optimizer
         self.progress = Progress(label, config.train.steps, start)
         self.status_s = 0.0
+        folder.update(step=start)
         resumes = folder.journal_path.exists()
         self.journal = Journal(folder.journal_path)
         if resumes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,8 @@ from mxstudy import results
 from mxstudy.tracking.folder import RunFolder
 
 FIGURES = Path("figures")
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+HALF_LIFE = 0.02  # of the exponential mean, as a share of the steps
 
 
 def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> None:
@@ -23,11 +26,12 @@ def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Non
     """
     arms = {short(label): folder for label, folder in arms.items()}
     runs = results.load_runs(list(arms.values())).assign(label=list(arms))
-    Console(highlight=False).print(table(runs, baseline_arm(runs, baseline)))
+    against = baseline_arm(runs, baseline)
+    Console(highlight=False).print(table(runs, against))
     for entropy_nats in runs["unigram_entropy_nats"].dropna().unique():
         print(f"unigram entropy of the validation split: {entropy_nats:.4f} nats a token")
     experiment = next(iter(arms.values())).config().experiment
-    print(f"loss curves: {draw_losses(arms, FIGURES / f'{experiment}.png')}", flush=True)
+    print(f"loss curves: {draw_losses(arms, against, FIGURES / f'{experiment}.png')}", flush=True)
 
 
 def short(label: str) -> str:
@@ -45,7 +49,8 @@ def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
 
 def table(runs: pd.DataFrame, baseline: pd.Series) -> Table:
     caption = f"diff: validation loss less that of {baseline['label']}; losses in nats a token"
-    shown = Table("arm", box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    shown = Table("arm", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
+    shown.padding = (0, 1, 0, 0)  # so that four arms and their run ids fit into 80 columns
     for name in ("val loss", "diff", "tokens/s"):
         shown.add_column(name, justify="right", no_wrap=True)
     shown.add_column("MLflow run", no_wrap=True)
@@ -61,22 +66,47 @@ def table(runs: pd.DataFrame, baseline: pd.Series) -> Table:
     return shown
 
 
-def draw_losses(arms: Mapping[str, RunFolder], path: Path) -> Path:
-    """Training loss by tokens, an arm a line; validation losses as points in the arm's colour."""
+def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) -> Path:
+    """Loss by training tokens, an arm a colour, and below it the difference to the baseline's at the same tokens.
+
+    Lines: exponential mean of the training loss, the raw loss faint behind it. Points: validation loss.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import EngFormatter
 
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for label, folder in arms.items():
-        metrics = results.load_metrics([folder])
-        (line,) = axes.plot(metrics["tokens"], metrics["loss"], label=label, linewidth=1.2)
-        validation = results.load_validations([folder]).merge(metrics[["step", "tokens"]], on="step")
-        axes.plot(validation["tokens"], validation["validation_loss"], "o", color=line.get_color(), markersize=4)
-    axes.set(xlabel="training tokens", ylabel="loss, nats a token")
-    axes.legend(title="training loss; points: validation", frameon=False, fontsize="small", title_fontsize="small")
+    losses = [load_losses(list(arms.values()), name) for name in ("loss", "validation_loss")]
+    differences = [frame.sub(frame[baseline["fingerprint"]], axis="index") for frame in losses]
+    figure, panels = plt.subplots(2, sharex=True, figsize=(6, 4.8), height_ratios=(3, 2), layout="constrained")
+    for axes, (training, validation) in zip(panels, (losses, differences), strict=True):
+        for (label, folder), color in zip(arms.items(), cycle(COLORS), strict=False):
+            arm = folder.status().fingerprint
+            loss = training[arm].dropna()
+            axes.plot(loss, color=color, linewidth=0.6, alpha=0.25)
+            axes.plot(smoothed(loss), color=color, linewidth=1.4, label=label)
+            axes.plot(validation[arm].dropna(), "o", color=color, markersize=4)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("loss, nats a token")
+    panels[0].legend(title="line: training; point: validation", frameon=False)
+    panels[1].set(xlabel="training tokens", ylabel=f"less that of\n{baseline['label']}")
+    panels[1].xaxis.set_major_formatter(EngFormatter())
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
     return path.resolve()
+
+
+def load_losses(folders: list[RunFolder], name: str) -> pd.DataFrame:
+    """A row a number of training tokens, a column a fingerprint; NaN where a run has no such loss."""
+    rows, validations = results.load_metrics(folders), results.load_validations(folders)
+    if len(validations):  # none where every run has diverged
+        rows = rows.merge(validations, how="left", on=["fingerprint", "step"])
+    rows = rows.reindex(columns=["tokens", "fingerprint", name])
+    return rows.pivot(index="tokens", columns="fingerprint", values=name)
+
+
+def smoothed(loss: pd.Series) -> pd.Series:
+    return loss.ewm(halflife=max(1.0, HALF_LIFE * len(loss))).mean()

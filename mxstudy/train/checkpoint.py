@@ -46,9 +46,12 @@ class Checkpoints:
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write the state before `step`, then drop all but the newest `keep_last`."""
         path = self.folder / f"{PREFIX}{step:08d}"
+        if path.exists():
+            return path  # a step that diverges has had its checkpoint
         temporary = self.folder / f".{path.name}.{os.getpid()}"
         try:
-            shutil.rmtree(path, ignore_errors=True)
+            for partial in self.folder.glob(f".{PREFIX}*"):
+                shutil.rmtree(partial)  # a killed process was writing it
             temporary.mkdir(parents=True)
             _save_tensors(temporary, state_tensors(model, optimizer))
             about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}

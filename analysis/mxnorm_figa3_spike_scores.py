@@ -1,0 +1,39 @@
+"""Spike scores by arm, a point a run (MXNorm paper, figure A.3; the score is its Eq. 22).
+
+python -m analysis.mxnorm_figa3_spike_scores --runs runs/quickstart
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import ONE_COLUMN, colors, load, parser, plt, save
+from mxstudy.results import load_runs
+
+ARM = ["choice.precision", "choice.norm"]
+
+
+def draw(runs: pd.DataFrame) -> Figure:
+    arms = {"\n".join(arm): scores for arm, scores in runs.groupby(ARM, sort=False)["spike_score"]}
+    color = colors(arms)
+    figure, axes = plt.subplots(figsize=(1.4 * ONE_COLUMN, ONE_COLUMN))
+    for place, (arm, scores) in enumerate(arms.items()):
+        axes.boxplot(scores, positions=[place], widths=0.5, showfliers=False, medianprops={"color": color[arm]})
+        axes.plot([place] * len(scores), scores, "o", color=color[arm], markersize=4, alpha=0.8)
+    labels = [f"{arm}\n{len(scores)} run{'s' * (len(scores) > 1)}" for arm, scores in arms.items()]
+    axes.set_xticks(range(len(arms)), labels)
+    axes.set(ylabel="spike score", ylim=(0, None))
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    chosen = options.parse_args(arguments)
+    save(draw(load(options, chosen.runs, load_runs)), "mxnorm_figa3_spike_scores")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""`python -m mxstudy ARGUMENTS` in a process of its own, with something happening to it at a chosen moment.
+
+The processes are forked from a server that has imported torch and the studies already: seconds saved for each. What
+happens in them hangs on Python's audit events (a file is opened, renamed, ...), so that a moment is met exactly,
+however slow or fast the machine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+EVENTS = ("open", "os.mkdir", "os.rename", "os.write", "shutil.rmtree")
+TINY = ("+experiment=quickstart", "+debug=tiny", "train.deterministic=true", "tracking=none")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At the `count`-th event whose text, like "open ('PATH', ...)", fits `pattern`: a signal or an errno.
+
+    An errno is raised in place of that event and of all later ones that fit. `torn` writes half of the data first.
+    """
+
+    pattern: str
+    signal: signal.Signals | None = None
+    errno: int | None = None
+    count: int = 1
+    torn: bool = False
+
+    def install(self) -> None:
+        """From now on in this process; Python has no event for os.write, and so it gets one."""
+        seen = 0
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            if event not in EVENTS or not re.search(self.pattern, f"{event} {arguments}"):
+                return
+            seen += 1
+            if self.errno is not None and seen >= self.count:
+                raise OSError(self.errno, os.strerror(self.errno))
+            if self.signal is not None and seen == self.count:
+                if self.torn:
+                    write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), self.signal)
+
+        def audited(file: int, data: bytes) -> int:
+            sys.audit("os.write", file, data)
+            return write(file, data)
+
+        write, os.write = os.write, audited
+        sys.addaudithook(hook)
+
+
+@dataclass
+class Command:
+    """A process that runs, or ran, the command line in `folder`."""
+
+    process: ForkServerProcess
+    output: Path
+
+    def ended(self, timeout_s: float = 120.0) -> int:
+        """The exit code; -9 if SIGKILL ended it."""
+        self.process.join(timeout_s)
+        if self.process.exitcode is None:
+            raise TimeoutError(self.said)
+        return self.process.exitcode
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text()
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str, fault: Fault | None = None) -> Iterator[Command]:
+    """Runs while the block does; what is left of it at the block's end is killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mxstudy.cli", "mxstudy.studies"])
+    folder.mkdir(exist_ok=True)
+    output = folder / f"output-{len(list(folder.glob('output-*')))}"
+    process = context.Process(target=in_the_child, args=(folder, arguments, output, fault))
+    process.start()
+    try:
+        yield Command(process, output)
+    finally:
+        process.kill()
+        process.join()
+
+
+def run(folder: Path, *arguments: str, fault: Fault | None = None) -> tuple[int, str]:
+    """Exit code, and what was said on stdout and stderr."""
+    with started(folder, *arguments, fault=fault) as command:
+        return command.ended(), command.said
+
+
+def in_the_child(folder: Path, arguments: tuple[str, ...], output: Path, fault: Fault | None) -> None:
+    import torch
+
+    from mxstudy import cli
+
+    with output.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(folder)
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
+    sys.argv = ["mxstudy", *arguments]
+    torch.set_num_threads(1)
+    if fault:
+        fault.install()
+    cli.main()
+
+
+def killed_at(pattern: str, count: int = 1, torn: bool = False) -> Fault:
+    return Fault(pattern, signal.SIGKILL, count=count, torn=torn)
+
+
+def full_disk_at(pattern: str) -> Fault:
+    return Fault(pattern, errno=errno.ENOSPC)
+
+
+def the_run(folder: Path) -> Path:
+    """The one run folder under `folder`."""
+    (path,) = (status.parent for status in folder.glob("runs/*/*/status.json"))
+    return path
