@@ -55,10 +55,11 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
 
 
 def describe(rows: Mapping[str, str]) -> str:
-    """The plan as applied, a line a row: how many linears, and the format of each operand."""
+    """The plan as applied, a line a row: how many linears, and the formats of both operands of each GEMM."""
     lines = []
     for row in dict.fromkeys(rows.values()):
+        formats = [fmt or "-" for fmt in vars(PRECISIONS[row]).values()]
+        gemms = zip(("forward", "dgrad", "wgrad"), formats[::2], formats[1::2], strict=True)
         count = sum(r == row for r in rows.values())
-        formats = ", ".join(f"{operand} {fmt or '-'}" for operand, fmt in vars(PRECISIONS[row]).items())
-        lines.append(f"{count} linears in {row}: {formats}")
+        lines.append(f"{count} linears in {row}: " + ", ".join(f"{name} {a} x {b}" for name, a, b in gemms))
     return "\n".join(lines)

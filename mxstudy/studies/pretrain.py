@@ -156,6 +156,8 @@ class Recorder:
 
     def record(self, row: dict[str, Any]) -> None:
         self.journal.write(row)
+        if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
+            print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
         if "loss" in row:
             self.progress.show(row)
             if time.monotonic() - self.status_s > 1.0:

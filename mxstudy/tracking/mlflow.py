@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0  # between attempts while the server is away
-LAST_CHANCE_S = 10.0  # what a run waits at its end for a server that was away already
+LAST_CHANCE_S = 10.0  # what a run waits at its end for a server that is away
 
 # What MLflow calls the state in which a run ends.
 STATES = {
@@ -124,7 +124,9 @@ class Mirror:
         """Sends the rest and ends the MLflow run. Returns None, or in one line why not everything has arrived."""
         self._final = state
         self._wake.set()
-        self._thread.join(LAST_CHANCE_S if self._problem else timeout_s)
+        self._thread.join(LAST_CHANCE_S)
+        if self._problem is None:
+            self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return None
         self._gave_up = True

@@ -97,8 +97,9 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 def read_about(path: Path) -> dict[str, Any]:
     """checkpoint.json: step, fingerprint, config."""
     try:
-        return json.loads((path / "checkpoint.json").read_text())
-    except (OSError, ValueError) as error:
+        about = json.loads((path / "checkpoint.json").read_text())
+        return {key: about[key] for key in ("step", "fingerprint", "config")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: no readable checkpoint.json ({error})") from error
 
 

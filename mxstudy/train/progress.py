@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -28,8 +29,10 @@ class Progress:
             f"{self.label}  step {done}/{self.steps}  loss {row['loss']:.4f}"
             f"  {row['tokens_per_s']:,.0f} tokens/s  {clock(left_s)} left"
         )
-        end = "\n" if not self.is_terminal or done == self.steps else ""
-        self.stream.write(f"\r\033[K{line}{end}" if self.is_terminal else f"{line}\n")
+        if self.is_terminal:
+            columns = shutil.get_terminal_size().columns
+            line = f"\r\033[K{line[: columns - 1]}"  # a longer one would wrap, and leave its first half behind
+        self.stream.write(line + ("\n" if not self.is_terminal or done == self.steps else ""))
         self.stream.flush()
 
 

@@ -82,13 +82,14 @@ def test_windows_cross_files(tmp_path):
     assert many.train_tokens[-2:].tolist() == [399, 400]
 
 
-def test_validation_is_the_first_windows(tmp_path):
+def test_validation_is_spread_over_its_split(tmp_path):
     batches = Batches(shards_of(tmp_path, 11, 95), 10, 1, data_seed=0)
     tokens_BT, targets_BT = batches.validation(9)
     assert torch.equal(tokens_BT.flatten(), 10_000 + torch.arange(90))
     assert torch.equal(targets_BT, tokens_BT + 1)
     assert tokens_BT.dtype == torch.int64
-    assert torch.equal(batches.validation(2)[0], tokens_BT[:2])
+    assert torch.equal(batches.validation(2)[0], tokens_BT[[0, 4]])
+    assert torch.equal(batches.validation(3)[0], tokens_BT[[0, 3, 6]])
     assert batches.validation(0)[0].shape == (0, 10)
 
 
