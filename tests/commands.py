@@ -20,8 +20,19 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mxstudy import cli
+from mxstudy.tracking.folder import RunFolder, Status
+
 EVENTS = ("open", "os.mkdir", "os.rename", "os.write", "shutil.rmtree")
 TINY = ("+experiment=quickstart", "+debug=tiny", "train.deterministic=true", "tracking=none")
+OWN_TEXT = ("data=text", "tokenizer=bytes", "validation.sequences=2", "data.validation_fraction=0.2")
+SMALL = (
+    *("+experiment=quickstart", "tracking=none", "train.steps=6", "train.batch_size=2", "train.sequence_length=32"),
+    *("model.hidden_size=32", "model.ffn_size=64", "model.num_layers=1", "model.num_heads=2", "model.num_kv_heads=1"),
+    *("checkpoint.every_steps=2", "train.deterministic=true"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Fault:
             sys.audit("os.write", file, data)
             return write(file, data)
 
-        write, os.write = os.write, audited
+        write, os.write = os.write, audited  # type: ignore[assignment]
         sys.addaudithook(hook)
 
 
@@ -105,8 +116,6 @@ def run(folder: Path, *arguments: str, fault: Fault | None = None) -> tuple[int,
 def in_the_child(folder: Path, arguments: tuple[str, ...], output: Path, fault: Fault | None) -> None:
     import torch
 
-    from mxstudy import cli
-
     with output.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -131,3 +140,26 @@ def the_run(folder: Path) -> Path:
     """The one run folder under `folder`."""
     (path,) = (status.parent for status in folder.glob("runs/*/*/status.json"))
     return path
+
+
+def status(folder: Path) -> Status:
+    return RunFolder(the_run(folder)).status()
+
+
+def corpus(folder: Path, documents: int = 40, words: int = 60) -> str:
+    """Local text files; returns the override that names them."""
+    (folder / "corpus").mkdir()
+    for number in range(documents):
+        (folder / "corpus" / f"{number:02}.txt").write_text(" ".join(f"w{(number * w) % 97}" for w in range(words)))
+    return f"data.paths=['{folder}/corpus/*.txt']"
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    """The command line in this process: exit code, and the message it exits with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["mxstudy", *arguments])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return (end.code, "") if isinstance(end.code, int) else (1, str(end.code))
+    return 0, ""
