@@ -51,7 +51,7 @@ REFUSED = [
 
 
 PLANS = [
-    ("{layres.*: mxfp8}", "pattern 'layres.*' matches no linear", "choose from layers.0.attention.wqkv"),
+    ("{layres.*: mxfp8}", "pattern 'layres.*' matches no linear", "did you mean 'layers.*'?"),
     ("{layers.*: mxpf8}", "'mxpf8' is not a choice", "did you mean 'mxfp8'?"),
     ("{layers.*: mxfp8, layers.7.*: bf16}", "'layers.7.*' matches no linear", "layers."),
 ]

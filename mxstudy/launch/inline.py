@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -75,8 +75,9 @@ def attempt(job: Job, folder: RunFolder) -> str:
     except Exception as error:
         log, reason = folder.path / "error.log", f"{type(error).__name__}: {error}"
         say(f"failed: {reason}  ({log})")
-        log.write_text(traceback.format_exc())
-        folder.update(state="failed", reason=reason)
+        with suppress(OSError):  # a full disk may be the very reason
+            folder.update(state="failed", reason=reason)
+            log.write_text(traceback.format_exc())
         return "failed"
 
 

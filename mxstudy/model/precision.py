@@ -39,7 +39,9 @@ def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[
     for pattern, row in plan.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched:
-            raise ConfigError(f"precision.schedule: pattern {pattern!r} matches no linear; {suggest(pattern, names)}")
+            patterns = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in names if "." in name)
+            near = suggest(pattern, [*patterns, *names])
+            raise ConfigError(f"precision.schedule: pattern {pattern!r} matches no linear; {near}")
         rows |= dict.fromkeys(matched, row)
     return rows
 

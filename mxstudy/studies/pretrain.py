@@ -172,6 +172,8 @@ class Recorder:
 
     def end(self, state: str, reason: str | None) -> None:
         self.folder.update(state=state, reason=reason)
+        if state == "diverged":
+            print(f"diverged: loss or gradient norm is not finite; everything up to then is in {self.folder.path}")
         behind = self.mirror.finish(state) if self.mirror else None
         if behind:
             print(f"tracking: {behind}; the journal has everything", flush=True)

@@ -100,7 +100,9 @@ def read_about(path: Path) -> dict[str, Any]:
         about = json.loads((path / "checkpoint.json").read_text())
         return {key: about[key] for key in ("step", "fingerprint", "config")}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: no readable checkpoint.json ({error})") from error
+        raise CheckpointError(
+            f"{path}: no readable checkpoint.json ({error}); delete that folder to resume from the one before"
+        ) from error
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -49,6 +49,11 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
         applied({"layers.0.atention.wo": "mxfp8"})
 
 
+def test_a_misspelt_pattern_is_refused_with_the_nearest_pattern():
+    with pytest.raises(ConfigError, match=r"'layres.\*' matches no linear; did you mean 'layers.\*'"):
+        applied({"layres.*": "mxfp8"})
+
+
 def test_an_unknown_row_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="'mxfp9' is not a choice; did you mean 'mxfp8'"):
         applied({"layers.*": "mxfp9"})
