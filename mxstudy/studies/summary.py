@@ -40,11 +40,13 @@ def short(label: str) -> str:
 
 
 def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
-    """The first run with those choices, or the first of all where none has them."""
-    fits = pd.Series(True, index=runs.index)
-    for group, choice in baseline.items():
-        fits &= runs[f"choice.{group}"] == choice
-    return runs[fits].iloc[0] if fits.any() else runs.iloc[0]
+    """The first run with those choices; the first of all, and a line that says so, where no run has them."""
+    wanted = {f"choice.{group}": choice for group, choice in baseline.items()}
+    fits = runs.reindex(columns=list(wanted)).eq(pd.Series(wanted, dtype=object)).all(axis="columns")
+    if not fits.any():
+        print(f"baseline: no arm has {dict(baseline)}; {runs['label'].iloc[0]} stands in for it")
+        return runs.iloc[0]
+    return runs[fits].iloc[0]
 
 
 def table(runs: pd.DataFrame, baseline: pd.Series) -> Table:
