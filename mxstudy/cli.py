@@ -39,7 +39,11 @@ CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
 # The bases of the config groups: every YAML file of a group starts from one of its group's.
 BASES: dict[str, dict[str, Any]] = {
     "model": {"decoder": schemas.Decoder},
-    "norm": {"rmsnorm": schemas.RMSNorm, "mxnorm": schemas.MXNorm},
+    "norm": {
+        "rmsnorm": schemas.RMSNorm,
+        "mxnorm": schemas.MXNorm,
+        "mxnorm_postround": schemas.PostRoundMXNorm,
+    },
     "precision": {"precision": schemas.Precision},
     "data": {"pysource": schemas.PySource, "files": schemas.Files, "hugging_face": schemas.HuggingFace},
     "tokenizer": {"bytes": schemas.Bytes, "bpe": schemas.TrainedBPE, "pretrained": schemas.Pretrained},

@@ -1,7 +1,7 @@
 """The schema of every run: frozen dataclasses and their validation. Standard library only."""
 
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
-from mxstudy.config.model import Decoder, MXNorm, Norm, Precision, PrecisionRow, RMSNorm
+from mxstudy.config.model import Decoder, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
 from mxstudy.config.observation import ActivationHistograms, NormOutputRMS, Probes, Tracking
 from mxstudy.config.run import SCHEMA_VERSION, STUDIES, Pretrain, Run, fingerprint, hashed, read_run
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
@@ -21,6 +21,7 @@ __all__ = [
     "MXNorm",
     "Norm",
     "NormOutputRMS",
+    "PostRoundMXNorm",
     "Precision",
     "PrecisionRow",
     "Pretrain",

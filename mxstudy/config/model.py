@@ -55,7 +55,19 @@ class MXNorm:
         require(0 < self.p < float("inf"), f"p: the exponent of the p-mean must be positive and finite, not {self.p}")
 
 
-Norm = RMSNorm | MXNorm
+@schema
+class PostRoundMXNorm:
+    """RMS estimated from the block scales after their rounding, by `precision.scale_rule` for `format`.
+
+    MXNorm paper, appendix K; its gain is always folded.
+    """
+
+    kind: Literal["mxnorm_postround"] = "mxnorm_postround"
+    format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"
+    eps: float = 1e-5
+
+
+Norm = RMSNorm | MXNorm | PostRoundMXNorm
 
 
 @schema
@@ -71,10 +83,18 @@ class PrecisionRow:
 
 @schema
 class Precision:
+    """`operand_pre_round`: operands to bf16 first, ties away from zero, before they are quantised (microxcaling).
+
+    `backend`: emulated decodes operands and multiplies them in high precision; native is the hardware's MX GEMM,
+    compute capability 10.0 (SM100) and later; auto is native where there is one for the row, emulated elsewhere.
+    """
+
     schedule: tuple[PrecisionRow, ...]
     block_size: Literal[16, 32, 64] = 32
     scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"
     rounding: Literal["even", "away"] = "even"
+    operand_pre_round: bool = False
+    backend: Literal["auto", "emulated", "native"] = "auto"
 
     def __post_init__(self) -> None:
         starts = [row.from_step for row in self.schedule]

@@ -7,8 +7,8 @@ to the fused linear that reads it; the final norm, the embedding and the output 
 from __future__ import annotations
 
 import hashlib
+import typing
 from collections.abc import Callable
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, RMSNorm, build_norm
+from mxstudy.numerics.cast import BlockCast
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
@@ -55,11 +56,11 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, layer: int, model: config.Decoder, norm: config.Norm, block_size: int) -> None:
+    def __init__(self, layer: int, model: config.Decoder, norm: config.Norm, cast: BlockCast) -> None:
         super().__init__()
         output_std = model.init_std / (2 * (layer + 1)) ** 0.5
-        self.attention = Attention(model, build_norm(norm, model.hidden_size, block_size), output_std)
-        self.feed_forward = FeedForward(model, build_norm(norm, model.hidden_size, block_size), output_std)
+        self.attention = Attention(model, build_norm(norm, model.hidden_size, cast), output_std)
+        self.feed_forward = FeedForward(model, build_norm(norm, model.hidden_size, cast), output_std)
 
     def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> tuple[Tensor, Tensor]:
         """The block's output, and the input of its second norm: the backward keeps it anyway, and observers need it."""
@@ -73,11 +74,11 @@ class Decoder(nn.Module):
     `watchers` are shown every norm's input as the forward passes it; they may read it, not write.
     """
 
-    def __init__(self, model: config.Decoder, norm: config.Norm, block_size: int, compute: torch.dtype) -> None:
+    def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, compute: torch.dtype) -> None:
         super().__init__()
         self.config, self.compute = model, compute
         self.tok_embeddings = nn.Embedding(model.vocab_size, model.hidden_size)
-        self.layers = nn.ModuleList(Block(i, model, norm, block_size) for i in range(model.num_layers))
+        self.layers = nn.ModuleList(Block(i, model, norm, cast) for i in range(model.num_layers))
         self.norm = RMSNorm(model.hidden_size, norm.eps)
         self.output = MXLinear(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
         self.watchers: tuple[Watcher, ...] = ()
@@ -86,7 +87,7 @@ class Decoder(nn.Module):
         x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight.to(self.compute))
         rope_TH = self.rope(tokens_BT.shape[1], tokens_BT.device)
         for i, module in enumerate(self.layers):
-            layer, x_in_BTD = cast(Block, module), x_BTD
+            layer, x_in_BTD = typing.cast(Block, module), x_BTD
             x_BTD, h_BTD = layer(x_BTD, rope_TH)
             self.watch(f"layers.{i}.attention_norm", layer.attention.wqkv, x_in_BTD)
             self.watch(f"layers.{i}.ffn_norm", layer.feed_forward.w13, h_BTD)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.matmul import Gemms, mx_linear
+from mxstudy.numerics.matmul import Gemms, forward_operand, mx_linear
 from mxstudy.numerics.norm import norm_linear
 
 
@@ -40,7 +42,16 @@ class NormLinear(MXLinear):
             self.norm.weight.to(x.dtype),
             self.weight.to(x.dtype),
             rms=self.norm.rms,
+            bound=self.norm.bound,
             fold_gain=self.norm.fold_gain,
             gemms=self.gemms,
             cast=self.cast,
         )
+
+    def read(self, xbar: Tensor) -> Tensor:
+        """x / rms as the forward GEMM reads it where the gain is folded, float32: what observers see."""
+        if self.gemms.forward_x is None:
+            return xbar
+        emulated, bound = replace(self.gemms, native=False), xbar.new_full((), self.norm.bound)
+        operand = forward_operand(xbar.flatten(0, -2), emulated, self.cast, torch.float32, bound)
+        return operand.dequantize().view_as(xbar)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.numerics.cast import BlockCast, Quantized
-from mxstudy.numerics.norm import norm_cast, normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.numerics.postround import rms_post_round, smallest_rms
 from mxstudy.reader import ConfigError
 
 
@@ -31,10 +33,6 @@ class Norm(nn.Module):
     def bound(self) -> float:
         """What no element of x / rms(x) exceeds in magnitude (MXNorm paper, Lemmas 1 and 2)."""
         raise NotImplementedError
-
-    def cast(self, x: Tensor, fmt: str, cast: BlockCast) -> Quantized:
-        """x / rms(x), without the gain, as an MX tensor."""
-        return norm_cast(x, self.rms(x), fmt, cast)
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype).float()
@@ -63,8 +61,7 @@ class MXNorm(Norm):
 
     def __init__(self, size: int, p: float, block_size: int = 32, eps: float = 1e-5) -> None:
         super().__init__(size, eps)
-        if size % block_size:
-            raise ConfigError(f"model.hidden_size: {size} does not divide into blocks of {block_size}")
+        check_blocks(size, block_size)
         self.p, self.block_size = p, block_size
 
     def rms(self, x: Tensor) -> Tensor:
@@ -75,11 +72,44 @@ class MXNorm(Norm):
         return (self.size / self.block_size) ** (1 / self.p) / rms_coefficient(self.p, self.block_size)
 
 
-NORMS: dict[type, Callable[[config.Norm, int, int], Norm]] = {
-    config.RMSNorm: lambda norm, size, block_size: RMSNorm(size, norm.eps, norm.fold_gain),  # type: ignore[union-attr]
-    config.MXNorm: lambda norm, size, block_size: MXNorm(size, norm.p, block_size, norm.eps),  # type: ignore[union-attr]
+class PostRoundMXNorm(Norm):
+    """RMS from the scales of the MX cast of x, after their rounding (MXNorm paper, appendix K); eps is added to it.
+
+    x / rms is cast anew, as in MXNorm: the ablation is of the estimate alone.
+    """
+
+    fold_gain = True
+
+    def __init__(
+        self, size: int, block_size: int = 32, scale_rule: str = "rceil", fmt: str = "E4M3", eps: float = 1e-5
+    ) -> None:
+        super().__init__(size, eps)
+        check_blocks(size, block_size)
+        self.fmt, self.block_cast = fmt, BlockCast(block_size, scale_rule)
+        self._bound = 1 / smallest_rms(size // block_size, fmt, self.block_cast)
+
+    def rms(self, x: Tensor) -> Tensor:
+        return rms_post_round(x, self.fmt, self.block_cast, self.eps)
+
+    @property
+    def bound(self) -> float:
+        return self._bound
+
+
+def check_blocks(size: int, block_size: int) -> None:
+    if size % block_size:
+        raise ConfigError(f"model.hidden_size: {size} does not divide into blocks of {block_size}")
+
+
+NORMS: dict[type, Callable[[Any, int, BlockCast], Norm]] = {
+    config.RMSNorm: lambda norm, size, cast: RMSNorm(size, norm.eps, norm.fold_gain),
+    config.MXNorm: lambda norm, size, cast: MXNorm(size, norm.p, cast.block_size, norm.eps),
+    config.PostRoundMXNorm: lambda norm, size, cast: PostRoundMXNorm(
+        size, cast.block_size, cast.scale_rule, norm.format, norm.eps
+    ),
 }
 
 
-def build_norm(norm: config.Norm, size: int, block_size: int) -> Norm:
-    return NORMS[type(norm)](norm, size, block_size)
+def build_norm(norm: config.Norm, size: int, cast: BlockCast) -> Norm:
+    """`cast`: that of the linear which reads the norm."""
+    return NORMS[type(norm)](norm, size, cast)

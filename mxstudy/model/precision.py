@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.model.linear import MXLinear
-from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.formats import look_up
+from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.norm import PostRoundMXNorm
+from mxstudy.numerics.cast import BlockCast, check_nvfp4
+from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.numerics.matmul import PRECISIONS, Gemms
+from mxstudy.numerics.native import why_not_native
 from mxstudy.reader import ConfigError, suggest
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def apply_precision(model: nn.Module, precision: config.Precision, step: int, compute: str) -> dict[str, str]:
+def block_cast(precision: config.Precision) -> BlockCast:
+    return BlockCast(precision.block_size, precision.scale_rule, precision.rounding, precision.operand_pre_round)
+
+
+def apply_precision(
+    model: nn.Module, precision: config.Precision, step: int, compute: str, device: torch.device
+) -> dict[str, str]:
     """Set every linear's formats to those of the schedule's row at `step`; returns {module name: row of PRECISIONS}.
 
-    Raises ConfigError for a pattern that matches nothing, an unknown row, sizes that the block does not divide.
+    `device`: where the model is going to run. Raises ConfigError for a pattern that matches nothing, an unknown row,
+    sizes that the block does not divide, a backend that is not there.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     rows = match_plan(plan, list(linears), default=compute)
-    cast = BlockCast(precision.block_size, precision.scale_rule, precision.rounding)
     for name, linear in linears.items():
-        linear.gemms, linear.cast = look_up(PRECISIONS, rows[name], f"precision.schedule: plan for {name}"), cast
+        gemms = look_up(PRECISIONS, rows[name], f"precision.schedule: plan for {name}")
+        linear.cast = block_cast(precision)
+        linear.gemms = replace(gemms, native=is_native(precision.backend, gemms, linear.cast, DTYPES[compute], device))
         check_precision(name, linear, rows[name], compute)
     return rows
+
+
+def is_native(backend: str, gemms: Gemms, cast: BlockCast, compute: torch.dtype, device: torch.device) -> bool:
+    """Whether those GEMMs run on the hardware's MX units. Raises ConfigError where native was asked for in vain."""
+    if backend == "emulated" or gemms == Gemms():
+        return False
+    reason = why_not_native(gemms, cast, compute, device)
+    if reason and backend == "native":
+        raise ConfigError(f"precision.backend: native cannot be had: {reason}; emulated runs everywhere")
+    return reason is None
 
 
 def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[str, str]:
@@ -49,19 +71,39 @@ def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[
 def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None:
     if row in DTYPES and row != compute:
         raise ConfigError(f"precision.schedule: {name} asks for {row}, but train.compute is {compute}; make them equal")
+    formats = {fmt for pair in linear.gemms.operands for fmt in pair if fmt}
+    if "NVFP4" in formats:
+        try:
+            check_nvfp4(linear.cast)
+        except ConfigError as error:
+            raise ConfigError(f"precision.{error}") from None
+    if isinstance(linear, NormLinear) and isinstance(linear.norm, PostRoundMXNorm):
+        check_scales_read(name, linear.norm.fmt, linear.gemms.forward_x)
     block_size = linear.cast.block_size
     sizes = {"input": linear.in_features, "output": linear.out_features}
     for side, size in sizes.items():
-        if linear.gemms != Gemms() and size % block_size:
+        if formats and linear.gemms.scaling == "block" and size % block_size:
             raise ConfigError(f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}")
 
 
-def describe(rows: Mapping[str, str]) -> str:
-    """The plan as applied, a line a row: how many linears, and the formats of both operands of each GEMM."""
-    lines = []
-    for row in dict.fromkeys(rows.values()):
-        formats = [fmt or "-" for fmt in vars(PRECISIONS[row]).values()]
-        gemms = zip(("forward", "dgrad", "wgrad"), formats[::2], formats[1::2], strict=True)
-        count = sum(r == row for r in rows.values())
-        lines.append(f"{count} linears in {row}: " + ", ".join(f"{name} {a} x {b}" for name, a, b in gemms))
-    return "\n".join(lines)
+def check_scales_read(name: str, reads: str, operand: str | None) -> None:
+    """The scales that the norm takes its RMS from are those that its output is cast with."""
+    if operand is None or operand == reads:
+        return
+    if FORMATS[operand].scale != "E8M0":
+        raise ConfigError(f"norm: PostRoundMXNorm reads E8M0 scales, and {name} casts the norm's output to {operand}")
+    raise ConfigError(f"norm.format: {reads}, but {name} casts the norm's output to {operand}; make them equal")
+
+
+def describe(model: nn.Module, rows: Mapping[str, str]) -> str:
+    """The plan as applied, a line a row: how many linears, both operands' formats in each GEMM, the backend."""
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
+    groups = Counter((row, linears[name].gemms) for name, row in rows.items())
+    return "\n".join(f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items())
+
+
+def describe_gemms(gemms: Gemms) -> str:
+    pairs = zip(("forward", "dgrad", "wgrad"), gemms.operands, strict=True)
+    formats = ", ".join(f"{name} {a or '-'} x {b or '-'}" for name, (a, b) in pairs)
+    scaling = ", one FP32 scale a tensor" if gemms.scaling == "tensor" else ""
+    return formats + scaling + (", native" if gemms.native else "")

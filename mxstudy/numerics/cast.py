@@ -1,141 +1,182 @@
-"""The MX cast: blocks of an axis to small floats that share one power-of-two scale.
+"""The cast: blocks of an axis to small floats that share one scale.
 
     absmax a of a block -> scale 2^k (a rule of SCALE_RULES) -> x / 2^k, clamped to max -> nearest element value
 
-Exact and the same bits on every device, eager or compiled: exponents are read and written as bits, all scaling is by
-powers of two, overflow is clamped here because float8 casts of torch before 2.13 do not saturate.
+NVFP4's scale is an E4M3 number instead, relative to one FP32 scale of the whole tensor. Bits are the same on every
+device, eager or compiled; overflow is clamped here because float8 casts of torch before 2.13 do not saturate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, ElementFormat, look_up
+from mxstudy.numerics.formats import FORMATS, ElementFormat, look_up
+from mxstudy.numerics.grid import decode, encode, pack_pairs, round_to_bf16_away, round_to_grid, to_dtype, unpack_pairs
+from mxstudy.numerics.scales import (
+    absmax_bits,
+    decode_scales,
+    divide_by_scales,
+    nvfp4_block_scales,
+    nvfp4_tensor_scale,
+    scale_codes,
+)
 from mxstudy.reader import ConfigError
 
-EXPONENT_MASK = 0x7F800000  # of FP32; also the bits of infinity
-MAGNITUDE_MASK = 0x7FFFFFFF
-NAN_BITS = 0x7FC00000
-HALF_MIN_NORMAL_BITS = 0x00400000  # 2^-127, an FP32 subnormal: E8M0 code 0
-NAN_SCALE = 0xFF
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class BlockCast:
-    """How tensors are cut into blocks and rounded; the element format is each operand's own."""
+    """How tensors are cut into blocks and rounded; the element format is each operand's own.
+
+    `operand_pre_round`: to bf16 first, ties away from zero, as microxcaling does.
+    """
 
     block_size: int = 32
     scale_rule: str = "rceil"
     rounding: str = "even"
+    operand_pre_round: bool = False
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """`values` float32 on the element grid, x's shape; `scales` uint8 E8M0 codes, `axis` divided by the block size."""
+    """`values` float32 on the element grid, x's shape; `scales` uint8 E8M0 codes, `axis` divided by the block size.
+
+    NVFP4: `scales` float8_e4m3fn, and the float32 `tensor_scale`, which broadcasts over the scales.
+    """
 
     values: Tensor
     scales: Tensor
     format: ElementFormat
     axis: int
     block_size: int
+    tensor_scale: Tensor | None = None
 
     @property
     def codes(self) -> Tensor:
-        """uint8, x's shape: the elements' bit patterns; every NaN has the same."""
-        values = torch.where(self.values.isnan(), torch.nan, self.values)
-        return values.to(self.format.dtype).view(torch.uint8)
+        """uint8, one element a byte and x's shape; of 4 bits two a byte along `axis`, the first in the low nibble."""
+        codes = encode(self.values, self.format)
+        return pack_pairs(codes, self.axis) if self.format.bits == 4 else codes
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes: Tensor,
+        scales: Tensor,
+        fmt: str,
+        axis: int,
+        block_size: int,
+        tensor_scale: Tensor | None = None,
+    ) -> Quantized:
+        """The tensor of which `codes` and `scales` are these."""
+        element, axis = look_up(FORMATS, fmt, "format"), axis % codes.ndim
+        codes = unpack_pairs(codes, axis) if element.bits == 4 else codes
+        return cls(decode(codes, element), scales, element, axis, block_size, tensor_scale)
+
+    def without_tensor_scale(self) -> Quantized:
+        """Itself with a tensor scale of 1: what a GEMM multiplies before it scales its accumulator."""
+        assert self.tensor_scale is not None
+        return replace(self, tensor_scale=torch.ones_like(self.tensor_scale))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Value times scale: exact in float32 below 2^128, rounded once to `dtype`."""
+        """Value times scale, rounded once to `dtype`; with E8M0 scales exact in float32 below 2^128."""
+        if self.format.scale == "E8M0":
+            scales = decode_scales(self.scales)
+        else:
+            assert self.tensor_scale is not None
+            scales = self.scales.to(torch.float32) * self.tensor_scale
         blocks = split_blocks(self.values, self.block_size, self.axis)
-        scales = decode_scales(self.scales).unsqueeze(self.axis + 1)
-        return (blocks * scales).flatten(self.axis, self.axis + 1).to(dtype)
+        return to_dtype((blocks * scales.unsqueeze(self.axis + 1)).flatten(self.axis, self.axis + 1), dtype)
 
 
 def quantize(
-    x: Tensor, fmt: str, block_size: int = 32, axis: int = -1, scale_rule: str = "rceil", rounding: str = "even"
+    x: Tensor,
+    fmt: str,
+    block_size: int | None = None,
+    axis: int = -1,
+    scale_rule: str = "rceil",
+    rounding: str = "even",
+    tensor_scale: Tensor | float | None = None,
 ) -> Quantized:
-    """x (bf16, fp16 or fp32, any shape) in blocks of `block_size` along `axis`.
+    """x (bf16, fp16 or fp32, any shape) in blocks of `block_size` (32; NVFP4: 16) along `axis`.
 
-    A block with a NaN or an infinity has the scale code 0xFF and decodes to NaN; a zero block has k = -127.
+    MX: a block with a NaN or an infinity has the scale code 0xFF and decodes to NaN; a zero block has k = -127.
+    NVFP4: `tensor_scale` is that of x's absmax if not given; one that is given broadcasts over the scales.
     Raises ConfigError for an unknown format, rule or rounding, another dtype, or an axis that does not divide.
     """
-    values, codes, axis = _quantize_blocks(x, fmt, BlockCast(block_size, scale_rule, rounding), axis)
-    scales = codes.squeeze(axis + 1).to(torch.uint8)
-    return Quantized(values.flatten(axis, axis + 1), scales, FORMATS[fmt], axis, block_size)
+    block_size = block_size or look_up(FORMATS, fmt, "format").block_size
+    return block_cast(x, fmt, axis, BlockCast(block_size, scale_rule, rounding), tensor_scale)
 
 
 def fake_quantize(
-    x: Tensor, fmt: str, block_size: int = 32, axis: int = -1, scale_rule: str = "rceil", rounding: str = "even"
+    x: Tensor,
+    fmt: str,
+    block_size: int | None = None,
+    axis: int = -1,
+    scale_rule: str = "rceil",
+    rounding: str = "even",
+    tensor_scale: Tensor | float | None = None,
 ) -> Tensor:
     """`quantize` and decode in one: x's dtype and shape."""
-    values, codes, axis = _quantize_blocks(x, fmt, BlockCast(block_size, scale_rule, rounding), axis)
-    return to_dtype((values * decode_scales(codes)).flatten(axis, axis + 1), x.dtype)
+    return quantize(x, fmt, block_size, axis, scale_rule, rounding, tensor_scale).dequantize(x.dtype)
 
 
-def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), and nothing at all where that is x's dtype.
-
-    In torch 2.11 a compiled autograd.Function has zero gradients if a result went through a .to() that changes nothing.
-    """
-    return x if x.dtype == dtype else x.to(dtype)
-
-
-def split_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
-    """x with `axis` (not negative) split into [blocks, block_size]; ConfigError where it does not divide."""
-    if x.shape[axis] % block_size:
-        raise ConfigError(f"block_size: {block_size} does not divide axis {axis} of shape {list(x.shape)}")
-    return x.unflatten(axis, (-1, block_size))
-
-
-def block_absmax_bits(blocks: Tensor, axis: int) -> Tensor:
-    """FP32 bits (int32) of the largest magnitude along `axis`, kept as an axis of 1.
-
-    Integers order as magnitudes do, and NaN comes last; a compiled maximum of floats may lose it.
-    """
-    return (blocks.view(torch.int32) & MAGNITUDE_MASK).amax(axis, keepdim=True)
-
-
-def scale_codes(bits: Tensor, fmt: ElementFormat, scale_rule: str) -> Tensor:
-    """E8M0 codes (int32) of block absmax, given as FP32 bits: k + 127, k clamped to [-127, 127], or 0xFF."""
-    exponent = ((bits + look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt)) >> 23) - 127 - fmt.emax
-    return torch.where(bits >= EXPONENT_MASK, NAN_SCALE, exponent.clamp(-127, 127) + 127)
-
-
-def decode_scales(codes: Tensor) -> Tensor:
-    """2^(code - 127) in float32, exactly; NaN for 0xFF."""
-    codes = codes.to(torch.int32)
-    bits = torch.where(codes == 0, HALF_MIN_NORMAL_BITS, codes << 23)
-    return torch.where(codes == NAN_SCALE, NAN_BITS, bits).view(torch.float32)
-
-
-def divide_by_scales(x: Tensor, codes: Tensor) -> Tensor:
-    """x / 2^(code - 127) as an exact product; NaN where the code is 0xFF."""
-    inverse = torch.where(codes == NAN_SCALE, NAN_SCALE, 254 - codes)
-    return x * decode_scales(inverse)
-
-
-def round_to_grid(x: Tensor, fmt: ElementFormat, rounding: str) -> Tensor:
-    """x (fp32) to the nearest value of the format, saturating; NaN stays NaN."""
-    x = x.clamp(-fmt.max, fmt.max)
-    binade = (x.view(torch.int32) & EXPONENT_MASK).view(torch.float32)  # 2^floor(log2 |x|), 0 for an FP32 subnormal
-    step_bits = (binade.clamp_min(2.0**fmt.emin) * 2.0**-fmt.mantissa_bits).view(torch.int32)
-    inverse_step = ((254 << 23) - step_bits).view(torch.float32)
-    return look_up(ROUNDINGS, rounding, "rounding")(x * inverse_step) * step_bits.view(torch.float32)
-
-
-def _quantize_blocks(x: Tensor, fmt: str, cast: BlockCast, axis: int) -> tuple[Tensor, Tensor, int]:
-    """Values [.., blocks, block_size, ..] float32, scale codes [.., blocks, 1, ..] int32, axis counted from 0."""
+def block_cast(
+    x: Tensor, fmt: str, axis: int, cast: BlockCast, tensor_scale: Tensor | float | None = None
+) -> Quantized:
+    """`quantize` with its options as one, `operand_pre_round` among them."""
     element = look_up(FORMATS, fmt, "format")
     if x.dtype not in QUANTIZABLE:
         raise ConfigError(f"dtype: {x.dtype} cannot be quantised; give float32, bfloat16 or float16")
     if not -x.ndim <= axis < x.ndim:
         raise ConfigError(f"axis: {axis} is not one of shape {list(x.shape)}")
     axis %= x.ndim
-    blocks = to_dtype(split_blocks(x, cast.block_size, axis), torch.float32)
-    codes = scale_codes(block_absmax_bits(blocks, axis + 1), element, cast.scale_rule)
-    return round_to_grid(divide_by_scales(blocks, codes), element, cast.rounding), codes, axis
+    x = to_dtype(x, torch.float32)
+    if cast.operand_pre_round:
+        x = round_to_bf16_away(x)
+    blocks = split_blocks(x, cast.block_size, axis)
+    if element.scale == "E4M3":
+        return nvfp4_cast(blocks, element, axis, cast, tensor_scale)
+    if tensor_scale is not None:
+        raise ConfigError(f"tensor_scale: {fmt} has none; NVFP4 has")
+    codes = scale_codes(absmax_bits(blocks, axis + 1), element, cast.scale_rule)
+    values = round_to_grid(divide_by_scales(blocks, codes), element, cast.rounding)
+    scales = codes.squeeze(axis + 1).to(torch.uint8)
+    return Quantized(values.flatten(axis, axis + 1), scales, element, axis, cast.block_size)
+
+
+def nvfp4_cast(
+    blocks: Tensor, element: ElementFormat, axis: int, cast: BlockCast, tensor_scale: Tensor | float | None
+) -> Quantized:
+    """Blocks [.., n, 16, ..] fp32. The scales' reciprocal is taken first, as NVIDIA's kernels and torchao do."""
+    check_nvfp4(cast)
+    absmax = absmax_bits(blocks, axis + 1).view(torch.float32)
+    if tensor_scale is None:
+        tensor_scale = nvfp4_tensor_scale(absmax_bits(absmax, tuple(range(absmax.ndim))).view(torch.float32).squeeze())
+    tensor_scale = torch.as_tensor(tensor_scale, dtype=torch.float32, device=blocks.device)
+    spread = tensor_scale.expand(absmax.squeeze(axis + 1).shape).unsqueeze(axis + 1)
+    scales = nvfp4_block_scales(absmax, spread)
+    reciprocal = torch.ones_like(spread) / spread / scales  # 1 / x compiles to an approximation
+    values = round_to_grid(blocks * reciprocal, element, cast.rounding)
+    codes = encode(scales.squeeze(axis + 1), FORMATS["E4M3"]).view(torch.float8_e4m3fn)
+    return Quantized(values.flatten(axis, axis + 1), codes, element, axis, cast.block_size, tensor_scale)
+
+
+def check_nvfp4(cast: BlockCast) -> None:
+    """Raises ConfigError for what NVFP4 does not have."""
+    if cast.block_size != FORMATS["NVFP4"].block_size:
+        raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}")
+    if cast.scale_rule != BlockCast.scale_rule:
+        raise ConfigError(
+            f"scale_rule: {cast.scale_rule} is for E8M0 scales; those of NVFP4 are E4M3, rounded to nearest"
+        )
+
+
+def split_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
+    """x with `axis` (not negative) split into [blocks, block_size]; ConfigError where it does not divide."""
+    if block_size < 1 or x.shape[axis] % block_size:
+        raise ConfigError(f"block_size: {block_size} does not divide axis {axis} of shape {list(x.shape)}")
+    return x.unflatten(axis, (-1, block_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,13 +17,21 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class ElementFormat:
-    """A small float: sign, exponent, mantissa; subnormals kept; overflow saturates to `max` (OCP MX specification)."""
+    """A small float and the format of its block scales (OCP MX specification, section 5).
+
+    Sign, exponent, mantissa; subnormals kept; overflow saturates to `max`.
+    """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
     max: float
-    dtype: torch.dtype  # whose bit patterns are the format's codes
+    scale: Literal["E8M0", "E4M3"] = "E8M0"
+    block_size: int = 32  # the default; the only one of NVFP4
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def emax(self) -> int:
@@ -36,6 +44,20 @@ class ElementFormat:
         return 2 - 2 ** (self.exponent_bits - 1)
 
     @property
+    def min_subnormal(self) -> float:
+        return 2.0 ** (self.emin - self.mantissa_bits)
+
+    @property
+    def binades(self) -> float:
+        """log2 of the largest over the smallest positive number (MXFP8 recipe, table 1)."""
+        return math.log2(self.max / self.min_subnormal)
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether the largest exponent is kept for infinity and NaN, as IEEE 754 does: E5M2 alone."""
+        return self.emax == 1 - self.emin
+
+    @property
     def max_mantissa(self) -> int:
         """The 23 FP32 mantissa bits of `max`."""
         return int((self.max / 2**self.emax - 1) * 2**23)
@@ -44,8 +66,12 @@ class ElementFormat:
 FORMATS = {
     fmt.name: fmt
     for fmt in (
-        ElementFormat("E4M3", exponent_bits=4, mantissa_bits=3, max=448.0, dtype=torch.float8_e4m3fn),
-        ElementFormat("E5M2", exponent_bits=5, mantissa_bits=2, max=57344.0, dtype=torch.float8_e5m2),
+        ElementFormat("E4M3", exponent_bits=4, mantissa_bits=3, max=448.0),
+        ElementFormat("E5M2", exponent_bits=5, mantissa_bits=2, max=57344.0),
+        ElementFormat("E3M2", exponent_bits=3, mantissa_bits=2, max=28.0),
+        ElementFormat("E2M3", exponent_bits=2, mantissa_bits=3, max=7.5),
+        ElementFormat("E2M1", exponent_bits=2, mantissa_bits=1, max=6.0),
+        ElementFormat("NVFP4", exponent_bits=2, mantissa_bits=1, max=6.0, scale="E4M3", block_size=16),
     )
 }
 
@@ -59,8 +85,11 @@ SCALE_RULES: dict[str, Callable[[ElementFormat], int]] = {
 }
 
 
+BELOW_HALF = 0.5 - 2.0**-25  # in FP32; 0.5 itself would round the sum of both up to 1
+
+
 def _half_away(x: Tensor) -> Tensor:
-    return torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x))
+    return torch.trunc(x + torch.copysign(torch.full_like(x, BELOW_HALF), x))
 
 
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {"even": torch.round, "away": _half_away}

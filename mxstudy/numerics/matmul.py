@@ -5,23 +5,32 @@
     wgrad     dW = Q(dH; T)^T . Q(X; T)
 
 A block scale belongs to one axis, so X, W and dH are each quantised twice, both times from high precision: what was
-quantised for one GEMM is never quantised again for another. Every GEMM accumulates in FP32 and rounds once.
+quantised for one GEMM is never quantised again for another. Every GEMM accumulates in FP32 and rounds once; a scale
+that a whole row or tensor shares is multiplied into the accumulator.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast, fake_quantize, to_dtype
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.formats import FORMATS, ElementFormat, look_up
+from mxstudy.numerics.grid import round_to_bf16_away, round_to_grid, to_dtype
+from mxstudy.numerics.native import mx_tensor
+from mxstudy.numerics.scales import absmax_bits, fill_scale, nvfp4_tensor_scale
 
 
 @dataclass(frozen=True)
 class Gemms:
-    """The element format of each operand of the three GEMMs; None is the compute dtype."""
+    """The element format of each operand of the three GEMMs; None is the compute dtype.
+
+    `scaling`: a scale a block, or one FP32 scale a tensor. `native`: quantised operands go to the hardware's MX GEMM.
+    """
 
     forward_x: str | None = None
     forward_w: str | None = None
@@ -29,9 +38,20 @@ class Gemms:
     dgrad_w: str | None = None
     wgrad_dh: str | None = None
     wgrad_x: str | None = None
+    scaling: Literal["block", "tensor"] = "block"
+    native: bool = False
+
+    @property
+    def operands(self) -> tuple[tuple[str | None, str | None], ...]:
+        """Both formats of forward, dgrad and wgrad."""
+        return (
+            (self.forward_x, self.forward_w),
+            (self.dgrad_dh, self.dgrad_w),
+            (self.wgrad_dh, self.wgrad_x),
+        )
 
 
-E4M3, E5M2 = "E4M3", "E5M2"
+E4M3, E5M2, E3M2, E2M3, E2M1, NVFP4 = FORMATS
 
 #                                    forward X  W     dgrad dH  W     wgrad dH  X
 PRECISIONS = {
@@ -48,20 +68,74 @@ PRECISIONS = {
     "mxfp8_e5m2": Gemms(E5M2, E5M2, E5M2, E5M2, E5M2, E5M2),
     "mxfp8_e5m2_weight": Gemms(E4M3, E5M2, E4M3, E5M2, E4M3, E4M3),
     "mxfp8_e5m2_act": Gemms(E5M2, E4M3, E4M3, E4M3, E4M3, E5M2),
+    "mxfp6_e2m3": Gemms(E2M3, E2M3, E2M3, E2M3, E2M3, E2M3),
+    "mxfp6_e3m2": Gemms(E3M2, E3M2, E3M2, E3M2, E3M2, E3M2),
+    "mxfp4": Gemms(E2M1, E2M1, E2M1, E2M1, E2M1, E2M1),
+    "fp8_tensor": Gemms(E4M3, E4M3, E5M2, E4M3, E5M2, E4M3, scaling="tensor"),  # MXFP8 recipe's baseline
+    "nvfp4_forward_only": Gemms(NVFP4, NVFP4),
 }
 
 
-def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast, dtype: torch.dtype) -> Tensor:
-    """x as a GEMM reads it: quantised along `axis` and decoded, or rounded to the compute dtype.
+@dataclass(frozen=True)
+class Operand:
+    """What a GEMM multiplies, and the float32 scale that its accumulator is multiplied with; None is 1."""
+
+    values: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def T(self) -> Operand:
+        return Operand(self.values.t(), None if self.scale is None else self.scale.t())
+
+    def dequantize(self) -> Tensor:
+        """float32."""
+        values = to_dtype(self.values, torch.float32)
+        return values if self.scale is None else values * self.scale
+
+
+def operand(
+    x: Tensor,
+    fmt: str | None,
+    axis: int,
+    gemms: Gemms,
+    cast: BlockCast,
+    dtype: torch.dtype,
+    tensor_scale: Tensor | None = None,
+) -> Operand:
+    """x [rows, columns] as a GEMM reads it: quantised along `axis` and decoded, or rounded to the compute dtype.
 
     On CPU in float32, where bf16 GEMMs are several times slower; the values are the same.
     """
+    gemm_dtype = torch.float32 if x.device.type == "cpu" else dtype
     if fmt is None:
-        x = to_dtype(x, dtype)
-    else:
-        x = to_dtype(x, torch.float32)
-        x = fake_quantize(x, fmt, cast.block_size, axis, cast.scale_rule, cast.rounding)
-    return to_dtype(x, torch.float32 if x.device.type == "cpu" else dtype)
+        return Operand(to_dtype(to_dtype(x, dtype), gemm_dtype))
+    x = to_dtype(x, torch.float32)
+    if gemms.scaling == "tensor":
+        values, scale = tensor_cast(x, look_up(FORMATS, fmt, "format"), cast)
+        return Operand(to_dtype(values, gemm_dtype), scale)
+    quantized = block_cast(x, fmt, axis, cast, tensor_scale)
+    if gemms.native:
+        return Operand(mx_tensor(quantized, gemm_dtype))
+    if quantized.tensor_scale is None:
+        return Operand(quantized.dequantize(gemm_dtype))
+    return Operand(quantized.without_tensor_scale().dequantize(gemm_dtype), quantized.tensor_scale)
+
+
+def tensor_cast(x: Tensor, fmt: ElementFormat, cast: BlockCast) -> tuple[Tensor, Tensor]:
+    """x (fp32) on the element grid, and its one FP32 scale absmax / max, 0-dim: FP8 with current scaling."""
+    x = round_to_bf16_away(x) if cast.operand_pre_round else x
+    scale = fill_scale(absmax_bits(x.flatten(), 0).view(torch.float32).squeeze(0), fmt.max)
+    return round_to_grid(x / scale, fmt, cast.rounding), scale
+
+
+def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
+    """[M, N], accumulated in FP32, scaled, rounded once to `dtype`."""
+    a, b = a_MK.values, b_KN.values
+    scales = [scale for scale in (a_MK.scale, b_KN.scale) if scale is not None]
+    if not scales:
+        return to_dtype(a @ b, dtype)
+    accumulated = a @ b if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
+    return to_dtype(accumulated * math.prod(scales), dtype)
 
 
 def mx_linear(x: Tensor, weight: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
@@ -84,19 +158,38 @@ class _MXLinear(torch.autograd.Function):
         return dx_TI, wgrad_gemm(dh_TO, x_TI, ctx.gemms, ctx.cast), None, None
 
 
-def forward_gemm(x_TI: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype) -> Tensor:
-    x = operand(x_TI, gemms.forward_x, 1, cast, dtype)
-    w = operand(weight_OI, gemms.forward_w, 1, cast, dtype)
-    return to_dtype(x @ w.T, dtype)
+def forward_gemm(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    gemms: Gemms,
+    cast: BlockCast,
+    dtype: torch.dtype,
+    bound: Tensor | None = None,
+) -> Tensor:
+    """`bound`: what no |x| exceeds, where that is known."""
+    w = operand(weight_OI, gemms.forward_w, 1, gemms, cast, dtype)
+    return gemm(forward_operand(x_TI, gemms, cast, dtype, bound), w.T, dtype)
+
+
+def forward_operand(x_TI: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype, bound: Tensor | None) -> Operand:
+    tensor_scale = nvfp4_row_scales(x_TI, bound) if gemms.forward_x == NVFP4 else None
+    return operand(x_TI, gemms.forward_x, 1, gemms, cast, dtype, tensor_scale)
+
+
+def nvfp4_row_scales(x_TI: Tensor, bound: Tensor | None) -> Tensor:
+    """One tensor scale a token, so that none depends on its neighbours; that of the bound needs no pass over x."""
+    if bound is None:
+        bound = absmax_bits(to_dtype(x_TI, torch.float32), 1).view(torch.float32)
+    return nvfp4_tensor_scale(bound)
 
 
 def dgrad_gemm(dh_TO: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
-    dh = operand(dh_TO, gemms.dgrad_dh, 1, cast, dh_TO.dtype)
-    w = operand(weight_OI, gemms.dgrad_w, 0, cast, dh_TO.dtype)
-    return to_dtype(dh @ w, dh_TO.dtype)
+    dh = operand(dh_TO, gemms.dgrad_dh, 1, gemms, cast, dh_TO.dtype)
+    w = operand(weight_OI, gemms.dgrad_w, 0, gemms, cast, dh_TO.dtype)
+    return gemm(dh, w, dh_TO.dtype)
 
 
 def wgrad_gemm(dh_TO: Tensor, x_TI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
-    dh = operand(dh_TO, gemms.wgrad_dh, 0, cast, dh_TO.dtype)
-    x = operand(x_TI, gemms.wgrad_x, 0, cast, dh_TO.dtype)
-    return to_dtype(dh.T @ x, dh_TO.dtype)
+    dh = operand(dh_TO, gemms.wgrad_dh, 0, gemms, cast, dh_TO.dtype)
+    x = operand(x_TI, gemms.wgrad_x, 0, gemms, cast, dh_TO.dtype)
+    return gemm(dh.T, x, dh_TO.dtype)

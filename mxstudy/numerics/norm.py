@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast, Quantized, quantize, split_blocks, to_dtype
+from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
+from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.matmul import Gemms, dgrad_gemm, forward_gemm, wgrad_gemm
 from mxstudy.reader import ConfigError
 
@@ -68,7 +69,7 @@ def normalize(x: Tensor, rms: Tensor) -> Tensor:
 
 def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:
     """x / rms to an MX tensor along the last axis; with `rms_estimate`, MXNorm (MXNorm paper, algorithm 2)."""
-    return quantize(normalize(x, rms), fmt, cast.block_size, -1, cast.scale_rule, cast.rounding)
+    return block_cast(normalize(x, rms), fmt, -1, cast)
 
 
 def norm_linear(
@@ -77,18 +78,20 @@ def norm_linear(
     weight: Tensor,
     *,
     rms: Callable[[Tensor], Tensor],
+    bound: float,
     fold_gain: bool,
     gemms: Gemms,
     cast: BlockCast,
 ) -> Tensor:
     """Norm, gain and linear in one: x [..., in], gain [in], weight [out, in] -> [..., out] of x's dtype.
 
-    `rms` maps x to its float32 RMS or an estimate of it, [..., 1]; no gradient flows through it.
+    `rms` maps x to its float32 RMS or an estimate of it, [..., 1]; no gradient flows through it. `bound`: what no
+    |x / rms| exceeds.
     """
     x_TI = x.flatten(0, -2)
     with torch.no_grad():
         rms_T1 = rms(x_TI)
-    return _NormLinear.apply(x_TI, rms_T1, gain, weight, fold_gain, gemms, cast).unflatten(0, x.shape[:-1])
+    return _NormLinear.apply(x_TI, rms_T1, gain, weight, bound, fold_gain, gemms, cast).unflatten(0, x.shape[:-1])
 
 
 class _NormLinear(torch.autograd.Function):
@@ -101,6 +104,7 @@ class _NormLinear(torch.autograd.Function):
         rms_T1: Tensor,
         gain_I: Tensor,
         weight_OI: Tensor,
+        bound: float,
         fold_gain: bool,
         gemms: Gemms,
         cast: BlockCast,
@@ -109,8 +113,9 @@ class _NormLinear(torch.autograd.Function):
         ctx.fold_gain, ctx.gemms, ctx.cast = fold_gain, gemms, cast
         xbar_TI, gain = normalize(x_TI, rms_T1), to_dtype(gain_I, torch.float32)
         if fold_gain:
-            return forward_gemm(xbar_TI, to_dtype(weight_OI, torch.float32) * gain, gemms, cast, x_TI.dtype)
-        return forward_gemm(xbar_TI * gain, weight_OI, gemms, cast, x_TI.dtype)
+            bounds, weight = xbar_TI.new_full((), bound), to_dtype(weight_OI, torch.float32) * gain
+            return forward_gemm(xbar_TI, weight, gemms, cast, x_TI.dtype, bounds)
+        return forward_gemm(xbar_TI * gain, weight_OI, gemms, cast, x_TI.dtype, bound * gain.abs().amax())
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
@@ -125,4 +130,4 @@ class _NormLinear(torch.autograd.Function):
         dxbar = dy * gain
         dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms_T1
         dx, dgain, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dgain, gain_I.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, dgain, dweight, None, None, None
+        return dx, None, dgain, dweight, None, None, None, None

@@ -39,9 +39,8 @@ def norm_of(module: nn.Module) -> Norm:
 def norm_output(module: nn.Module, x: Tensor) -> Tensor:
     """The norm's output as its reader gets it, float32."""
     norm = norm_of(module)
-    if isinstance(module, NormLinear) and norm.fold_gain and module.gemms.forward_x:
-        return norm.cast(x, module.gemms.forward_x, module.cast).dequantize()
-    return normalize(x, norm.rms(x))
+    output = normalize(x, norm.rms(x))
+    return module.read(output) if isinstance(module, NormLinear) and norm.fold_gain else output
 
 
 class NormOutputRMS:

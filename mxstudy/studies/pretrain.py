@@ -20,7 +20,7 @@ from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
-from mxstudy.model.precision import DTYPES, apply_precision, describe
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
 from mxstudy.probes.activations import build_probes
 from mxstudy.reader import flatten, plain, require
 from mxstudy.studies.summary import summarize as summarize
@@ -39,20 +39,26 @@ from mxstudy.train.signals import Leave
 
 def check(config: Pretrain) -> None:
     """Everything that can be wrong and be known before the run: raises ConfigError."""
-    resolve_device(config.train)
+    device = resolve_device(config.train)
     with torch.device("meta"):
         model = build_model(config)
     tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.sequence_length
     for row in config.precision.schedule:
-        apply_precision(model, config.precision, row.from_step, config.train.compute)
-        wgrads = [m for m in model.modules() if isinstance(m, MXLinear) and (m.gemms.wgrad_dh or m.gemms.wgrad_x)]
+        apply_precision(model, config.precision, row.from_step, config.train.compute, device)
         require(
-            not wgrads or tokens % config.precision.block_size == 0,
+            tokens % config.precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
             f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {config.precision.block_size}",
         )
     vocab_size = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}.get(type(config.tokenizer))
     if vocab_size is not None:
         check_vocabulary(config, vocab_size(config.tokenizer))
+
+
+def has_token_blocks(module: torch.nn.Module) -> bool:
+    """Whether its wgrad has operands in blocks, which lie along the token axis."""
+    if not isinstance(module, MXLinear) or module.gemms.scaling != "block":
+        return False
+    return bool(module.gemms.wgrad_dh or module.gemms.wgrad_x)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
@@ -84,8 +90,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
         latest = checkpoints.latest()
         start = checkpoints.load(latest, model, optimizer) if latest else 0
-        rows = apply_precision(model, config.precision, start, config.train.compute)
-        print(f"{model.num_params() / 1e6:.1f} M parameters on {device}\n{describe(rows)}", flush=True)
+        rows = apply_precision(model, config.precision, start, config.train.compute, device)
+        print(f"{model.num_params() / 1e6:.1f} M parameters on {device}\n{describe(model, rows)}", flush=True)
         parallelize(model.layers, config.train)
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
@@ -99,7 +105,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
 
 
 def build_model(config: Pretrain) -> Decoder:
-    return Decoder(config.model, config.norm, config.precision.block_size, DTYPES[config.train.compute])
+    return Decoder(config.model, config.norm, block_cast(config.precision), DTYPES[config.train.compute])
 
 
 def initial_model(config: Pretrain, device: torch.device) -> Decoder:

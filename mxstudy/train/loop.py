@@ -90,7 +90,7 @@ def train(run: Run, start: int, leave: Leave) -> str:
     steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
     for step in range(start, steps):
         if step in starts and step > start:
-            rows = apply_precision(run.model, run.config.precision, step, run.config.train.compute)
+            rows = apply_precision(run.model, run.config.precision, step, run.config.train.compute, run.device)
             run.recorder.record({"step": step, "precision": rows})
         began_s = time.perf_counter()
         view = observed_step(run, step)

@@ -7,13 +7,14 @@ import torch
 from mxstudy import config
 from mxstudy.cli import CONF
 from mxstudy.model import Decoder
+from mxstudy.numerics import BlockCast
 from mxstudy.reader import ConfigError, read
 
 SMALL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
 
 
 def build(model=SMALL, norm=None, compute=torch.float32, seed=0):
-    decoder = Decoder(model, norm or config.RMSNorm(), 32, compute)
+    decoder = Decoder(model, norm or config.RMSNorm(), BlockCast(), compute)
     decoder.init_weights(seed)
     return decoder
 
@@ -96,7 +97,7 @@ def test_the_papers_sizes(name, total, blocks):
     values.pop("defaults")
     model = read(config.Decoder, values)
     with torch.device("meta"):
-        decoder = Decoder(model, config.RMSNorm(), 32, torch.bfloat16)
+        decoder = Decoder(model, config.RMSNorm(), BlockCast(), torch.bfloat16)
     assert decoder.num_params() == pytest.approx(total, rel=3e-3)
     assert sum(p.numel() for p in decoder.layers.parameters()) == pytest.approx(blocks, rel=3e-3)
 

@@ -14,6 +14,7 @@ import torch._inductor.config as inductor
 sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
 
 from appendix_e import (
+    BOUND,
     CAST,
     EPS,
     IN,
@@ -36,9 +37,9 @@ from appendix_e import (
 )
 from reference import to_dtype
 
-from mxstudy.model import MXLinear, MXNorm, NormLinear, RMSNorm
-from mxstudy.numerics import fake_quantize
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, mx_linear
+from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
+from mxstudy.numerics import fake_quantize, quantize
+from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, mx_linear
 from mxstudy.numerics.norm import norm_linear
 from mxstudy.reader import ConfigError
 
@@ -145,7 +146,8 @@ def test_the_forward_multiplies_the_decoded_norm(rms: Rms, dtype: torch.dtype) -
         (torch.ones(IN), False, quotient),
         (given.gain.float(), False, quotient * given.gain.float()),
     ):
-        h = norm_linear(given.x, gain.to(dtype), given.weight, rms=rms, fold_gain=fold_gain, gemms=gemms, cast=CAST)
+        arguments = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "gemms": gemms, "cast": CAST}
+        h = norm_linear(given.x, gain.to(dtype), given.weight, **arguments)
         assert torch.equal(h, fake_quantize(operand, "E4M3").to(dtype))
 
 
@@ -155,7 +157,7 @@ def test_gain_times_weight_goes_unrounded_into_the_cast() -> None:
     x = torch.eye(IN, dtype=torch.bfloat16)
     gemms = dataclasses.replace(UNQUANTISED, forward_w="E4M3")
     ones: Rms = lambda x: torch.ones(len(x), 1)  # noqa: E731
-    h = norm_linear(x, given.gain, given.weight, rms=ones, fold_gain=True, gemms=gemms, cast=CAST)
+    h = norm_linear(x, given.gain, given.weight, rms=ones, bound=BOUND, fold_gain=True, gemms=gemms, cast=CAST)
     product = given.weight.float() * given.gain.float()
     assert torch.equal(h.T, fake_quantize(product, "E4M3").bfloat16())
     assert not torch.equal(h.T, fake_quantize(product.bfloat16(), "E4M3"))
@@ -178,7 +180,7 @@ def test_only_some_gradients_are_wanted(frozen: str, fold_gain: bool) -> None:
     given = inputs(torch.float32)
     want = dict(zip(("x", "gain", "weight"), run(given, RMS["p2"], fold_gain, PRECISIONS["mxfp8"])[1:], strict=True))
     leaves = {name: getattr(given, name).clone().requires_grad_(name != frozen) for name in want}
-    h = norm_linear(**leaves, rms=RMS["p2"], fold_gain=fold_gain, gemms=PRECISIONS["mxfp8"], cast=CAST)
+    h = norm_linear(**leaves, rms=RMS["p2"], bound=BOUND, fold_gain=fold_gain, gemms=PRECISIONS["mxfp8"], cast=CAST)
     h.backward(given.dh)
     for name, leaf in leaves.items():
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad, want[name])
@@ -220,6 +222,7 @@ MODULES: dict[str, tuple[Callable[[], RMSNorm | MXNorm], Rms, bool]] = {
     "rmsnorm_folded": (lambda: RMSNorm(IN, fold_gain=True), RMS["exact"], True),
     "mxnorm_p1": (lambda: MXNorm(IN, p=1.0), RMS["p1"], True),
     "mxnorm_p2": (lambda: MXNorm(IN, p=2.0), RMS["p2"], True),
+    "mxnorm_postround": (lambda: PostRoundMXNorm(IN), RMS["postround"], True),
 }
 every_module = pytest.mark.parametrize(("build", "rms", "fold_gain"), MODULES.values(), ids=MODULES)
 
@@ -244,6 +247,27 @@ def test_norm_linear_module(build: Callable, rms: Rms, fold_gain: bool, dtype: t
         got = [h.detach(), x.grad, layer.norm.weight.grad.to(dtype), layer.weight.grad.to(dtype)]
         for one, other in zip(got, run(given, rms, fold_gain, PRECISIONS[name]), strict=True):
             assert torch.equal(one, other)
+
+
+@every_module
+def test_the_bound_of_the_norm_is_the_tensor_scale_of_nvfp4(build: Callable, rms: Rms, fold_gain: bool) -> None:
+    """Lemma 1 or 2; with the gain not folded, the bound times the largest gain. What observers read is the operand."""
+    given = inputs(torch.float32, spread=1)  # one tensor scale flushes what lies 2^12 below the largest
+    layer = NormLinear(build(), OUT, init_std=0.02)
+    layer.gemms, layer.cast = PRECISIONS["nvfp4_forward_only"], BlockCast(16)
+    with torch.no_grad():
+        layer.weight.copy_(given.weight)
+        layer.norm.weight.copy_(given.gain)
+        xbar, bound = given.x / rms(given.x), torch.tensor(layer.norm.bound)
+        x, weight = (xbar, given.weight * given.gain) if fold_gain else (xbar * given.gain, given.weight)
+        limit = bound if fold_gain else bound * given.gain.abs().max()
+        assert x.abs().max() <= limit
+        want = forward_gemm(x, weight, layer.gemms, layer.cast, torch.float32, limit)
+        assert torch.equal(layer(given.x), want)
+        assert not torch.equal(layer(given.x), forward_gemm(x, weight, layer.gemms, layer.cast, torch.float32))
+        seen = quantize(xbar, "NVFP4", tensor_scale=bound / 2688).dequantize()
+        torch.testing.assert_close(layer.read(xbar), seen, rtol=1e-6, atol=0)
+        assert layer.read(xbar[None]).shape == (1, TOKENS, IN)
 
 
 @every_module

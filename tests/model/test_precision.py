@@ -6,16 +6,19 @@ import torch
 from mxstudy import config
 from mxstudy.model import Decoder
 from mxstudy.model.precision import apply_precision, describe, match_plan
+from mxstudy.numerics import BlockCast
 from mxstudy.numerics.matmul import PRECISIONS, Gemms
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
+RMSNORM = config.RMSNorm()
 
 
-def applied(plan, model=MODEL, step=0, compute="bf16", **settings):
-    decoder = Decoder(model, config.RMSNorm(), 32, torch.bfloat16)
+def applied(plan, model=MODEL, step=0, compute="bf16", norm=RMSNORM, device="cpu", **settings):
+    decoder = Decoder(model, norm, BlockCast(), torch.bfloat16)
     rows = plan if isinstance(plan, tuple) else (config.PrecisionRow(plan=plan),)
-    return decoder, apply_precision(decoder, config.Precision(schedule=rows, **settings), step, compute)
+    precision = config.Precision(schedule=rows, **settings)
+    return decoder, apply_precision(decoder, precision, step, compute, torch.device(device))
 
 
 def test_a_plan_reaches_the_linears_that_its_patterns_name_and_no_others():
@@ -77,8 +80,78 @@ def test_the_head_can_be_quantised_when_its_vocabulary_divides():
 
 
 def test_the_plan_as_applied_is_described_by_operand():
-    _, rows = applied({"layers.*": "mxfp8_e5m2_grad"})
-    assert describe(rows).splitlines() == [
+    assert describe(*applied({"layers.*": "mxfp8_e5m2_grad"})).splitlines() == [
         "8 linears in mxfp8_e5m2_grad: forward E4M3 x E4M3, dgrad E5M2 x E4M3, wgrad E5M2 x E4M3",
         "1 linears in bf16: forward - x -, dgrad - x -, wgrad - x -",
     ]
+
+
+def test_the_description_says_what_is_not_in_the_formats():
+    assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1] == (
+        "2 linears in fp8_tensor: forward E4M3 x E4M3, dgrad E5M2 x E4M3, wgrad E5M2 x E4M3, one FP32 scale a tensor"
+    )
+
+
+def test_one_scale_a_tensor_needs_no_sizes_that_divide():
+    decoder, _ = applied({"*": "fp8_tensor"}, block_size=64)
+    assert decoder.output.gemms == PRECISIONS["fp8_tensor"]
+
+
+def test_every_option_of_the_cast_reaches_the_linears():
+    decoder, _ = applied(
+        {"layers.*": "mxfp8"}, block_size=16, scale_rule="even", rounding="away", operand_pre_round=True
+    )
+    assert decoder.layers[0].attention.wo.cast == BlockCast(16, "even", "away", True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "precision.block_size: NVFP4 has blocks of 16, not 32"),
+        ({"block_size": 16, "scale_rule": "floor"}, "precision.scale_rule: floor is for E8M0 scales"),
+    ],
+)
+def test_what_nvfp4_does_not_have_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        applied({"layers.*": "nvfp4_forward_only"}, **settings)
+
+
+@pytest.mark.parametrize("format", ["E4M3", "E2M3"])
+def test_the_scales_that_a_norm_reads_are_those_of_its_cast(format):
+    norm = config.PostRoundMXNorm(format=format)
+    row, other = ("mxfp8", "mxfp6_e2m3") if format == "E4M3" else ("mxfp6_e2m3", "mxfp8")
+    decoder, _ = applied({"layers.*": row}, norm=norm)
+    assert decoder.layers[0].attention.wqkv.norm.fmt == format
+    applied({"layers.*": "bf16"}, norm=norm)
+    with pytest.raises(ConfigError, match=f"norm.format: {format}, but layers.0.attention.wqkv casts the norm's"):
+        applied({"layers.*": other}, norm=norm)
+    with pytest.raises(ConfigError, match="norm: PostRoundMXNorm reads E8M0 scales"):
+        applied({"layers.*": "nvfp4_forward_only"}, norm=norm, block_size=16)
+
+
+def test_the_native_backend_is_refused_where_there_is_none():
+    with pytest.raises(ConfigError, match=r"precision.backend: native cannot be had: it needs CUDA with compute capab"):
+        applied({"layers.*": "mxfp8"}, backend="native")
+
+
+def test_the_native_backend_is_refused_for_a_row_that_it_does_not_have(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    with pytest.raises(ConfigError, match=r"native cannot be had: it multiplies .*, not E5M2 x E4M3; emulated runs"):
+        applied({"layers.*": "mxfp8_e5m2_grad"}, backend="native", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("backend", "row", "is_native"),
+    [
+        ("auto", "mxfp8", True),
+        ("native", "mxfp8", True),
+        ("emulated", "mxfp8", False),
+        ("auto", "mxfp8_e5m2_grad", False),
+    ],
+)
+def test_the_native_backend_where_there_is_one(backend, row, is_native, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    decoder, rows = applied({"layers.*": row}, backend=backend, device="cuda")
+    assert decoder.layers[0].attention.wo.gemms == replace(PRECISIONS[row], native=is_native)
+    assert decoder.output.gemms == Gemms()
+    assert describe(decoder, rows).splitlines()[0].endswith("native") == is_native

@@ -16,12 +16,14 @@ from reference import Array, fake_quantize_array, to_dtype
 
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast
 from mxstudy.numerics.norm import norm_linear, rms_estimate, rms_exact
+from mxstudy.numerics.postround import rms_post_round
 
 TOKENS, IN, OUT = 64, 96, 160
 EPS = 1e-5
+BOUND = 1e9  # of |x / rms|; NVFP4 alone reads it
 CAST = BlockCast()
 UNQUANTISED = PRECISIONS["fp32"]
-OPERANDS = [field.name for field in dataclasses.fields(UNQUANTISED)]
+OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
 NAMES = ("H", "dx", "dgain", "dW")
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # of one rounding, relative
 
@@ -30,6 +32,7 @@ RMS: dict[str, Rms] = {
     "exact": lambda x: rms_exact(x, EPS),
     "p1": lambda x: rms_estimate(x, 1.0, 32, EPS),
     "p2": lambda x: rms_estimate(x, 2.0, 32, EPS),
+    "postround": lambda x: rms_post_round(x, "E4M3", CAST, EPS),
 }
 
 
@@ -63,7 +66,7 @@ def run(
 ) -> list[torch.Tensor]:
     """H, dx, dgain, dW."""
     x, gain, weight = (t.clone().requires_grad_() for t in (given.x, given.gain, given.weight))
-    h = call(x, gain, weight, rms=rms, fold_gain=fold_gain, gemms=gemms, cast=cast)
+    h = call(x, gain, weight, rms=rms, bound=BOUND, fold_gain=fold_gain, gemms=gemms, cast=cast)
     h.backward(given.dh)
     results = [h.detach(), x.grad, gain.grad, weight.grad]
     for result, like in zip(results, (given.dh, x, gain, weight), strict=True):

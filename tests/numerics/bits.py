@@ -7,13 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import ROUNDINGS, SCALE_RULES, dequantize_array, quantize_array
+from numpy.typing import NDArray
+from reference import ELEMENTS, ROUNDINGS, SCALE_RULES, Array, decode_element, dequantize_array, quantize_array
 
 from mxstudy.numerics import fake_quantize, quantize
+from mxstudy.numerics.cast import Quantized
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-every_format = pytest.mark.parametrize("fmt", list(FLOAT8))
+CODES = {name: np.arange(2 ** (1 + e.exponent_bits + e.mantissa_bits), dtype=np.uint8) for name, e in ELEMENTS.items()}
+DECODED = {name: np.array([decode_element(int(code), name) for code in codes]) for name, codes in CODES.items()}
+
+every_format = pytest.mark.parametrize("fmt", list(ELEMENTS))
 every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
 every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
 
@@ -31,6 +36,19 @@ def assert_same_bits(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> None
     assert not len(differing), f"{len(differing)} of {got.numel()} differ, first at {differing[:5].tolist()}"
 
 
+def unpacked_pairs(packed: NDArray[np.uint8], axis: int) -> NDArray[np.uint8]:
+    """One code a byte, of two along `axis` (not negative), the first in the low nibble."""
+    nibbles = np.stack([packed % 16, packed // 16], axis + 1)
+    return nibbles.reshape(*packed.shape[:axis], -1, *packed.shape[axis + 1 :])
+
+
+def read_codes(quantized: Quantized) -> Array:
+    """What the codes of a quantised tensor mean, an element each."""
+    codes, name = quantized.codes, quantized.format.name.replace("NVFP4", "E2M1")
+    assert codes.dtype == torch.uint8
+    return DECODED[name][unpacked_pairs(codes.numpy(), quantized.axis) if name == "E2M1" else codes.numpy()]
+
+
 def assert_cast(x: torch.Tensor, fmt: str, **arguments: object) -> None:
     """`quantize` and its decoding equal the array reference; blocks with NaN or Inf in scale and decoding."""
     got = quantize(x, fmt, **arguments)
@@ -39,11 +57,11 @@ def assert_cast(x: torch.Tensor, fmt: str, **arguments: object) -> None:
     assert got.values.dtype == torch.float32
     assert got.values.shape == x.shape
     assert got.scales.dtype == torch.uint8
-    assert got.codes.dtype == torch.uint8
+    assert got.tensor_scale is None
     assert_same_bits(got.scales, scales)
-    finite = torch.as_tensor(~np.isnan(values))
-    assert_same_bits(got.values[finite], values[finite.numpy()])
-    assert_same_bits(got.codes.view(FLOAT8[fmt]).float()[finite], got.values[finite])
+    finite = ~np.isnan(values)
+    assert_same_bits(got.values[torch.as_tensor(finite)], values[finite])
+    assert_same_bits(torch.tensor(read_codes(got)[finite], dtype=torch.float32), values[finite])
     assert_same_bits(got.dequantize(), dequantize_array(values, scales, axis))
     decoded = fake_quantize(x, fmt, **arguments)
     assert decoded.dtype == x.dtype

@@ -97,9 +97,10 @@ KINDS: dict[str, Callable[[Generator, tuple[int, int]], Blocks]] = {
     "huge": huge,
     "zero": zero,
     "near_power_of_two": near(1.0),
-    "near_1.75": near(1.75),  # the largest mantissa of E4M3 and E5M2: rceil and floor part here
-    "near_1.875": near(1.875),  # where `even` rounds E5M2's maximum up
-    "near_1.9375": near(1.9375),  # and E4M3's
+    "near_1.5": near(1.5),  # the largest mantissa of E2M1: rceil and floor part here
+    "near_1.75": near(1.75),  # that of E4M3, E5M2 and E3M2; where `even` rounds E2M1's maximum up
+    "near_1.875": near(1.875),  # that of E2M3; where `even` rounds up E5M2's and E3M2's maximum
+    "near_1.9375": near(1.9375),  # and E4M3's and E2M3's
     "with_nan_or_inf": with_nan_or_inf,
 }
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
-from bits import FLOAT8, assert_cast, assert_same_bits, every_format, every_rounding, every_rule
+from bits import CODES, DECODED, FLOAT8, assert_cast, assert_same_bits, every_format, every_rounding, every_rule
 from blocks import KINDS, every_kind, from_bits, with_nan_or_inf
 from reference import (
     ELEMENTS,
     NAN_SCALE,
     SCALE_RULES,
-    decode_element,
     decode_scale,
     dequantize_array,
     quantize_array,
@@ -23,64 +21,59 @@ from reference import (
 )
 
 from mxstudy.numerics import FORMATS, quantize
+from mxstudy.numerics.cast import Quantized
+from mxstudy.numerics.grid import encode
 
 # --------------------------------------------------------------------------------------------- formats and encodings
 
 
-@every_format
-def test_format_constants(fmt: str) -> None:
-    got, want = FORMATS[fmt], ELEMENTS[fmt]
-    assert (got.max, got.emax, got.mantissa_bits) == (want.max, want.emax, want.mantissa_bits)
-
-
-@every_format
-def test_every_code_decodes_as_torch_decodes_it(fmt: str) -> None:
-    want = np.array([decode_element(code, fmt) for code in range(256)])
-    assert_same_bits(torch.arange(256, dtype=torch.uint8).view(FLOAT8[fmt]).float(), want)
+@pytest.mark.parametrize(("fmt", "dtype"), FLOAT8.items())
+def test_the_reference_decodes_as_torch_does(fmt: str, dtype: torch.dtype) -> None:
+    assert_same_bits(torch.tensor(CODES[fmt]).view(dtype).float(), DECODED[fmt])
 
 
 @every_format
 @every_rounding
 @pytest.mark.parametrize("rule", ["floor", "rceil", "even"])  # ceil halves a block whose maximum is no power of two
 def test_every_finite_code_survives_the_round_trip(fmt: str, rule: str, rounding: str) -> None:
-    codes = [code for code in range(256) if math.isfinite(decode_element(code, fmt))]
-    top = next(code for code in codes if decode_element(code, fmt) == FORMATS[fmt].max)
-    codes += [top] * (-len(codes) % 15)
-    blocks = [[top, *codes[i : i + 15]] for i in range(0, len(codes), 15)]
-    want = torch.tensor(blocks, dtype=torch.uint8)
-    x = torch.tensor([[decode_element(code, fmt) for code in block] for block in blocks])
+    finite = CODES[fmt][np.isfinite(DECODED[fmt])]
+    top = CODES[fmt][DECODED[fmt] == FORMATS[fmt].max]
+    blocks = np.resize(finite, (-(-len(finite) // 15), 15))
+    codes = np.concatenate([np.repeat(top[None], len(blocks), 0), blocks], 1)
+    assert set(codes.flatten()) == set(finite)
+    x = torch.tensor(DECODED[fmt][codes], dtype=torch.float32)
     for shift in (-110, 0, 100):
         got = quantize(x * 2.0**shift, fmt, block_size=16, scale_rule=rule, rounding=rounding)
-        assert_same_bits(got.codes, want)
+        assert_same_bits(encode(got.values, got.format), codes)
         assert_same_bits(got.values, x)
         assert (got.scales == 127 + shift).all()
         assert_same_bits(got.dequantize(), x * 2.0**shift)
+        assert_same_bits(Quantized.from_codes(got.codes, got.scales, fmt, -1, 16).values, x)
 
 
 @every_format
-def test_every_scale_code_decodes(fmt: str) -> None:
-    quantized = quantize(torch.ones(256, 32), fmt)
-    every = dataclasses.replace(
-        quantized,
-        values=torch.tensor([1.0, -1.75, 0.5, 0.0]).repeat(256, 8),
-        scales=torch.arange(256, dtype=torch.uint8)[:, None],
-    )
-    exact = np.array([[decode_scale(code) * v for v in (1.0, -1.75, 0.5, 0.0)] * 8 for code in range(256)])
-    assert_same_bits(every.dequantize(), to_dtype(exact, "float32"))
-    assert_same_bits(every.dequantize(torch.bfloat16), to_dtype(exact, "bfloat16"))
-    assert_same_bits(every.dequantize(torch.float16), to_dtype(exact, "float16"))
+def test_every_element_code_under_every_scale_code(fmt: str) -> None:
+    elements = np.resize(CODES[fmt], (256, len(CODES[fmt])))
+    codes = elements if fmt != "E2M1" else elements[:, ::2] + 16 * elements[:, 1::2]
+    scales = torch.arange(256, dtype=torch.uint8)[:, None]
+    exact = DECODED[fmt] * np.array([[decode_scale(code)] for code in range(256)])
+    for axis in (-1, 0):
+        turned = [t if axis else t.T for t in (torch.tensor(codes), scales, torch.tensor(exact))]
+        got = Quantized.from_codes(*turned[:2], fmt, axis, len(CODES[fmt]))
+        for dtype in ("float32", "bfloat16", "float16"):
+            assert_same_bits(got.dequantize(getattr(torch, dtype)), to_dtype(turned[2].numpy(), dtype))
 
 
 # ------------------------------------------------------------------------------------------- values, scales, decoding
 
 
-@pytest.mark.parametrize("name", list(ELEMENTS))
+@every_format
 @every_rule
 @every_rounding
-def test_the_array_reference_equals_the_scalar_one(name: str, rule: str, rounding: str) -> None:
-    x = every_kind(name, 16, per_kind=7)
-    values, scales = quantize_array(x.astype(np.float64), name, 16, scale_rule=rule, rounding=rounding)
-    want = [quantize_block(block, ELEMENTS[name], rule, rounding) for block in x.tolist()]
+def test_the_array_reference_equals_the_scalar_one(fmt: str, rule: str, rounding: str) -> None:
+    x = every_kind(fmt, 16, per_kind=7)
+    values, scales = quantize_array(x.astype(np.float64), fmt, 16, scale_rule=rule, rounding=rounding)
+    want = [quantize_block(block, ELEMENTS[fmt], rule, rounding) for block in x.tolist()]
     assert_same_bits(torch.tensor(values, dtype=torch.float32), np.array([v for v, _ in want]))
     assert scales[:, 0].tolist() == [code for _, code in want]
 
@@ -119,7 +112,10 @@ def test_scale_code_at_each_end(fmt: str) -> None:
     for rule, one in up.items():
         assert quantize(largest, fmt, scale_rule=rule).scales.item() == 127 + 127 - FORMATS[fmt].emax + one
         assert quantize(tiniest, fmt, scale_rule=rule).scales.item() == 0
-    assert quantize(largest, fmt, scale_rule="floor").dequantize()[0, 0] == 1.75 * 2.0**127
+    assert (
+        quantize(largest, fmt, scale_rule="floor").dequantize()[0, 0]
+        == FORMATS[fmt].max / 2.0 ** FORMATS[fmt].emax * 2.0**127
+    )
     assert quantize(largest, fmt, scale_rule="rceil").dequantize()[0, 0] == math.inf
 
 
@@ -149,9 +145,12 @@ def test_half_precision_input(fmt: str, dtype: torch.dtype, rounding: str) -> No
             assert_cast(x, fmt, scale_rule=rule, rounding=rounding)
 
 
-@every_format
+@pytest.mark.parametrize("fmt", FLOAT8)
 def test_bf16_decoding_rounds_once(fmt: str) -> None:
-    """The smallest scales, where a product is below bf16's grid and must be rounded half to even from the exact one."""
+    """The smallest scales: a product is below bf16's grid and must be rounded half to even from the exact one.
+
+    FP6 and FP4 elements are at least 2^-4, and 2^-4 * 2^-127 is on that grid.
+    """
     rng = np.random.default_rng(4)
     exponent = rng.integers(0, 8, (512, 32))
     x = torch.tensor(from_bits(exponent << 23 | rng.integers(0, 2**23, (512, 32))))

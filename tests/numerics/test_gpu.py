@@ -1,15 +1,18 @@
 """The same bits on CPU and GPU, eager and compiled."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mxstudy import config
-from mxstudy.model import MXLinear, MXNorm, NormLinear, RMSNorm
-from mxstudy.numerics import FORMATS, quantize
-from mxstudy.numerics.cast import BlockCast
+from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
+from mxstudy.numerics import FORMATS, native, quantize
+from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import ROUNDINGS, SCALE_RULES
-from mxstudy.numerics.matmul import PRECISIONS
+from mxstudy.numerics.matmul import PRECISIONS, mx_linear, tensor_cast
 from mxstudy.numerics.norm import norm_cast, rms_estimate, rms_exact
+from mxstudy.numerics.postround import rms_post_round
 from mxstudy.train.runtime import configure_torch
 
 configure_torch(config.Train(steps=1, batch_size=1, sequence_length=1, compile=True))
@@ -37,22 +40,55 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a.view(view) == b.view(view)) | both_nan).all())
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("rule", SCALE_RULES)
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_casts(fmt, rule, rounding):
+MX = [name for name, fmt in FORMATS.items() if fmt.scale == "E8M0"]
+CASTS = [BlockCast(32, rule, rounding) for rule in SCALE_RULES for rounding in ROUNDINGS]
+CASTS += [BlockCast(16, operand_pre_round=True), BlockCast(64)]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fmt", MX)
+def test_casts(fmt, dtype, axis):
+    """Every rule and rounding, blocks of 16, 32 and 64."""
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x, axis: parts(quantize(x, fmt, 32, axis, rule, rounding)), fullgraph=True)
-    for dtype in (torch.float32, torch.bfloat16):
-        x = all_regimes().to(dtype)
-        for axis in (0, 1):
-            expected = parts(quantize(x, fmt, 32, axis, rule, rounding))
-            for actual in (parts(quantize(x.cuda(), fmt, 32, axis, rule, rounding)), compiled(x.cuda(), axis)):
-                assert all(same_bits(e, a) for e, a in zip(expected, actual, strict=True))
+    x = all_regimes().to(dtype)
+
+    def casts(x):
+        return [part for cast in CASTS for part in parts(block_cast(x, fmt, axis, cast))]
+
+    expected = casts(x)
+    for actual in (casts(x.cuda()), torch.compile(casts, fullgraph=True)(x.cuda())):
+        assert all(same_bits(e, a) for e, a in zip(expected, actual, strict=True))
 
 
 def parts(quantized):
-    return quantized.values, quantized.scales, quantized.dequantize(), quantized.dequantize(torch.bfloat16)
+    scales = quantized.scales.view(torch.uint8)
+    return quantized.values, scales, quantized.codes, quantized.dequantize(), quantized.dequantize(torch.bfloat16)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("regime", ["gaussian", "spread", "with NaN"])
+def test_casts_with_fp32_scales(regime, axis):
+    """NVFP4 with one tensor scale and with one a row, and FP8 with one a tensor."""
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(512, 256, generator=generator)
+    if regime == "spread":
+        x *= 2.0 ** torch.randint(-30, 30, x.shape, generator=generator)
+    if regime == "with NaN":
+        x[7, 9] = torch.nan
+    rows = x.abs().amax(1, keepdim=True).nan_to_num() / 2688
+
+    def casts(x, rows):
+        found = [*parts(quantize(x, "NVFP4", axis=axis)), *parts(quantize(x, "NVFP4", rounding="away"))]
+        found += parts(quantize(x, "NVFP4", tensor_scale=rows))
+        for fmt in ("E4M3", "E5M2"):
+            found += tensor_cast(x, FORMATS[fmt], BlockCast())
+        return found
+
+    expected = casts(x, rows)
+    for actual in (casts(x.cuda(), rows.cuda()), torch.compile(casts, fullgraph=True)(x.cuda(), rows.cuda())):
+        assert all(same_bits(e, a) for e, a in zip(expected, actual, strict=True))
 
 
 @pytest.mark.parametrize("p", [None, 1.0, 2.0, 0.7])
@@ -74,9 +110,59 @@ def test_norms_agree_and_given_the_rms_their_casts_are_the_same_bits(p):
         assert all(same_bits(e, a) for e, a in zip(cast(x, expected), actual, strict=True))
 
 
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_the_rms_from_rounded_scales_agrees(rule):
+    torch._dynamo.reset()
+    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    def rms(x):
+        return rms_post_round(x, "E4M3", BlockCast(32, rule), 1e-5)
+
+    for actual in (rms(x.cuda()), torch.compile(rms, fullgraph=True)(x.cuda())):
+        assert torch.allclose(rms(x), actual.cpu(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mxfp8_forward_only", "mxfp8_backward_only"])
-@pytest.mark.parametrize("norm", [RMSNorm(64), RMSNorm(64, fold_gain=True), MXNorm(64, p=2.0)])
+@pytest.mark.parametrize("row", [name for name in PRECISIONS if name not in ("bf16", "fp32")])
+def test_gemms_agree_with_those_on_cpu(row, compute):
+    """Each is a sum of the same products, accumulated in FP32 and rounded once."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, dh = (torch.randn(*shape, generator=generator).to(compute) for shape in ((64, 96), (160, 96), (64, 160)))
+    cast = BlockCast(16 if row.startswith("nvfp4") else 32)
+
+    def run(*tensors):
+        x, weight, dh = tensors
+        x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        h = mx_linear(x, weight, PRECISIONS[row], cast)
+        return h, *torch.autograd.grad(h, (x, weight), dh)
+
+    rtol = 2.0**-7 if compute == torch.bfloat16 else 1e-5  # two neighbours where the sums fall beside a tie
+    for expected, actual in zip(run(x, weight, dh), run(x.cuda(), weight.cuda(), dh.cuda()), strict=True):
+        assert torch.allclose(expected, actual.cpu(), rtol=rtol, atol=1e-4)
+
+
+@pytest.mark.parametrize("row", ["mxfp8", "mxfp4"])
+def test_the_native_path_compiles(row, monkeypatch):
+    """With torchao's emulated kernels, this GPU having no others."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(native, "KERNELS", "EMULATED")
+    x, weight = torch.randn(64, 96, device="cuda").bfloat16(), torch.randn(160, 96, device="cuda").bfloat16()
+    x.requires_grad_()
+    weight.requires_grad_()
+    results = []
+    for gemms in (PRECISIONS[row], replace(PRECISIONS[row], native=True)):
+        h = torch.compile(mx_linear, fullgraph=True)(x, weight, gemms, BlockCast())
+        results.append((h, *torch.autograd.grad(h.float().square().mean(), (x, weight))))
+    for expected, actual in zip(*results, strict=True):
+        assert expected.norm() > 0
+        assert (actual - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("compute", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "row", ["bf16", "mxfp8", "mxfp8_forward_only", "mxfp8_backward_only", "mxfp4", "fp8_tensor", "nvfp4_forward_only"]
+)
+@pytest.mark.parametrize("norm", [RMSNorm(64), RMSNorm(64, fold_gain=True), MXNorm(64, p=2.0), PostRoundMXNorm(64)])
 def test_compiled_gradients_are_those_of_eager(norm, row, compute):
     """In torch 2.11 they were zero: see `to_dtype`."""
     torch._dynamo.reset()
@@ -85,7 +171,7 @@ def test_compiled_gradients_are_those_of_eager(norm, row, compute):
     for parameter in layers.parameters():
         torch.nn.init.normal_(parameter, 0.5, 0.5)
     for layer in layers:
-        layer.gemms = PRECISIONS[row]
+        layer.gemms, layer.cast = PRECISIONS[row], BlockCast(16 if row.startswith("nvfp4") else 32)
     x = torch.randn(64, 64, device="cuda", dtype=compute, requires_grad=True)
     tensors = [x, *layers.parameters()]
     eager = torch.autograd.grad(layers(x).float().square().mean(), tensors)

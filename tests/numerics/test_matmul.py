@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from reference import Array, fake_quantize_array, to_dtype
+from reference import Array, fake_quantize_array, nvfp4_array, nvfp4_tensor_scale, tensor_cast_array, to_dtype
 
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, mx_linear
+from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, forward_operand, mx_linear
 from mxstudy.reader import ConfigError
 
 TOKENS, IN, OUT = 128, 192, 320  # no two equal, all multiples of 64
 UNQUANTISED = PRECISIONS["fp32"]
-OPERANDS = [field.name for field in dataclasses.fields(UNQUANTISED)]
+OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
 CAST = BlockCast()
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(TOKENS, IN), (8, 16, IN), (2, 4, 16, IN)]  # blocks of 32 tokens cross the leading axes
@@ -41,6 +41,11 @@ TABLE = {
     "mxfp8_e5m2": "E5M2 E5M2 E5M2 E5M2 E5M2 E5M2",
     "mxfp8_e5m2_weight": "E4M3 E5M2 E4M3 E5M2 E4M3 E4M3",
     "mxfp8_e5m2_act": "E5M2 E4M3 E4M3 E4M3 E4M3 E5M2",
+    "mxfp6_e2m3": "E2M3 E2M3 E2M3 E2M3 E2M3 E2M3",
+    "mxfp6_e3m2": "E3M2 E3M2 E3M2 E3M2 E3M2 E3M2",
+    "mxfp4": "E2M1 E2M1 E2M1 E2M1 E2M1 E2M1",
+    "fp8_tensor": "E4M3 E4M3 E5M2 E4M3 E5M2 E4M3",
+    "nvfp4_forward_only": "NVFP4 NVFP4 - - - -",
 }
 
 
@@ -52,8 +57,8 @@ class Gemm(NamedTuple):
 
 
 def gemm(a: Array, b: Array) -> Gemm:
-    """a [m, n] times b [n, k]."""
-    slack = a.shape[1] * 2.0**-24 * (np.abs(a) @ np.abs(b))
+    """a [m, n] times b [n, k]; two more roundings where the accumulator is scaled."""
+    slack = (a.shape[1] + 2) * 2.0**-24 * (np.abs(a) @ np.abs(b))
     return Gemm(a @ b, slack)
 
 
@@ -97,7 +102,15 @@ def references(
     X, W, dH = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, weight, dh))
 
     def q(t: Array, operand: str, axis: int) -> Array:
-        return fake_quantize_array(t, getattr(gemms, operand), axis, dtype, **dataclasses.asdict(cast))
+        fmt = getattr(gemms, operand)
+        if fmt and gemms.scaling == "tensor":
+            values, scale = tensor_cast_array(t, fmt, cast.rounding)
+            return values * float(scale)
+        if fmt == "NVFP4":
+            rows = nvfp4_tensor_scale(np.abs(t).max(1, keepdims=True)) if operand == "forward_x" else None
+            values, scales, tensor_scale = nvfp4_array(t, rows, axis)
+            return values * np.repeat(scales * tensor_scale.astype(np.float64), 16, axis)
+        return fake_quantize_array(t, fmt, axis, dtype, **dataclasses.asdict(cast))
 
     return [
         gemm(q(X, "forward_x", 1), q(W, "forward_w", 1).T),
@@ -119,9 +132,10 @@ def assert_gemms(
 
 
 def test_the_table_of_precisions() -> None:
-    found = {name: [getattr(PRECISIONS[name], operand) or "-" for operand in OPERANDS] for name in TABLE}
-    assert OPERANDS == ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
+    found = {name: [getattr(gemms, operand) or "-" for operand in OPERANDS] for name, gemms in PRECISIONS.items()}
     assert found == {name: row.split() for name, row in TABLE.items()}
+    assert {name for name, gemms in PRECISIONS.items() if gemms.scaling == "tensor"} == {"fp8_tensor"}
+    assert not any(gemms.native for gemms in PRECISIONS.values())
 
 
 def test_a_precision_is_frozen() -> None:
@@ -133,14 +147,14 @@ def test_a_precision_is_frozen() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    assert_gemms(*operands(dtype, shape), PRECISIONS[name])
+    assert_gemms(*operands(dtype, shape), PRECISIONS[name], BlockCast(16) if name.startswith("nvfp4") else CAST)
 
 
 # ------------------------------------------------------------------------------------------------- operand by operand
 
 
 @pytest.mark.parametrize("operand", OPERANDS)
-@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
+@pytest.mark.parametrize("fmt", ["E4M3", "E5M2", "E2M1"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -203,6 +217,63 @@ def test_block_size_rule_and_rounding_reach_every_operand(
     cast = BlockCast(block_size, rule, rounding)
     for operand in OPERANDS:
         assert_gemms(*operands(dtype), dataclasses.replace(UNQUANTISED, **{operand: "E4M3"}), cast)
+
+
+@pytest.mark.parametrize("row", ["mxfp8", "mxfp6_e2m3"])
+def test_operands_are_rounded_to_bf16_first(row: str) -> None:
+    """Half away from zero, as microxcaling does: fp32 operands beside a tie of both roundings move."""
+    x, weight, dh = operands(torch.float32)
+    halves = [(t.view(torch.int32) & -0x10000 | 0x8000).view(torch.float32) for t in (x, weight, dh)]
+    pre_rounding = BlockCast(operand_pre_round=True)
+    assert_gemms(*halves, PRECISIONS[row], pre_rounding)
+    plain, rounded = (run(*halves, PRECISIONS[row], cast) for cast in (CAST, pre_rounding))
+    assert all(not torch.equal(a, b) for a, b in zip(plain, rounded, strict=True))
+
+
+# --------------------------------------------------------------------------------- one FP32 scale a tensor, or a row
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_scale_a_tensor_needs_no_blocks(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight, dh = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((7, 13), (5, 13), (7, 5)))
+    assert_gemms(x, weight, dh, PRECISIONS["fp8_tensor"])
+
+
+def test_one_scale_a_tensor_loses_what_is_small_beside_the_largest() -> None:
+    """Why blocks were invented: a token 2^-20 below another is gone, and with a scale a block it is not."""
+    x, weight = torch.ones(32, 64), torch.ones(64, 64)
+    x[0] = 2.0**-20
+    assert mx_linear(x, weight, PRECISIONS["fp8_tensor"], CAST)[0].abs().max() == 0
+    assert (mx_linear(x, weight, PRECISIONS["mxfp8"], CAST)[0] == 64 * 2.0**-20).all()
+
+
+def test_a_token_in_nvfp4_does_not_depend_on_its_neighbours() -> None:
+    x, weight, _ = operands(torch.float32)
+    together = mx_linear(x, weight, PRECISIONS["nvfp4_forward_only"], BlockCast(16))
+    alone = mx_linear(x[5:6], weight, PRECISIONS["nvfp4_forward_only"], BlockCast(16))
+    torch.testing.assert_close(together[5:6], alone, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bound", [4.0, 32.0, 512.0])
+def test_a_bound_saves_nvfp4_the_pass_over_the_row(bound: float) -> None:
+    """Of the two scales the block's follows the tensor's: the result keeps its accuracy however loose the bound."""
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(64, 96, generator=generator), torch.randn(80, 96, generator=generator)
+    gemms, cast = PRECISIONS["nvfp4_forward_only"], BlockCast(16)
+    exact = x @ weight.T
+
+    def error(bound: torch.Tensor | None) -> float:
+        h = forward_gemm(x, weight, gemms, cast, torch.float32, bound)
+        return ((h - exact).norm() / exact.norm()).item()
+
+    given = torch.tensor(bound)
+    values, scales, tensor_scale = nvfp4_array(x.double().numpy(), np.float32(bound) / np.float32(2688), 1)
+    decoded = torch.tensor(values * np.repeat(scales * float(tensor_scale), 16, 1)).float()
+    operand = forward_operand(x, gemms, cast, torch.float32, given)
+    torch.testing.assert_close(operand.dequantize(), decoded, rtol=1e-6, atol=0)
+    assert error(None) == pytest.approx(0.13, abs=0.02)
+    assert error(given) == pytest.approx(error(None), rel=0.05)
 
 
 # ------------------------------------------------------------------------------------------------------------- edges

@@ -9,7 +9,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.probes.activations import build_probes
 from mxstudy.train.loop import Run, train
 from mxstudy.train.optimizer import build_optimizer
@@ -72,9 +72,9 @@ def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run
     settings = replace(settings, train=replace(settings.train, **train_changes))
     configure_torch(settings.train)
     compute = settings.train.compute
-    model = Decoder(settings.model, settings.norm, settings.precision.block_size, DTYPES[compute])
+    model = Decoder(settings.model, settings.norm, block_cast(settings.precision), DTYPES[compute])
     model.init_weights(settings.seed)
-    apply_precision(model, settings.precision, 0, compute)
+    apply_precision(model, settings.precision, 0, compute, torch.device("cpu"))
     parallelize(model.layers, settings.train)
     memory = Memory()
     optimizer = build_optimizer(model, settings.optimizer)

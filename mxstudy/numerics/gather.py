@@ -1,0 +1,68 @@
+"""All-gather of a tensor in MX: every rank casts its rows, codes and scales travel (Transformer Engine, MXFP8).
+
+A scale belongs to one block, so ranks whose shards are whole blocks need not agree on anything before they cast.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mxstudy.numerics.cast import Quantized, quantize
+from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.reader import require
+
+
+def all_gather_mx(
+    x_local: Tensor,
+    fmt: str,
+    axis: int,
+    group: dist.ProcessGroup | None = None,
+    block_size: int | None = None,
+    scale_rule: str = "rceil",
+    rounding: str = "even",
+) -> Quantized:
+    """The shards [rows / ranks, columns] (bf16, fp16 or fp32) of the ranks of `group`, joined along the rows.
+
+    `axis`: -1 row-wise blocks, 0 column-wise, for which a shard's rows must be a multiple of the block. Codes, scales
+    and dequantised values are, bit by bit, those of `quantize` of the gathered tensor with the same options; no
+    gradient flows. Sent are one byte an element (half a byte in 4 bits), the scales, and first the 16 bytes of each
+    shard's shape, for which the host waits. Scales come unswizzled, as they must be to be joined: `swizzle_scales`
+    comes after, right before the GEMM.
+
+    Raises ConfigError for what `quantize` refuses, NVFP4, shards of different shapes, and without a process group.
+    """
+    require(
+        dist.is_available() and dist.is_initialized(),
+        "torch.distributed: not initialised; call torch.distributed.init_process_group first",
+    )
+    require(dist.get_rank(group) >= 0, "group: this rank is not in it")
+    element = look_up(FORMATS, fmt, "format")
+    require(element.scale == "E8M0", f"format: {fmt} has a scale of the whole tensor, which no rank knows; gather MX")
+    require(x_local.ndim == 2, f"x_local: shape {list(x_local.shape)} is not [rows, columns]")
+    block_size = block_size or element.block_size
+    _check_shapes(x_local, group)  # before what one rank alone could refuse, while others wait for it
+    rows = len(x_local)
+    require(
+        axis not in (0, -2) or rows % block_size == 0,
+        f"x_local: {rows} rows a rank; blocks along the rows need a multiple of {block_size}, for none may cross ranks",
+    )
+    local = quantize(x_local.detach(), fmt, block_size, axis, scale_rule, rounding)
+    codes, scales = _gather_rows(local.codes, group), _gather_rows(local.scales, group)
+    return Quantized.from_codes(codes, scales, fmt, local.axis, block_size)
+
+
+def _check_shapes(x_local: Tensor, group: dist.ProcessGroup | None) -> None:
+    """ConfigError, on every rank, where they differ; a gather of different sizes would hang or write nonsense."""
+    shapes = _gather_rows(torch.tensor([x_local.shape], device=x_local.device), group).tolist()
+    listed = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
+    require(all(shape == shapes[0] for shape in shapes), f"x_local: shards differ: {listed}; give all the same shape")
+
+
+def _gather_rows(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """[rows, columns] of every rank, one after another: [ranks * rows, columns]."""
+    rows, columns = local.shape
+    gathered = local.new_empty(dist.get_world_size(group) * rows, columns)
+    dist.all_gather_into_tensor(gathered, local.contiguous(), group=group)
+    return gathered

@@ -1,0 +1,79 @@
+"""The grid of an element format: rounding to it, and its bit patterns.
+
+Exact and the same bits on every device, eager or compiled: exponents are read and written as bits, all scaling is by
+powers of two.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.formats import ROUNDINGS, ElementFormat, look_up
+from mxstudy.reader import ConfigError
+
+EXPONENT_MASK = 0x7F800000  # of FP32; also the bits of infinity
+MAGNITUDE_MASK = 0x7FFFFFFF
+MANTISSA_BITS = 23
+
+
+def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), and nothing at all where that is x's dtype.
+
+    In torch 2.11 a compiled autograd.Function has zero gradients if a result went through a .to() that changes nothing.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def round_to_grid(x: Tensor, fmt: ElementFormat, rounding: str) -> Tensor:
+    """x (fp32) to the nearest value of the format, saturating; NaN stays NaN."""
+    x = x.clamp(-fmt.max, fmt.max)
+    binade = (x.view(torch.int32) & EXPONENT_MASK).view(torch.float32)  # 2^floor(log2 |x|), 0 for an FP32 subnormal
+    step_bits = (binade.clamp_min(2.0**fmt.emin) * 2.0**-fmt.mantissa_bits).view(torch.int32)
+    inverse_step = ((254 << MANTISSA_BITS) - step_bits).view(torch.float32)
+    return look_up(ROUNDINGS, rounding, "rounding")(x * inverse_step) * step_bits.view(torch.float32)
+
+
+def round_to_bf16_away(x: Tensor) -> Tensor:
+    """fp32 to the nearest bf16 value, ties away from zero (microxcaling's rounding of operands); still fp32."""
+    bits = x.view(torch.int32)
+    return torch.where(x.isfinite(), ((bits + 0x8000) & -0x10000).view(torch.float32), x)
+
+
+def encode(values: Tensor, fmt: ElementFormat) -> Tensor:
+    """The codes of fp32 values on the grid, uint8, one a byte; a NaN, which 6 and 4 bits do not have, is all ones."""
+    bits = values.view(torch.int32)
+    shift = MANTISSA_BITS - fmt.mantissa_bits
+    normal = ((bits & MAGNITUDE_MASK) >> shift) - ((126 + fmt.emin) << fmt.mantissa_bits)
+    magnitude = values.abs()
+    subnormal = (magnitude * (1 / fmt.min_subnormal)).to(torch.int32)
+    code = torch.where(magnitude < 2.0**fmt.emin, subnormal, normal)
+    sign = torch.where(bits < 0, 1 << (fmt.bits - 1), 0)
+    return torch.where(values.isnan(), (1 << (fmt.bits - 1)) - 1, code | sign).to(torch.uint8)
+
+
+def decode(codes: Tensor, fmt: ElementFormat) -> Tensor:
+    """fp32 values of uint8 codes, one a byte. Codes above that of `max` are NaN, E5M2's first of them infinity."""
+    sign_bit, leading_one = 1 << (fmt.bits - 1), 1 << fmt.mantissa_bits
+    magnitude = codes.to(torch.int32) & (sign_bit - 1)
+    exponent, mantissa = magnitude >> fmt.mantissa_bits, magnitude & (leading_one - 1)
+    significand = torch.where(exponent > 0, mantissa | leading_one, mantissa).to(torch.float32)
+    step = ((exponent.clamp_min(1) + (126 + fmt.emin - fmt.mantissa_bits)) << MANTISSA_BITS).view(torch.float32)
+    value = significand * step
+    value = torch.where(value > fmt.max, torch.inf if fmt.has_infinity else torch.nan, value)
+    value = torch.where((value == torch.inf) & (mantissa > 0), torch.nan, value)
+    return torch.where(codes.to(torch.int32) >= sign_bit, -value, value)
+
+
+def pack_pairs(codes: Tensor, axis: int) -> Tensor:
+    """Two 4-bit codes a byte along `axis`, the first in the low nibble; ConfigError where the axis is odd."""
+    if codes.shape[axis] % 2:
+        raise ConfigError(f"axis {axis} of shape {list(codes.shape)} is odd: 4-bit codes are packed in pairs")
+    low, high = codes.unflatten(axis, (-1, 2)).unbind(axis % codes.ndim + 1)
+    return low | (high << 4)
+
+
+def unpack_pairs(packed: Tensor, axis: int) -> Tensor:
+    """The inverse of `pack_pairs`."""
+    axis %= packed.ndim
+    return torch.stack((packed & 0xF, packed >> 4), axis + 1).flatten(axis, axis + 1)

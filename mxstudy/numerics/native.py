@@ -1,0 +1,71 @@
+"""The hardware's own MX GEMM, through torchao's MXTensor: compute capability 10.0 (SM100, Blackwell) and later.
+
+The cast is ours, so the operands have the same bits as in emulation; the GEMM alone is another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast, Quantized
+
+if TYPE_CHECKING:
+    from mxstudy.numerics.matmul import Gemms
+
+CAPABILITY = (10, 0)
+KERNELS = "AUTO"  # torchao's KernelPreference; EMULATED decodes and multiplies in high precision
+PAIRS = (("E4M3", "E4M3"), ("E2M1", "E2M1"))  # of operands that torchao's GEMM takes
+
+
+def mx_tensor(quantized: Quantized, dtype: torch.dtype) -> Tensor:
+    """A quantised matrix as torchao's MXTensor, of which @ is the MX GEMM; `dtype`: what it decodes to.
+
+    Blocks along the rows are stored transposed: torchao wants them along the last axis.
+    """
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    is_rowwise = quantized.axis == 1
+    codes, scales = (t if is_rowwise else t.t() for t in (quantized.codes, quantized.scales))
+    element: Any = {"E4M3": torch.float8_e4m3fn, "E2M1": torch.float4_e2m1fn_x2}[quantized.format.name]
+    codes = codes.contiguous()
+    tensor = MXTensor(
+        codes if quantized.format.bits == 4 else codes.view(element),
+        scales.contiguous().view(torch.float8_e8m0fnu),
+        element,
+        quantized.block_size,
+        dtype,
+        KernelPreference[KERNELS],
+        None,  # activations come quantised
+        False,  # scales are not swizzled yet
+    )
+    return tensor if is_rowwise else tensor.t()
+
+
+def why_not_native(gemms: Gemms, cast: BlockCast, compute: torch.dtype, device: torch.device) -> str | None:
+    """What keeps those GEMMs from the hardware's MX GEMM on that device; None if nothing does."""
+    if device.type != "cuda":
+        return f"it needs CUDA with compute capability 10.0 (SM100) or later, and the device is {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        major, minor = capability
+        name = torch.cuda.get_device_name(device)
+        return f"it needs compute capability 10.0 (SM100) or later, and {name} has {major}.{minor}"
+    return why_not_torchao(gemms, cast, compute)
+
+
+def why_not_torchao(gemms: Gemms, cast: BlockCast, compute: torch.dtype) -> str | None:
+    """What torchao's MX GEMM does not cover, on whatever device."""
+    if gemms.scaling != "block":
+        return "it multiplies operands with block scales, not with one a tensor"
+    for a, b in gemms.operands:
+        if (a, b) not in (*PAIRS, (None, None)):
+            return f"it multiplies E4M3 x E4M3 and E2M1 x E2M1, not {a or '-'} x {b or '-'}"
+    if cast.block_size != 32:
+        return f"it has blocks of 32, not {cast.block_size}"
+    if compute != torch.bfloat16:
+        return f"it returns bf16, and the compute dtype is {compute}"
+    return None

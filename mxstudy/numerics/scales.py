@@ -1,0 +1,80 @@
+"""Block scales: E8M0, a power of two from the bits of the block's absmax; and NVFP4's E4M3 beside an FP32 scale.
+
+Exact and the same bits on every device, eager or compiled.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.formats import FORMATS, SCALE_RULES, ElementFormat, look_up
+from mxstudy.numerics.grid import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, round_to_grid
+
+NAN_BITS = 0x7FC00000
+HALF_MIN_NORMAL_BITS = 0x00400000  # 2^-127, an FP32 subnormal: E8M0 code 0
+NAN_SCALE = 0xFF
+E4M3 = FORMATS["E4M3"]
+MIN_NORMAL = 2.0**-126  # of FP32: no tensor is divided by zero
+
+
+def absmax_bits(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
+    """FP32 bits (int32) of the largest magnitude along `axis`, kept as an axis of 1.
+
+    Integers order as magnitudes do, and NaN comes last; a compiled maximum of floats may lose it.
+    """
+    return (x.view(torch.int32) & MAGNITUDE_MASK).amax(axis, keepdim=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- E8M0
+
+
+def scale_codes(bits: Tensor, fmt: ElementFormat, scale_rule: str) -> Tensor:
+    """E8M0 codes (int32) of block absmax, given as FP32 bits: k + 127, k clamped to [-127, 127], or 0xFF."""
+    exponent = ((bits + look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt)) >> MANTISSA_BITS) - 127 - fmt.emax
+    return torch.where(bits >= EXPONENT_MASK, NAN_SCALE, exponent.clamp(-127, 127) + 127)
+
+
+def decode_scales(codes: Tensor) -> Tensor:
+    """2^(code - 127) in float32, exactly; NaN for 0xFF."""
+    codes = codes.to(torch.int32)
+    bits = torch.where(codes == 0, HALF_MIN_NORMAL_BITS, codes << MANTISSA_BITS)
+    return torch.where(codes == NAN_SCALE, NAN_BITS, bits).view(torch.float32)
+
+
+def divide_by_scales(x: Tensor, codes: Tensor) -> Tensor:
+    """x / 2^(code - 127) as an exact product; NaN where the code is 0xFF."""
+    inverse = torch.where(codes == NAN_SCALE, NAN_SCALE, 254 - codes)
+    return x * decode_scales(inverse)
+
+
+# ------------------------------------------------------------------------------------- FP32 scales, and NVFP4's E4M3
+
+
+def divide(x: Tensor, constant: float) -> Tensor:
+    """x (fp32) over 6, 448, 2688 or 57344, rounded once.
+
+    GPUs multiply with the reciprocal of a constant; in float64 that rounds to the right float32, for no such quotient
+    lies closer than 2^-30, relative, to the middle between two.
+    """
+    return (x.to(torch.float64) / constant).to(torch.float32)
+
+
+def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> Tensor:
+    """The FP32 scale that maps absmax to `largest`, at least `smallest`; NaN where absmax is not finite."""
+    scale = divide(absmax, largest).clamp_min(smallest)
+    return torch.where(absmax < torch.inf, scale, torch.nan)
+
+
+def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
+    """The FP32 scale under which the largest block's E4M3 scale is E4M3's max.
+
+    At least 2^-120: the reciprocal of its product with any block's scale is finite.
+    """
+    return fill_scale(absmax, FORMATS["NVFP4"].max * E4M3.max, MIN_NORMAL / 2.0**E4M3.emin)
+
+
+def nvfp4_block_scales(absmax: Tensor, tensor_scale: Tensor) -> Tensor:
+    """Block absmax / 6 / tensor scale on the E4M3 grid, fp32, no subnormals; NaN where it is not finite."""
+    scale = (divide(absmax, FORMATS["NVFP4"].max) / tensor_scale).clamp_min(2.0**E4M3.emin)
+    return torch.where(absmax < torch.inf, round_to_grid(scale, E4M3, "even"), torch.nan)
