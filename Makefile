@@ -6,7 +6,9 @@ READY := .venv/.ready
 FAST := not slow and not gpu and not integration
 WHOLE := not slow and not gpu
 
-.PHONY: help quickstart test check dashboard
+APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
+
+.PHONY: help quickstart approximation test check dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -14,6 +16,10 @@ help:  ## list the targets
 
 quickstart: $(READY)  ## train a small Llama four ways and compare: RMSNorm and MXNorm, bf16 and MXFP8
 	$(BIN)/python -m mxstudy +sweep=quickstart wait=true
+
+approximation: $(READY)  ## what MXNorm and the casts do to random tensors: tables, and figures/ (under a minute)
+	$(BIN)/python -m mxstudy +experiment=approximation
+	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
 
 test: $(READY)  ## all tests but those marked slow or gpu
 	$(BIN)/python -m pytest -m "$(WHOLE)" --durations=10

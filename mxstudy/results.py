@@ -105,6 +105,21 @@ def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
     return _frame(folders, lambda row: {"step": row["step"]} | row["values"] if row.get("probe") == name else None)
 
 
+def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
+    """The rows of a study's table of that name, each with the run that it is of."""
+    frames = []
+    for folder in folders:
+        path = table_path(folder, name)
+        if path.exists():
+            identity = {"fingerprint": folder.status().fingerprint, "label": folder.provenance().get("label")}
+            frames.append(read_table(path)[0].assign(**identity))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def table_path(folder: RunFolder, name: str) -> Path:
+    return folder.path / "tables" / f"{name}.parquet"
+
+
 def _frame(folders: Sequence[RunFolder], select: Callable[[Row], Row | None]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for folder in folders:

@@ -47,10 +47,23 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(path: Pat
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=stem)
 def test_an_experiment_and_its_rehearsal_are_valid(path: Path) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
-    assert validate(compose_job(f"+experiment={name}")).experiment == name
+    full = validate(compose_job(f"+experiment={name}"))
+    assert full.experiment == name
+    REHEARSED[full.study](name)
+
+
+def rehearse_pretraining(name: str) -> None:
     tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "data=hugging_face", "tokenizer=pretrained"))
     assert (tiny.data.kind, tiny.tokenizer.kind, tiny.train.compile) == ("pysource", "bytes", False)
     assert tiny.train.steps * tiny.train.batch_size * tiny.train.sequence_length <= 10_000
+
+
+def rehearse_approximation(name: str) -> None:
+    tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "draws=3"))
+    assert (tiny.draws, tiny.rows, tiny.hidden_size, tiny.max_blocks, tiny.elements) == (3, 8, 256, 4, 4096)
+
+
+REHEARSED = {"pretrain": rehearse_pretraining, "approximation": rehearse_approximation}
 
 
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])

@@ -3,7 +3,7 @@
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
 from mxstudy.config.model import Decoder, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
 from mxstudy.config.observation import ActivationHistograms, NormOutputRMS, Probes, Tracking
-from mxstudy.config.run import SCHEMA_VERSION, STUDIES, Pretrain, Run, fingerprint, hashed, read_run
+from mxstudy.config.run import SCHEMA_VERSION, STUDIES, Approximation, Pretrain, Run, fingerprint, hashed, read_run
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "STUDIES",
     "ActivationHistograms",
     "AdamW",
+    "Approximation",
     "Bytes",
     "Checkpoint",
     "Corpus",

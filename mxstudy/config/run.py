@@ -49,7 +49,39 @@ class Pretrain(Run):
     probe: Probes = cosmetic(default_factory=Probes)
 
 
-STUDIES: dict[str, type[Run]] = {"pretrain": Pretrain}
+@schema
+class Approximation(Run):
+    """What MXNorm and the casts do to random tensors; nothing is trained.
+
+    `draws`: independent repetitions of every measurement, whose spread is reported.
+
+    `hidden_size`, `stds` and `rows`: of the Gaussian rows of figure 2, left and middle, and of the bounds. `max_blocks`:
+    how long the rows of figure 2, right, and of Theorem 1 get, in powers of two. `elements`: of each tensor whose cast
+    is graded.
+    """
+
+    study: Literal["approximation"] = "approximation"
+    seed: int = 0
+    draws: int = 8
+    rows: int = 256
+    hidden_size: int = 4096
+    stds: tuple[float, ...] = (0.1, 1.0, 10.0)
+    max_blocks: int = 256
+    elements: int = 131_072
+    format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"
+    block_size: Literal[16, 32, 64] = 32
+    scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"
+
+    def __post_init__(self) -> None:
+        for name in ("draws", "rows", "hidden_size", "max_blocks", "elements"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require(self.draws > 1, "draws: one has no spread; give at least 2")
+        require(bool(self.stds) and min(self.stds, default=1.0) > 0, f"stds: must be positive, not {list(self.stds)}")
+        for name, unit in (("hidden_size", 64), ("elements", 1024)):
+            require(getattr(self, name) % unit == 0, f"{name}: {getattr(self, name)} is not a multiple of {unit}")
+
+
+STUDIES: dict[str, type[Run]] = {"pretrain": Pretrain, "approximation": Approximation}
 
 
 def read_run(values: Mapping[str, Any]) -> Run:

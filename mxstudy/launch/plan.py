@@ -56,10 +56,10 @@ def plan(composed: list[Composed]) -> list[Job]:
     for one, label in zip(composed, labels(composed), strict=True):
         try:
             config = validate(one)
-            # may hash every file of the corpus: once for all jobs that share it
-            key = (config.study, config.data, config.train.device)
+            study = STUDIES[config.study]
+            key = (config.study, study.identity_key(config))
             if key not in identities:
-                identities[key] = STUDIES[config.study].identity(config)
+                identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
                 for probe in probes_off_then(jobs[digest].config, config):
@@ -114,7 +114,8 @@ def is_alive(folder: RunFolder) -> bool:
 
 
 def probes_off_then(then: Any, now: Any) -> list[str]:
-    names = [f.name for f in fields(now.probe)]
+    """The probes of a run that another was trained without; none for a kind of run that has no probes."""
+    names = [f.name for f in fields(now.probe)] if hasattr(now, "probe") else []
     return [n for n in names if getattr(now.probe, n).every_steps > 0 and getattr(then.probe, n).every_steps == 0]
 
 

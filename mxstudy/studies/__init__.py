@@ -1,7 +1,7 @@
-"""Kinds of run, by `study` of their config. Each module has check, identity, run and summarize."""
+"""Kinds of run, by `study` of their config. Each has check, identity_key, identity, run, catch_up and summarize."""
 
 from types import ModuleType
 
-from mxstudy.studies import pretrain
+from mxstudy.studies import approximation, pretrain
 
-STUDIES: dict[str, ModuleType] = {"pretrain": pretrain}
+STUDIES: dict[str, ModuleType] = {"pretrain": pretrain, "approximation": approximation}

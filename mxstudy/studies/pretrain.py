@@ -68,6 +68,11 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
     )
 
 
+def identity_key(config: Pretrain) -> Any:
+    """What `identity` depends on: it may hash every file of the corpus, and is asked once for all that share this."""
+    return config.data, config.tokenizer, config.train.device
+
+
 def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
     """Kind of device, and identity of corpus and tokenizer, as the fingerprint takes them."""
     return resolve_device(config.train).type, corpus.identity(config.data) | {

@@ -29,6 +29,9 @@ class FakeStudy:
         if config.seed in self.invalid:
             raise ConfigError(f"seed: {config.seed} is unlucky")
 
+    def identity_key(self, config: Any) -> Any:
+        return config.data
+
     def identity(self, config: Any) -> tuple[str, dict[str, Any]]:
         self.identified.append(config.data)
         return "cpu", {"data": repr(config.data)}

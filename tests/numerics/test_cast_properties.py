@@ -179,5 +179,6 @@ def test_compiled_equals_eager(fmt: str) -> None:
         for one, other in zip(got, want, strict=True):
             assert one.dtype == other.dtype, arm
             assert_same_bits(one, other)
+    torch.compiler.reset()  # no more than 8 graphs of one function are kept
     for half in (x.bfloat16(), x.half()):
         assert_same_bits(torch.compile(fake_quantize, fullgraph=True)(half, fmt), fake_quantize(half, fmt))

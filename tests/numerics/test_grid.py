@@ -135,7 +135,8 @@ def test_bf16_half_away() -> None:
 def test_operand_pre_round(fmt: str, rule: str, rounding: str) -> None:
     """The cast of what bf16 leaves, which at ties of the element is not that of x."""
     x = torch.tensor(every_kind(fmt, 32, per_kind=16, seed=33))
-    halves = torch.tensor(from_bits(0x3F800000 + np.arange(2**15).reshape(-1, 32) * 2**8 - 1))
+    lower = np.arange(2**15).reshape(-1, 32) * 2**8
+    halves = torch.tensor(from_bits(0x3F800000 + np.concatenate([lower, lower - 1])))
     for blocks in (x, halves):
         for axis in (0, 1):
             blocks = blocks[: len(blocks) // 32 * 32]
@@ -174,6 +175,21 @@ def test_one_scale_a_tensor(fmt: str, rounding: str, pre_round: bool) -> None:
         assert_same_bits(got_scale, scale)
         assert_same_bits(got, values)
         assert abs(values).max() == FORMATS[fmt].max or binade < -110
+
+
+@every_format
+@every_rounding
+def test_one_scale_a_tensor_divides(fmt: str, rounding: str) -> None:
+    """Around ties of x / scale, a product with 1 / scale, rounded twice, would go to the other side."""
+    grid = np.unique(np.abs(DECODED[fmt][np.isfinite(DECODED[fmt])]))
+    ties = (grid[1:] + grid[:-1]) / 2
+    for absmax in np.linspace(1, 2, 64, dtype=np.float32):
+        scale = absmax / np.float32(FORMATS[fmt].max)
+        bits = (ties * scale).astype(np.float32).view(np.int32)[:, None] + np.arange(-3, 4)
+        x = np.append(from_bits(bits), absmax)
+        got, got_scale = tensor_cast(torch.tensor(x), FORMATS[fmt], BlockCast(rounding=rounding))
+        assert got_scale == scale
+        assert_same_bits(got, tensor_cast_array(x, fmt, rounding)[0])
 
 
 @every_format

@@ -1,28 +1,20 @@
-"""The three GEMMs: every operand in its format, along its contraction axis, from high precision, rounded once.
-
-The references multiply in float64 what reference.py quantised. A float32 GEMM over n terms errs by at most n * 2^-24 of
-the product of the absolute values; a bf16 result must be what one rounding of a number in that interval gives. With
-operands that vary in scale along both axes, E4M3's error is far outside of it, so a swapped axis cannot pass.
-"""
+"""The three GEMMs: every operand in its format, along its contraction axis, from high precision, rounded once."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from reference import Array, fake_quantize_array, nvfp4_array, nvfp4_tensor_scale, tensor_cast_array, to_dtype
+from gemms import CAST, IN, OUT, TOKENS, UNQUANTISED, assert_gemms, fits, gemm, operands, run
+from reference import Array, fake_quantize_array, nvfp4_array
 
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, forward_operand, mx_linear
 from mxstudy.reader import ConfigError
 
-TOKENS, IN, OUT = 128, 192, 320  # no two equal, all multiples of 64
-UNQUANTISED = PRECISIONS["fp32"]
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
-CAST = BlockCast()
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(TOKENS, IN), (8, 16, IN), (2, 4, 16, IN)]  # blocks of 32 tokens cross the leading axes
 
@@ -47,85 +39,6 @@ TABLE = {
     "fp8_tensor": "E4M3 E4M3 E5M2 E4M3 E5M2 E4M3",
     "nvfp4_forward_only": "NVFP4 NVFP4 - - - -",
 }
-
-
-class Gemm(NamedTuple):
-    """A product in float64 and the interval in which a float32 GEMM over these operands must lie."""
-
-    exact: Array
-    slack: Array
-
-
-def gemm(a: Array, b: Array) -> Gemm:
-    """a [m, n] times b [n, k]; two more roundings where the accumulator is scaled."""
-    slack = (a.shape[1] + 2) * 2.0**-24 * (np.abs(a) @ np.abs(b))
-    return Gemm(a @ b, slack)
-
-
-def fits(got: torch.Tensor, want: Gemm) -> torch.Tensor:
-    """Elementwise: is got the once-rounded result of a float32 GEMM."""
-    name = str(got.dtype).removeprefix("torch.")
-    low, high = (to_dtype(bound, name) for bound in (want.exact - want.slack, want.exact + want.slack))
-    found = got.detach().double().numpy().reshape(low.shape)
-    return torch.as_tensor((low <= found) & (found <= high))
-
-
-def operands(dtype: torch.dtype, shape: tuple[int, ...] = (TOKENS, IN)) -> tuple[torch.Tensor, ...]:
-    """x, weight, dH: normals times 2^(row + column), both uniform over -24..24."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(rows: int, columns: int) -> torch.Tensor:
-        normal = torch.randn(rows, columns, generator=generator)
-        row = torch.randint(-24, 25, (rows, 1), generator=generator)
-        column = torch.randint(-24, 25, (1, columns), generator=generator)
-        return torch.ldexp(normal, row + column).to(dtype)
-
-    return draw(TOKENS, IN).reshape(shape), draw(OUT, IN), draw(TOKENS, OUT).reshape(*shape[:-1], OUT)
-
-
-def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST) -> list:
-    """h, dX, dW."""
-    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    h = mx_linear(x, weight, gemms, cast)
-    h.backward(dh)
-    assert h.dtype == x.grad.dtype == weight.grad.dtype == x.dtype
-    assert h.shape == dh.shape
-    assert x.grad.shape == x.shape
-    return [h, x.grad, weight.grad]
-
-
-def references(
-    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST
-) -> list[Gemm]:
-    """H = Q(X; in) Q(W; in)^T, dX = Q(dH; out) Q(W; out), dW = Q(dH; T)^T Q(X; T)."""
-    dtype = str(x.dtype).removeprefix("torch.")
-    X, W, dH = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, weight, dh))
-
-    def q(t: Array, operand: str, axis: int) -> Array:
-        fmt = getattr(gemms, operand)
-        if fmt and gemms.scaling == "tensor":
-            values, scale = tensor_cast_array(t, fmt, cast.rounding)
-            return values * float(scale)
-        if fmt == "NVFP4":
-            rows = nvfp4_tensor_scale(np.abs(t).max(1, keepdims=True)) if operand == "forward_x" else None
-            values, scales, tensor_scale = nvfp4_array(t, rows, axis)
-            return values * np.repeat(scales * tensor_scale.astype(np.float64), 16, axis)
-        return fake_quantize_array(t, fmt, axis, dtype, **dataclasses.asdict(cast))
-
-    return [
-        gemm(q(X, "forward_x", 1), q(W, "forward_w", 1).T),
-        gemm(q(dH, "dgrad_dh", 1), q(W, "dgrad_w", 0)),
-        gemm(q(dH, "wgrad_dh", 0).T, q(X, "wgrad_x", 0)),
-    ]
-
-
-def assert_gemms(
-    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST
-) -> None:
-    for name, got, want in zip(
-        ("H", "dX", "dW"), run(x, weight, dh, gemms, cast), references(x, weight, dh, gemms, cast), strict=True
-    ):
-        assert fits(got, want).all(), f"{name}: {(~fits(got, want)).sum()} of {got.numel()} elements"
 
 
 # --------------------------------------------------------------------------------------------------------- the table

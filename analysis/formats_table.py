@@ -1,0 +1,47 @@
+"""The element formats as Markdown (MXFP8 recipe, table 1), beside what the paper prints.
+
+python -m analysis.formats_table --runs runs/approximation
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.style import FIGURES, load, parser
+from mxstudy.results import load_table
+
+# Maximum, smallest number, binades. The smallest of E3M2 is a misprint: its own binades need 2^-4.
+PRINTED = {
+    "E4M3": "1.75 * 2^8, 2^-9, 17.8",
+    "E5M2": "1.75 * 2^15, 2^-16, 31.8",
+    "E3M2": "1.75 * 2^4, 2^-3, 8.8",
+    "E2M3": "1.875 * 2^2, 2^-3, 5.9",
+    "E2M1": "1.5 * 2^2, 2^-1, 3.6",
+}
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    lines = ["| format | max | min subnormal | binades | scale | the paper prints |", "|---|---|---|---|---|---|"]
+    for row in rows.to_dict("records"):
+        mantissa, exponent = math.frexp(row["max"])
+        lines.append(
+            f"| {row['format']} | {2 * mantissa:g} * 2^{exponent - 1} | 2^{math.log2(row['min_subnormal']):.0f} "
+            f"| {row['binades']:.1f} | {row['scale']} | {PRINTED.get(row['format'], '-')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    chosen = options.parse_args(arguments)
+    path = FIGURES / "formats_table.md"
+    FIGURES.mkdir(exist_ok=True)
+    path.write_text(markdown(load(options, chosen.runs, lambda folders: load_table(folders, "formats"))))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""MXNorm as an approximation of RMSNorm (MXNorm paper, figure 2).
+
+Left: scales of the blocks after each norm (bars side by side, Gaussian rows of all standard deviations together), and
+of the same rows without a norm (grey, by standard deviation). Middle: elements before their scale, as a density: after
+a norm all standard deviations are the same. Right: r^2 of the decoded tensors against RMSNorm + MXCast, by blocks a
+row; bars: one standard deviation over draws.
+
+python -m analysis.mxnorm_fig02_approximation --runs runs/approximation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
+
+from analysis.style import TWO_COLUMNS, colors, load, parser, plt, save
+from mxstudy.results import load_table
+
+ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # as style knows them
+DASHES = ("-", "--", ":")
+GREYS = ("0.35", "0.55", "0.7")
+
+
+def draw(distributions: pd.DataFrame, fidelity: pd.DataFrame) -> Figure:
+    figure, (scales, elements, right) = plt.subplots(1, 3, figsize=(TWO_COLUMNS, 2.7), width_ratios=(3, 3, 2.6))
+    draw_scales(scales, distributions[distributions["quantity"] == "scale exponent"])
+    draw_elements(elements, distributions[distributions["quantity"] == "element"])
+    draw_fidelity(right, fidelity)
+    handles, labels = elements.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=7, columnspacing=1.2)
+    return figure
+
+
+def draw_scales(axes: Axes, rows: pd.DataFrame) -> None:
+    color = colors(ARMS.values())
+    for std, one in rows[rows["norm"] == "no norm"].groupby("std"):
+        shares = one.groupby("value")["count"].sum() / one["count"].sum()
+        axes.bar(shares.index, shares, width=0.94, color="0.85")
+        axes.annotate(f"std {std:g}", (shares.idxmax(), 1.15), ha="center", fontsize=6, color="0.35")
+    for i, (name, arm) in enumerate(ARMS.items()):
+        counts = rows[rows["norm"] == name].groupby("value")["count"].sum()
+        axes.bar(counts.index + 0.27 * (i - 1), counts / counts.sum(), width=0.25, color=color[arm])
+    axes.set(xlabel="scale of a block, k of $2^k$", ylabel="share of blocks", yscale="log", ylim=(None, 2.5))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def draw_elements(axes: Axes, rows: pd.DataFrame) -> None:
+    color = colors(ARMS.values())
+    for i, (std, one) in enumerate(rows[rows["norm"] == "no norm"].groupby("std")):
+        style = {"color": GREYS[i % len(GREYS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 0.8}
+        axes.stairs(*density(one), baseline=None, label=f"no norm, std {std:g}", **style)
+    for i, (name, arm) in enumerate(ARMS.items()):
+        after = rows[rows["norm"] == name]
+        style = {"color": color[arm], "linestyle": DASHES[i], "linewidth": 1.8 - 0.4 * i}
+        axes.stairs(*density(after), baseline=None, label=name, **style)
+    top = rows["value"].abs().max()
+    axes.set(xlabel="element before its scale", ylabel="density", xticks=np.linspace(-top, top, 5), ylim=(0, None))
+
+
+def density(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Share of elements by unit of value in bins of half the grid's widest step, and the bins' edges.
+
+    A value of the grid stands for all that rounds to it, evenly from middle to middle between neighbours.
+    """
+    counts = rows.groupby("value")["count"].sum()
+    values = counts.index.to_numpy()
+    middles = (values[1:] + values[:-1]) / 2
+    cells = np.concatenate(([2 * values[0] - middles[0]], middles, [2 * values[-1] - middles[-1]]))
+    width = np.diff(values).max() / 2
+    edges = np.arange(np.floor(cells[0] / width), np.ceil(cells[-1] / width) + 1) * width
+    below = np.interp(edges, cells, np.concatenate(([0], np.cumsum(counts))) / counts.sum())
+    return np.diff(below) / width, edges
+
+
+def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
+    """1 - r^2 on a logarithmic axis that points downwards, with the labels of r^2."""
+    color, sizes = colors(ARMS.values()), sorted(rows["block_size"].unique())
+    for (block_size, p), one in rows.groupby(["block_size", "p"]):
+        spread = one.groupby("blocks")["r_squared"].agg(["mean", "std"])
+        style = {"color": color[f"mxnorm_p{p:g}"], "linestyle": DASHES[sizes.index(block_size)], "linewidth": 0.9}
+        axes.errorbar(spread.index, 1 - spread["mean"], spread["std"], label=f"p={p:g}, B={block_size}", **style)
+    axes.set_xscale("log", base=4)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set(yscale="log", ylim=(0.04, 3e-4), xlabel="blocks of B in a row", ylabel="$r^2$")
+    axes.set_yticks([0.03, 0.01, 0.003, 0.001])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda missing, _: f"{1 - missing:.3f}"))
+    axes.minorticks_off()
+    axes.legend(fontsize=6, loc="lower right")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    chosen = options.parse_args(arguments)
+    tables = (load(options, chosen.runs, partial(load_table, name=name)) for name in ("distributions", "fidelity"))
+    save(draw(*tables), "mxnorm_fig02_approximation")
+
+
+if __name__ == "__main__":
+    main()
