@@ -10,15 +10,13 @@ python -m analysis.cast_quality --runs runs/approximation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.style import TWO_COLUMNS, load, parser, plt, save
-from mxstudy.results import load_table
+from analysis.style import TWO_COLUMNS, load_tables, parser, plt, save
 
 RULES = {"floor": "#D55E00", "ceil": "#E69F00", "even": "#56B4E9", "rceil": "#0072B2", "E4M3": "#009E73"}
 SHIFTS = {"floor": -0.27, "ceil": -0.09, "even": 0.09, "rceil": 0.27, "E4M3": 0.0}  # of the places of their points
@@ -85,7 +83,7 @@ def legend() -> tuple[list[plt.Line2D], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     chosen = options.parse_args(arguments)
-    save(draw(load(options, chosen.runs, partial(load_table, name="quality"))), "cast_quality")
+    save(draw(*load_tables(options, chosen.runs, "quality")), "cast_quality")
 
 
 if __name__ == "__main__":

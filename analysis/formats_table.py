@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.style import FIGURES, load, parser
-from mxstudy.results import load_table
+from analysis.style import FIGURES, load_tables, parser
 
 # Maximum, smallest number, binades. The smallest of E3M2 is a misprint: its own binades need 2^-4.
 PRINTED = {
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     path = FIGURES / "formats_table.md"
     FIGURES.mkdir(exist_ok=True)
-    path.write_text(markdown(load(options, chosen.runs, lambda folders: load_table(folders, "formats"))))
+    path.write_text(markdown(*load_tables(options, chosen.runs, "formats")))
     print(path)
 
 

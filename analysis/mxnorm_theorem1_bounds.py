@@ -11,15 +11,13 @@ python -m analysis.mxnorm_theorem1_bounds --runs runs/approximation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, colors, load, parser, plt, save
-from mxstudy.results import load_table
+from analysis.style import TWO_COLUMNS, colors, load_tables, parser, plt, save
 
 DISTRIBUTIONS = {"laplace": "#E69F00", "gaussian": "#000000", "uniform": "#56B4E9"}
 POWERS = {1.0: ("o", "--"), 2.0: ("s", "-")}  # marker and line
@@ -90,7 +88,7 @@ def draw_by_input(axes: Axes, rows: pd.DataFrame, column: str, outline: str | No
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     chosen = options.parse_args(arguments)
-    tables = (load(options, chosen.runs, partial(load_table, name=name)) for name in ("convergence", "bounds"))
+    tables = load_tables(options, chosen.runs, "convergence", "bounds")
     save(draw(*tables), "mxnorm_theorem1_bounds")
 
 

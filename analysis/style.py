@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -78,6 +80,17 @@ def load(options: argparse.ArgumentParser, runs: list[Path], loader: Loader) -> 
         return results.load(runs, loader)
     except ValueError as error:
         options.error(str(error))
+
+
+def load_tables(options: argparse.ArgumentParser, runs: list[Path], *names: str) -> list[pd.DataFrame]:
+    """The tables of those names of one run: the one that was begun last if there are several, which a line says."""
+    if any(path.suffix == ".parquet" for path in runs):
+        options.error("--runs: give the folder of a run; this is drawn from the tables in it")
+    frames = [load(options, runs, partial(results.load_table, name=name)) for name in names]
+    last = frames[0].iloc[-1]
+    if (frames[0]["fingerprint"] != last["fingerprint"]).any():
+        print(f"of several runs the last: {last['label']}, {last['fingerprint'][:12]}", file=sys.stderr)
+    return [frame[frame["fingerprint"] == last["fingerprint"]] for frame in frames]
 
 
 def save(figure: Figure, name: str) -> Path:

@@ -163,18 +163,19 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
 def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
     """Resolved plain data, and the experiment's name in it: it is that of the chosen file."""
     values: Any = OmegaConf.to_container(config, resolve=True)
-    rehearsal = rehearsal_keys(choices.get("debug"))
+    rehearsal = debug_values(choices.get("debug"))
     if "study" not in values:
-        raise ConfigError(nothing_to_run(values.keys() - rehearsal))
-    foreign = rehearsal - schemas.STUDIES.get(values["study"], schemas.Run).__dataclass_fields__.keys()
-    values = {key: value for key, value in values.items() if key not in foreign}
+        raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
+    own = defaults(schemas.STUDIES.get(values["study"], schemas.Run))
+    values = {key: value for key, value in values.items() if key in own or rehearsal.get(key, ...) != value}
     return values | ({"experiment": choices["experiment"]} if "experiment" in choices else {})
 
 
 @functools.cache
-def rehearsal_keys(choice: str | None) -> frozenset[str]:
-    """The root keys of a debug choice: it names what every kind of run has, and each keeps what is its own."""
-    return frozenset(map(str, OmegaConf.load(CONF / "debug" / f"{choice}.yaml"))) if choice else frozenset()
+def debug_values(choice: str | None) -> dict[str, Any]:
+    """What a debug choice sets: it names what every kind of run has, and each keeps what is its own."""
+    values: Any = OmegaConf.to_container(OmegaConf.load(CONF / "debug" / f"{choice}.yaml")) if choice else {}
+    return values
 
 
 # --------------------------------------------------------------------------------------------------- messages

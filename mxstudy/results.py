@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,13 +131,15 @@ def _frame(folders: Sequence[RunFolder], select: Callable[[Row], Row | None]) ->
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """The frame as compressed Parquet, with where it came from in the file's metadata."""
+    """The frame as compressed Parquet, with where it came from in the file's metadata; whole, or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: json.dumps(provenance).encode()})
-    pq.write_table(table, path, compression="zstd")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(table, temporary, compression="zstd")
+    os.replace(temporary, path)
 
 
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -11,6 +11,8 @@ from composing import compose, compose_job
 from mxstudy import cli
 from mxstudy.config import Decoder
 from mxstudy.launch.plan import validate
+from mxstudy.reader import ConfigError
+from mxstudy.studies import pretrain
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(cli.SWEEPS.glob("*.yaml"))
@@ -64,6 +66,22 @@ def rehearse_approximation(name: str) -> None:
 
 
 REHEARSED = {"pretrain": rehearse_pretraining, "approximation": rehearse_approximation}
+
+
+@pytest.mark.parametrize(("name", "foreign"), [("quickstart", "rows=5"), ("approximation", "train.steps=3")])
+def test_a_rehearsal_does_not_swallow_what_was_meant_for_another_kind_of_run(name: str, foreign: str) -> None:
+    key = foreign.split(".")[0].split("=")[0]
+    with pytest.raises(ConfigError, match=f"{key}: no such key"):
+        validate(compose_job(f"+experiment={name}", "+debug=tiny", foreign))
+
+
+def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
+    """The name of a pretrained one is not in the hash; what it holds is, through the identity of the corpus."""
+    jobs = [
+        validate(compose_job("+experiment=quickstart", "tokenizer=pretrained", f"tokenizer.name={name}"))
+        for name in ("a.json", "b.json")
+    ]
+    assert len({pretrain.identity_key(job) for job in jobs}) == 2
 
 
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])

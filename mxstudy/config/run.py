@@ -55,9 +55,9 @@ class Approximation(Run):
 
     `draws`: independent repetitions of every measurement, whose spread is reported.
 
-    `hidden_size`, `stds` and `rows`: of the Gaussian rows of figure 2, left and middle, and of the bounds. `max_blocks`:
-    how long the rows of figure 2, right, and of Theorem 1 get, in powers of two. `elements`: of each tensor whose cast
-    is graded.
+    `hidden_size`, `stds` and `rows`: of the Gaussian rows of figure 2, left and middle, and of the bounds.
+    `max_blocks`: how long the rows of figure 2, right, and (16 times that) of Theorem 1 get, in powers of two.
+    `elements`: of each tensor whose cast is graded.
     """
 
     study: Literal["approximation"] = "approximation"
