@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, colors, load, parser, plt, save
-from mxstudy.results import load_metrics
+from analysis.style import ONE_COLUMN, caption, colors, load, parser, plt, save
 
 HALF_LIFE = 0.01  # of the exponential mean, as a share of a run's steps
 
@@ -34,7 +33,8 @@ def draw(metrics: pd.DataFrame) -> Figure:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     chosen = options.parse_args(arguments)
-    save(draw(load(options, chosen.runs, load_metrics)), "loss_curves")
+    rows = load(options, chosen.runs, "metrics")
+    save(draw(rows), "loss_curves", caption(rows, __doc__))
 
 
 if __name__ == "__main__":

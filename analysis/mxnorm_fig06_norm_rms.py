@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, load, parser, plt, save
-from mxstudy.results import load_probe
+from analysis.style import ONE_COLUMN, caption, load, parser, plt, save
 
 
 def draw(rows: pd.DataFrame) -> Figure:
@@ -37,8 +36,8 @@ def draw(rows: pd.DataFrame) -> Figure:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     chosen = options.parse_args(arguments)
-    rows = load(options, chosen.runs, lambda folders: load_probe(folders, "norm_output_rms"))
-    save(draw(rows), "mxnorm_fig06_norm_rms")
+    rows = load(options, chosen.runs, "norm_output_rms")
+    save(draw(rows), "mxnorm_fig06_norm_rms", caption(rows, __doc__))
 
 
 if __name__ == "__main__":

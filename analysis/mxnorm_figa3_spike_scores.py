@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, colors, load, parser, plt, save
-from mxstudy.results import load_runs
+from analysis.style import ONE_COLUMN, caption, colors, load, parser, plt, save
 
 ARM = ["choice.precision", "choice.norm"]
 
@@ -32,7 +31,8 @@ def draw(runs: pd.DataFrame) -> Figure:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     chosen = options.parse_args(arguments)
-    save(draw(load(options, chosen.runs, load_runs)), "mxnorm_figa3_spike_scores")
+    runs = load(options, chosen.runs, "runs")
+    save(draw(runs), "mxnorm_figa3_spike_scores", caption(runs, __doc__))
 
 
 if __name__ == "__main__":

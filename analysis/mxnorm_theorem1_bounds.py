@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, colors, load_tables, parser, plt, save
+from analysis.style import TWO_COLUMNS, caption, colors, load_tables, parser, plt, save
 
 DISTRIBUTIONS = {"laplace": "#E69F00", "gaussian": "#000000", "uniform": "#56B4E9"}
 POWERS = {1.0: ("o", "--"), 2.0: ("s", "-")}  # marker and line
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     chosen = options.parse_args(arguments)
     tables = load_tables(options, chosen.runs, "convergence", "bounds")
-    save(draw(*tables), "mxnorm_theorem1_bounds")
+    save(draw(*tables), "mxnorm_theorem1_bounds", caption(tables[0], __doc__))
 
 
 if __name__ == "__main__":

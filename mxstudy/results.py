@@ -37,18 +37,32 @@ def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
     return found
 
 
-def load(paths: Sequence[Path | str], loader: Callable[[Sequence[RunFolder]], pd.DataFrame]) -> pd.DataFrame:
-    """`loader`'s frame of the runs in folders, or what `write_table` has kept of it in a .parquet file.
+def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
+    """The rows of one kind: runs, metrics, validation, or what a probe or a study's table of that name holds.
 
-    Raises ConfigError if nothing is there.
+    A path is a folder of runs, a .parquet file of `write_table`, or what files of results/ begin with:
+    results/NAME stands for results/NAME_<kind>.parquet. Raises ConfigError if nothing is there.
     """
-    frames = [
-        read_table(path)[0] if path.suffix == ".parquet" else loader(folders_of([path])) for path in map(Path, paths)
-    ]
+    frames = [read_table(table)[0] if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
     frame = pd.concat(frames, ignore_index=True)
     where = ", ".join(map(str, paths))
-    require(len(frame) > 0, f"{where}: no run there has any of the rows asked for; was the probe on?")
+    require(len(frame) > 0, f"{where}: no run there has any {kind}; was the probe on?")
     return frame
+
+
+def table_of(path: Path | str, kind: str) -> Path | None:
+    """The Parquet file that a path stands for, None for a folder of runs."""
+    path = Path(path)
+    table = path if path.suffix == ".parquet" else path.with_name(f"{path.name}_{kind}.parquet")
+    return table if table.exists() else None
+
+
+def rows_of_kind(path: Path | str, kind: str) -> pd.DataFrame:
+    folders = folders_of([path])
+    if kind in KINDS:
+        return KINDS[kind](folders)
+    probe = load_probe(folders, kind)
+    return probe if len(probe) else load_table(folders, kind)
 
 
 def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:
@@ -99,6 +113,13 @@ def load_metrics(folders: Sequence[RunFolder]) -> pd.DataFrame:
 def load_validations(folders: Sequence[RunFolder]) -> pd.DataFrame:
     """A row a validation of every run: fingerprint, label, step, validation_loss."""
     return _frame(folders, lambda row: row if "validation_loss" in row else None)
+
+
+KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
+    "runs": load_runs,
+    "metrics": load_metrics,
+    "validation": load_validations,
+}
 
 
 def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:

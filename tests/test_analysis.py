@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Figure:
     """The figure that the script would save."""
     figures: list[Figure] = []
-    monkeypatch.setattr(script, "save", lambda figure, name: figures.append(figure))
+    monkeypatch.setattr(script, "save", lambda figure, name, caption: figures.append(figure))
     script.main(arguments)
     return figures[0]
 
@@ -146,7 +146,7 @@ def test_runs_that_cannot_be_drawn_end_in_a_line(tmp_path: Path, capsys) -> None
     write_rows(make_folder(tmp_path), [training_row(0)])
     with pytest.raises(SystemExit):
         mxnorm_fig06_norm_rms.main(["--runs", str(tmp_path)])
-    assert "no run there has any of the rows asked for; was the probe on?" in capsys.readouterr().err
+    assert "no run there has any norm_output_rms; was the probe on?" in capsys.readouterr().err
 
 
 def test_an_arm_keeps_its_colour_and_strangers_share_the_rest() -> None:

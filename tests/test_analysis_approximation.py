@@ -156,8 +156,8 @@ def test_of_several_runs_the_last_is_drawn_and_named(tmp_path: Path, monkeypatch
 def test_tables_are_read_from_a_run_that_has_them(study: RunFolder, tmp_path: Path, capsys) -> None:
     write_rows(make_folder(tmp_path), [training_row(0)])
     for path, said in (
-        (tmp_path, "no run there has any of the rows asked for"),
-        (table_path(study, "quality"), "give the folder of a run"),
+        (tmp_path, "no run there has any quality"),
+        (table_path(study, "quality"), "give the folder of a run, or what the names of its tables begin with"),
     ):
         with pytest.raises(SystemExit):
             cast_quality.main(["--runs", str(path)])

@@ -106,8 +106,21 @@ def test_a_table_gives_the_same_frame_and_says_where_it_came_from(tmp_path: Path
     write_table(probe, tmp_path / "probe.parquet", origin)
     again = read_table(tmp_path / "probe.parquet")[0]
     assert [list(counts) for counts in again["norm/input"]] == [[1, 2, 3]] * 2
-    both = load([tmp_path / "metrics.parquet", folders[0].path], load_metrics)
+    both = load([tmp_path / "metrics.parquet", folders[0].path], "metrics")
     assert_frame_equal(both, pd.concat([frames["metrics"], frames["metrics"][:8]], ignore_index=True))
+    (tmp_path / "metrics.parquet").rename(tmp_path / "quick_metrics.parquet")
+    assert_frame_equal(load([tmp_path / "quick_metrics.parquet"], "metrics"), load([tmp_path / "quick"], "metrics"))
+
+
+def test_a_path_is_a_folder_of_runs_or_what_tables_begin_with(tmp_path: Path, folders: list[RunFolder]) -> None:
+    write_table(load_probe(folders, "histograms"), tmp_path / "kept_histograms.parquet", {})
+    assert list(load([tmp_path / "kept"], "histograms")["step"]) == [7, 7]
+    assert list(load([folders[0].path.parent], "histograms")["step"]) == [7, 7]
+    assert list(load([folders[0].path], "validation")["validation_loss"]) == [4.25, 4.5]
+    with pytest.raises(ConfigError, match="kept: has no runs"):
+        load([tmp_path / "kept"], "runs")
+    with pytest.raises(ConfigError, match="has any outliers; was the probe on"):
+        load([folders[0].path], "outliers")
 
 
 def test_a_table_is_compact(tmp_path: Path) -> None:

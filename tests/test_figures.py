@@ -1,0 +1,75 @@
+"""The list of figures: complete, true to results/, and drawn from there."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import figures
+from analysis.figures import FIGURES, RESULTS, Figure
+from analysis.style import arm_of, caption
+
+ROOT = Path(__file__).parents[1]
+NO_FIGURES = {"style", "figures", "export"}
+BACKED = [figure for figure in FIGURES if figure.results]
+
+
+def test_every_script_is_in_the_list_once() -> None:
+    scripts = {path.stem for path in (ROOT / "analysis").glob("*.py")} - NO_FIGURES
+    assert sorted(figure.name for figure in FIGURES) == sorted(scripts)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_a_script_says_how_to_run_it(figure: Figure) -> None:
+    script = importlib.import_module(f"analysis.{figure.name}")
+    assert f"python -m analysis.{figure.name} --runs {figure.runs.partition('/')[0]}" in script.__doc__
+
+
+@pytest.mark.parametrize("figure", BACKED, ids=lambda figure: figure.name)
+def test_what_backs_a_figure_is_there(figure: Figure) -> None:
+    assert [path for path in figure.backing() if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.integration
+def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
+    monkeypatch.chdir(tmp_path)
+    assert figures.main([]) == 0
+    printed = capsys.readouterr().out
+    for figure in FIGURES:
+        assert (tmp_path / "figures" / f"{figure.name}.pdf").exists() == (figure in BACKED)
+        assert (figure.command in printed) or figure in BACKED
+    text = (tmp_path / "figures" / "mxnorm_fig06_norm_rms.md").read_text()
+    assert "- precision=mxfp8 norm=mxnorm_p2: 1 run (7c38a9fcf00a)" in text
+    assert "python -m" not in text
+
+
+def test_one_that_fails_is_named_and_the_others_are_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
+    monkeypatch.chdir(tmp_path)
+    broken = importlib.import_module("analysis.mxnorm_figa3_spike_scores")
+    monkeypatch.setattr(broken, "draw", lambda runs: 1 / 0)
+    assert figures.main(["mxnorm_figa3_spike_scores", "loss_curves"]) == 1
+    assert "could not be drawn: mxnorm_figa3_spike_scores" in capsys.readouterr().err
+    assert (tmp_path / "figures" / "loss_curves.png").exists()
+
+
+def test_an_unknown_name_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit):
+        figures.main(["loss_curve"])
+    assert "no figure is called loss_curve; choose from loss_curves" in capsys.readouterr().err
+
+
+def test_a_caption_names_arms_seeds_and_runs() -> None:
+    labels = ["norm=rmsnorm seed=0", "norm=rmsnorm seed=1", "norm=mxnorm_p2 seed=0"]
+    rows = pd.DataFrame({"label": labels * 2, "fingerprint": [c * 64 for c in "abc"] * 2})
+    assert caption(rows, "What it shows.\n\npython -m analysis.x").splitlines() == [
+        "What it shows.",
+        "",
+        f"- norm=rmsnorm: 2 runs ({'a' * 12}, {'b' * 12})",
+        f"- norm=mxnorm_p2: 1 run ({'c' * 12})",
+    ]
+    assert arm_of("seed=3") == "seed=3"
