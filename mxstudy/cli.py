@@ -41,6 +41,7 @@ BASES: dict[str, dict[str, Any]] = {
     "model": {"decoder": schemas.Decoder},
     "norm": {
         "rmsnorm": schemas.RMSNorm,
+        "layernorm": schemas.LayerNorm,
         "mxnorm": schemas.MXNorm,
         "mxnorm_postround": schemas.PostRoundMXNorm,
     },

@@ -22,6 +22,7 @@ from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
 
 PROVENANCE = b"mxstudy.provenance"
+STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as it starts
 
 
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
@@ -85,9 +86,7 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
         "loss": losses[-1] if losses else math.nan,
         "validation_loss": validations.iloc[-1] if len(validations) else math.nan,
         "best_validation_loss": validations.min(),
-        "unigram_entropy_nats": next(
-            (r["unigram_entropy_nats"] for r in rows if "unigram_entropy_nats" in r), math.nan
-        ),
+        **{key: next((row[key] for row in rows if key in row), math.nan) for key in STARTS},
         "spike_score": spike_score(losses),
         "spike_score_cut": is_cut(losses),
         "tokens_per_s": pd.Series([row["tokens_per_s"] for row in steps], dtype=float).median(),

@@ -1,8 +1,15 @@
 """The schema of every run: frozen dataclasses and their validation. Standard library only."""
 
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
-from mxstudy.config.model import Decoder, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
-from mxstudy.config.observation import ActivationHistograms, NormOutputRMS, Probes, Tracking
+from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
+from mxstudy.config.observation import (
+    ActivationHistograms,
+    GradientBias,
+    NormOutputRMS,
+    Probes,
+    Saturation,
+    Tracking,
+)
 from mxstudy.config.run import SCHEMA_VERSION, STUDIES, Approximation, Pretrain, Run, fingerprint, hashed, read_run
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 
@@ -18,7 +25,9 @@ __all__ = [
     "Data",
     "Decoder",
     "Files",
+    "GradientBias",
     "HuggingFace",
+    "LayerNorm",
     "MXNorm",
     "Norm",
     "NormOutputRMS",
@@ -31,6 +40,7 @@ __all__ = [
     "PySource",
     "RMSNorm",
     "Run",
+    "Saturation",
     "Schedule",
     "Tokenizer",
     "Tracking",

@@ -9,7 +9,12 @@ from mxstudy.reader import require, schema
 
 @schema
 class Decoder:
-    """A Llama-style decoder: pre-norm, rotary embedding, grouped-query attention, SwiGLU."""
+    """Pre-norm, rotary embedding, grouped-query attention, no bias in a linear, embedding and head not tied.
+
+    `mlp`: what is between its two linears: silu with a gate, GELU (exact), or squared ReLU. `qk_norm`: queries and keys
+    are normalised over all heads at once, exactly and unquantised. `init`: that of TorchTitan's Llama 3, whose linears
+    have `init_std`, or OLMo's mitchell, where a linear's follows from its fan-in.
+    """
 
     kind: Literal["decoder"] = "decoder"
     hidden_size: int
@@ -19,6 +24,9 @@ class Decoder:
     num_kv_heads: int
     vocab_size: int
     rope_theta: float = 500_000.0
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    qk_norm: bool = False
+    init: Literal["llama", "mitchell"] = "llama"
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
@@ -32,6 +40,10 @@ class Decoder:
             self.num_heads % self.num_kv_heads == 0,
             f"num_kv_heads: {self.num_heads} query heads do not divide into {self.num_kv_heads} groups",
         )
+        require(
+            self.init == "llama" or self.init_std == 0.02,
+            f"init_std: {self.init} takes its own from the fan-in; leave it at 0.02, not {self.init_std}",
+        )
 
 
 @schema
@@ -41,6 +53,19 @@ class RMSNorm:
     kind: Literal["rmsnorm"] = "rmsnorm"
     eps: float = 1e-5
     fold_gain: bool = False
+
+
+@schema
+class LayerNorm:
+    """`bias`: added after the gain. `affine`: whether there is a gain, else it is 1 (instability paper, figure 12)."""
+
+    kind: Literal["layernorm"] = "layernorm"
+    eps: float = 1e-5
+    bias: bool = False
+    affine: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.affine or not self.bias, "bias: without affine a norm has no parameters; set it to false")
 
 
 @schema
@@ -67,7 +92,7 @@ class PostRoundMXNorm:
     eps: float = 1e-5
 
 
-Norm = RMSNorm | MXNorm | PostRoundMXNorm
+Norm = RMSNorm | LayerNorm | MXNorm | PostRoundMXNorm
 
 
 @schema
@@ -87,6 +112,7 @@ class Precision:
 
     `backend`: emulated decodes operands and multiplies them in high precision; native is the hardware's MX GEMM,
     compute capability 10.0 (SM100) and later; auto is native where there is one for the row, emulated elsewhere.
+    `skip_blocks`: so many of the first and as many of the last blocks stay in `train.compute`, whatever the plan says.
     """
 
     schedule: tuple[PrecisionRow, ...]
@@ -95,6 +121,7 @@ class Precision:
     rounding: Literal["even", "away"] = "even"
     operand_pre_round: bool = False
     backend: Literal["auto", "emulated", "native"] = "auto"
+    skip_blocks: int = 0
 
     def __post_init__(self) -> None:
         starts = [row.from_step for row in self.schedule]
@@ -102,3 +129,4 @@ class Precision:
             starts[:1] == [0] and starts == sorted(set(starts)),
             f"schedule: rows must start at step 0 and ascend, not {starts}",
         )
+        require(self.skip_blocks >= 0, f"skip_blocks: must not be negative, not {self.skip_blocks}")

@@ -20,9 +20,25 @@ class ActivationHistograms:
 
 
 @schema
+class Saturation:
+    """Last-bin and underflow fractions, scales and SQNR of every quantised operand, on one sequence; 0: off."""
+
+    every_steps: int = cosmetic(0)
+
+
+@schema
+class GradientBias:
+    """MX gradients against FP32 ones at the same weights, on one sequence: ratio and cosine by layer; 0: off."""
+
+    every_steps: int = cosmetic(0)
+
+
+@schema
 class Probes:
     norm_output_rms: NormOutputRMS = NormOutputRMS()
     activation_histograms: ActivationHistograms = ActivationHistograms()
+    saturation: Saturation = Saturation()
+    gradient_bias: GradientBias = GradientBias()
 
 
 @schema

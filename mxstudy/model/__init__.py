@@ -2,7 +2,7 @@
 
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.model.norm import MXNorm, PostRoundMXNorm, RMSNorm
+from mxstudy.model.norm import LayerNorm, MXNorm, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics.norm import rms_coefficient
 
-__all__ = ["Decoder", "MXLinear", "MXNorm", "NormLinear", "PostRoundMXNorm", "RMSNorm", "rms_coefficient"]
+__all__ = ["Decoder", "LayerNorm", "MXLinear", "MXNorm", "NormLinear", "PostRoundMXNorm", "RMSNorm", "rms_coefficient"]

@@ -1,7 +1,8 @@
-"""One decoder: pre-norm blocks of grouped-query attention and SwiGLU; Llama 3 is one configuration of it.
+"""One decoder: pre-norm blocks of grouped-query attention and an MLP; Llama 3, OLMo, Nemotron-4 are configs of it.
 
-Shapes: B sequences, T tokens, D hidden size, N heads, H head size, V vocabulary. Every norm inside a block is joined
-to the fused linear that reads it; the final norm, the embedding and the output head stay in high precision.
+Shapes: B sequences, T tokens, D hidden size, N heads, H head size, V vocabulary. Every norm that reads the residual
+stream inside a block is joined to the fused linear that reads it. The final norm and those of queries and keys, the
+embedding and the output head stay in high precision.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import typing
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,56 +18,108 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.model.norm import Norm, RMSNorm, build_norm
+from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.numerics.cast import BlockCast
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
 
 
-class Attention(nn.Module):
-    def __init__(self, model: config.Decoder, norm: Norm, output_std: float) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads = model.num_heads, model.num_kv_heads
-        self.head_size = model.hidden_size // model.num_heads
-        heads = model.num_heads + 2 * model.num_kv_heads
-        self.wqkv = NormLinear(norm, heads * self.head_size, model.init_std)
-        self.wo = MXLinear(model.hidden_size, model.hidden_size, output_std)
+class Init(NamedTuple):
+    """Standard deviations, before the cut at 3 sigma; the head has D^-0.5, and depth shrinks the residual outputs'."""
 
-    def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> Tensor:
-        qkv_BNTH = self.wqkv(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        q, k, v = qkv_BNTH.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+    embedding: Callable[[config.Decoder], float]
+    linear: Callable[[config.Decoder, int], float]  # by fan-in
+
+
+INITS = {
+    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std),  # TorchTitan
+    "mitchell": Init(lambda model: model.hidden_size**-0.5, lambda model, fan_in: fan_in**-0.5),  # OLMo
+}
+
+
+class MLP(NamedTuple):
+    up: str  # the name of the first linear
+    parts: int  # how many are fused in it
+    activation: Callable[[Tensor], Tensor]  # [..., parts * ffn_size] -> [..., ffn_size]
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+MLPS = {
+    "swiglu": MLP("w13", 2, swiglu),
+    "gelu": MLP("w1", 1, F.gelu),
+    "relu2": MLP("w1", 1, lambda x: F.relu(x).square()),  # Nemotron-4
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
+        super().__init__()
+        self.head_size = model.hidden_size // model.num_heads
+        q_size, kv_size = model.hidden_size, model.num_kv_heads * self.head_size
+        self.sizes = [q_size, kv_size, kv_size]
+        std = INITS[model.init].linear(model, model.hidden_size)
+        self.wqkv = NormLinear(build_norm(norm, model.hidden_size, cast), sum(self.sizes), std)
+        self.wo = MXLinear(model.hidden_size, model.hidden_size, output_std)
+        self.q_norm = build_exact_norm(norm, q_size) if model.qk_norm else None
+        self.k_norm = build_exact_norm(norm, kv_size) if model.qk_norm else None
+
+    def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output, and what goes into the norms of queries and keys, by their names."""
+        q, k, v = self.wqkv(x_BTD).split(self.sizes, dim=-1)
+        seen = {}
+        if self.q_norm is not None and self.k_norm is not None:
+            seen = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (y.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for y in (q, k, v))
         q, k = rotate(q, rope_TH), rotate(k, rope_TH)
-        out_BNTH = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=self.num_heads != self.num_kv_heads
-        )
-        return self.wo(out_BNTH.transpose(1, 2).flatten(2))
+        out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self.wo(out_BNTH.transpose(1, 2).flatten(2)), seen
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(w1 x) * w3 x), w1 and w3 fused."""
+    """w2(activation(up x)); a gated one has the gate's linear and the other fused in `up`."""
 
-    def __init__(self, model: config.Decoder, norm: Norm, output_std: float) -> None:
+    def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
         super().__init__()
-        self.w13 = NormLinear(norm, 2 * model.ffn_size, model.init_std)
+        self.up_name, parts, self.activation = MLPS[model.mlp]
+        std = INITS[model.init].linear(model, model.hidden_size)
+        up = NormLinear(build_norm(norm, model.hidden_size, cast), parts * model.ffn_size, std)
+        self.add_module(self.up_name, up)
         self.w2 = MXLinear(model.ffn_size, model.hidden_size, output_std)
 
+    @property
+    def up(self) -> NormLinear:
+        return typing.cast(NormLinear, getattr(self, self.up_name))
+
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate, up = self.w13(x_BTD).chunk(2, dim=-1)
-        return self.w2(F.silu(gate) * up)
+        return self.w2(self.activation(self.up(x_BTD)))
 
 
 class Block(nn.Module):
     def __init__(self, layer: int, model: config.Decoder, norm: config.Norm, cast: BlockCast) -> None:
         super().__init__()
-        output_std = model.init_std / (2 * (layer + 1)) ** 0.5
-        self.attention = Attention(model, build_norm(norm, model.hidden_size, cast), output_std)
-        self.feed_forward = FeedForward(model, build_norm(norm, model.hidden_size, cast), output_std)
 
-    def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """The block's output, and the input of its second norm: the backward keeps it anyway, and observers need it."""
-        h_BTD = x_BTD + self.attention(x_BTD, rope_TH)
-        return h_BTD + self.feed_forward(h_BTD), h_BTD
+        def output_std(fan_in: int) -> float:
+            return INITS[model.init].linear(model, fan_in) / (2 * (layer + 1)) ** 0.5
+
+        self.attention = Attention(model, norm, cast, output_std(model.hidden_size))
+        self.feed_forward = FeedForward(model, norm, cast, output_std(model.ffn_size))
+
+    def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
+        attended_BTD, seen = self.attention(x_BTD, rope_TH)
+        h_BTD = x_BTD + attended_BTD
+        return h_BTD + self.feed_forward(h_BTD), seen | {"ffn_norm": h_BTD}
+
+    def reader(self, norm: str) -> nn.Module:
+        """The linear that a norm is joined to, or the norm that stands on its own."""
+        joined = {"attention_norm": self.attention.wqkv, "ffn_norm": self.feed_forward.up}
+        return joined.get(norm) or self.get_submodule(norm)
 
 
 class Decoder(nn.Module):
@@ -79,7 +133,7 @@ class Decoder(nn.Module):
         self.config, self.compute = model, compute
         self.tok_embeddings = nn.Embedding(model.vocab_size, model.hidden_size)
         self.layers = nn.ModuleList(Block(i, model, norm, cast) for i in range(model.num_layers))
-        self.norm = RMSNorm(model.hidden_size, norm.eps)
+        self.norm = build_exact_norm(norm, model.hidden_size)
         self.output = MXLinear(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
         self.watchers: tuple[Watcher, ...] = ()
 
@@ -88,9 +142,9 @@ class Decoder(nn.Module):
         rope_TH = self.rope(tokens_BT.shape[1], tokens_BT.device)
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
-            x_BTD, h_BTD = layer(x_BTD, rope_TH)
-            self.watch(f"layers.{i}.attention_norm", layer.attention.wqkv, x_in_BTD)
-            self.watch(f"layers.{i}.ffn_norm", layer.feed_forward.w13, h_BTD)
+            x_BTD, seen = layer(x_BTD, rope_TH)
+            for norm, y in {"attention_norm": x_in_BTD, **seen}.items():
+                self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
         self.watch("norm", self.norm, x_BTD)
         return self.output(self.norm(x_BTD))
 
@@ -106,18 +160,19 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Gains 1, embedding N(0, 1), linears truncated normal at 3 sigma, residual outputs scaled by depth.
+        """Norms as new, embedding and linears normal, cut at 3 sigma, with the standard deviations of `INITS`.
 
         Each parameter's numbers depend on the seed and its name alone: equal over norms, devices and world sizes.
         """
+        embedding_std = INITS[self.config.init].embedding(self.config)
         for name, module in self.named_modules():
             if isinstance(module, Norm):
-                module.weight.fill_(1.0)
+                module.reset_parameters()
             elif isinstance(module, nn.Embedding | MXLinear):
                 digest = hashlib.sha256(f"{seed}:{name}.weight".encode()).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
                 weight = torch.empty(module.weight.shape)
-                std = module.init_std if isinstance(module, MXLinear) else 1.0
+                std = module.init_std if isinstance(module, MXLinear) else embedding_std
                 module.weight.copy_(nn.init.trunc_normal_(weight, 0.0, std, -3 * std, 3 * std, generator=generator))
 
     def num_params(self) -> int:

@@ -30,22 +30,25 @@ class MXLinear(nn.Module):
 
 
 class NormLinear(MXLinear):
-    """A norm, its gain and one (fused) linear layer: the norm's output feeds one cast and one GEMM."""
+    """A norm, its gain and bias, and one (fused) linear layer: the norm's output feeds one cast and one GEMM."""
 
     def __init__(self, norm: Norm, out_features: int, init_std: float) -> None:
         super().__init__(norm.size, out_features, init_std)
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
+        gain, bias = self.norm.parameters_as(x)
         return norm_linear(
             x,
-            self.norm.weight.to(x.dtype),
+            gain,
             self.weight.to(x.dtype),
+            bias,
             rms=self.norm.rms,
             bound=self.norm.bound,
             fold_gain=self.norm.fold_gain,
             gemms=self.gemms,
             cast=self.cast,
+            centers=self.norm.centers,
         )
 
     def read(self, xbar: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Norms: what differs between them is the RMS that they divide by, and whether their gain moves into the weight."""
+"""Norms: what differs between them is the RMS that they divide by, and whether their gain moves into the weight.
+
+LayerNorm subtracts the row's mean first, may add a bias, and may have neither gain nor bias.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,55 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
 from mxstudy.reader import ConfigError
 
 
 class Norm(nn.Module):
-    """x [..., size] -> x / rms(x) * gain, computed in FP32 and rounded once to x's dtype."""
+    """x [..., size] -> x / rms(x) * gain, computed in FP32 and rounded once to x's dtype.
+
+    `weight` is the gain, None where there is none, and `bias` what is added after it; `centers`: x is less its mean.
+    """
 
     fold_gain: bool
+    centers = False
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, affine: bool = True, bias: bool = False) -> None:
         super().__init__()
         self.size, self.eps = size, eps
-        self.weight = nn.Parameter(torch.empty(size))
+        self.register_parameter("weight", nn.Parameter(torch.empty(size)) if affine else None)
+        self.register_parameter("bias", nn.Parameter(torch.empty(size)) if bias else None)
 
     def rms(self, x: Tensor) -> Tensor:
-        """The row's RMS, or an estimate of it: float32, [..., 1]."""
+        """The RMS of the rows of x, centered already if the norm centers, or an estimate of it: float32, [..., 1]."""
         raise NotImplementedError
 
     @property
     def bound(self) -> float:
-        """What no element of x / rms(x) exceeds in magnitude (MXNorm paper, Lemmas 1 and 2)."""
+        """What no element of `normalize(x)` exceeds in magnitude (MXNorm paper, Lemmas 1 and 2)."""
         raise NotImplementedError
 
+    def normalize(self, x: Tensor) -> Tensor:
+        """x before gain and bias: float32."""
+        centered = center(x, row_mean(x) if self.centers else None)
+        return normalize(centered, self.rms(centered))
+
+    def parameters_as(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Gain (ones where there is none) and bias in x's dtype."""
+        gain = x.new_ones(self.size) if self.weight is None else self.weight.to(x.dtype)
+        return gain, None if self.bias is None else self.bias.to(x.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(x.dtype).float()
-        return (normalize(x, self.rms(x)) * weight).to(x.dtype)
+        return affine(self.normalize(x), *self.parameters_as(x)).to(x.dtype)
+
+    def reset_parameters(self) -> None:
+        """Gain 1, bias 0."""
+        for parameter, value in ((self.weight, 1.0), (self.bias, 0.0)):
+            if parameter is not None:
+                nn.init.constant_(parameter, value)
 
 
 class RMSNorm(Norm):
@@ -52,6 +77,28 @@ class RMSNorm(Norm):
     @property
     def bound(self) -> float:
         return self.size**0.5
+
+
+class LayerNorm(Norm):
+    """Ba, Kiros and Hinton 2016: RMSNorm of x less its mean; eps is added to the variance."""
+
+    fold_gain = False
+    centers = True
+
+    def __init__(self, size: int, eps: float = 1e-5, bias: bool = False, affine: bool = True) -> None:
+        super().__init__(size, eps, affine, bias)
+
+    def rms(self, x: Tensor) -> Tensor:
+        return rms_exact(x, self.eps)
+
+    @property
+    def bound(self) -> float:
+        """sqrt(D - 1), below RMSNorm's sqrt(D).
+
+        A row adds up to 0 and its squares to D at most. Beside an element a the D - 1 others add up to -a, and so their
+        squares to a^2 / (D - 1) at least: a^2 D / (D - 1) <= D.
+        """
+        return (self.size - 1) ** 0.5
 
 
 class MXNorm(Norm):
@@ -103,6 +150,7 @@ def check_blocks(size: int, block_size: int) -> None:
 
 NORMS: dict[type, Callable[[Any, int, BlockCast], Norm]] = {
     config.RMSNorm: lambda norm, size, cast: RMSNorm(size, norm.eps, norm.fold_gain),
+    config.LayerNorm: lambda norm, size, cast: LayerNorm(size, norm.eps, norm.bias, norm.affine),
     config.MXNorm: lambda norm, size, cast: MXNorm(size, norm.p, cast.block_size, norm.eps),
     config.PostRoundMXNorm: lambda norm, size, cast: PostRoundMXNorm(
         size, cast.block_size, cast.scale_rule, norm.format, norm.eps
@@ -113,3 +161,10 @@ NORMS: dict[type, Callable[[Any, int, BlockCast], Norm]] = {
 def build_norm(norm: config.Norm, size: int, cast: BlockCast) -> Norm:
     """`cast`: that of the linear which reads the norm."""
     return NORMS[type(norm)](norm, size, cast)
+
+
+def build_exact_norm(norm: config.Norm, size: int) -> Norm:
+    """A norm that no linear is joined to: LayerNorm where the blocks have it, else RMSNorm, whatever they estimate."""
+    if isinstance(norm, config.LayerNorm):
+        return LayerNorm(size, norm.eps, norm.bias, norm.affine)
+    return RMSNorm(size, norm.eps)

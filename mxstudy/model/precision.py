@@ -37,6 +37,7 @@ def apply_precision(
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     rows = match_plan(plan, list(linears), default=compute)
+    rows |= dict.fromkeys(end_blocks(list(linears), precision.skip_blocks), compute)
     for name, linear in linears.items():
         gemms = look_up(PRECISIONS, rows[name], f"precision.schedule: plan for {name}")
         linear.cast = block_cast(precision)
@@ -66,6 +67,19 @@ def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[
             raise ConfigError(f"precision.schedule: pattern {pattern!r} matches no linear; {near}")
         rows |= dict.fromkeys(matched, row)
     return rows
+
+
+def end_blocks(names: list[str], skip_blocks: int) -> list[str]:
+    """The linears of so many first and last blocks; ConfigError where that leaves none between."""
+    if not skip_blocks:
+        return []
+    blocks = {name: int(name.split(".")[1]) for name in names if name.startswith("layers.")}
+    between = range(skip_blocks, max(blocks.values()) + 1 - skip_blocks)
+    if not between:
+        raise ConfigError(
+            f"precision.skip_blocks: {skip_blocks} at both ends leave none of {len(set(blocks.values()))}"
+        )
+    return [name for name, block in blocks.items() if block not in between]
 
 
 def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None:

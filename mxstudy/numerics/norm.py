@@ -4,6 +4,7 @@
 
 Statistics, xbar and gain * W are FP32 and go unrounded into the cast. The backward is that of RMSNorm with whatever
 rms the forward used, a straight-through estimator when that is an estimate (MXNorm paper, section 3.7, appendix E).
+LayerNorm is RMSNorm of x - mean(x), and may add a bias to xbar * gain; its dx is RMSNorm's less the mean of that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.matmul import Gemms, dgrad_gemm, forward_gemm, wgrad_gemm
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, require
 
 
 @torch.compiler.assume_constant_result
@@ -62,6 +63,22 @@ def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
     return rms_coefficient(p, block_size) * mean * largest + eps
 
 
+def row_mean(x: Tensor) -> Tensor:
+    """Over the last axis: float32, [..., 1]."""
+    return to_dtype(x, torch.float32).mean(-1, keepdim=True)
+
+
+def center(x: Tensor, mean: Tensor | None) -> Tensor:
+    """x - mean in float32, and x itself where there is no mean."""
+    return x if mean is None else to_dtype(x, torch.float32) - mean
+
+
+def affine(xbar: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    """xbar * gain + bias, in xbar's float32."""
+    y = xbar * to_dtype(gain, torch.float32)
+    return y if bias is None else y + to_dtype(bias, torch.float32)
+
+
 def normalize(x: Tensor, rms: Tensor) -> Tensor:
     """x / rms in float32, rounded once: a product with 1 / rms would be rounded twice."""
     return to_dtype(x, torch.float32) / rms
@@ -76,58 +93,69 @@ def norm_linear(
     x: Tensor,
     gain: Tensor,
     weight: Tensor,
+    bias: Tensor | None = None,
     *,
     rms: Callable[[Tensor], Tensor],
     bound: float,
     fold_gain: bool,
     gemms: Gemms,
     cast: BlockCast,
+    centers: bool = False,
 ) -> Tensor:
-    """Norm, gain and linear in one: x [..., in], gain [in], weight [out, in] -> [..., out] of x's dtype.
+    """Norm, gain, the norm's bias and linear in one: x [..., in], gain and bias [in], weight [out, in] -> [..., out].
 
-    `rms` maps x to its float32 RMS or an estimate of it, [..., 1]; no gradient flows through it. `bound`: what no
-    |x / rms| exceeds.
+    The result has x's dtype. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of
+    it, [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside
+    a folded gain.
     """
+    require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; one of them has to go")
     x_TI = x.flatten(0, -2)
     with torch.no_grad():
-        rms_T1 = rms(x_TI)
-    return _NormLinear.apply(x_TI, rms_T1, gain, weight, bound, fold_gain, gemms, cast).unflatten(0, x.shape[:-1])
+        mean_T1 = row_mean(x_TI) if centers else None
+        rms_T1 = rms(center(x_TI, mean_T1))
+    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, bound, fold_gain, gemms, cast)
+    return h_TO.unflatten(0, x.shape[:-1])
 
 
 class _NormLinear(torch.autograd.Function):
-    """Saves x and rms, never x / rms: that is an elementwise product away."""
+    """Saves x, its mean and its rms, never xbar: that is elementwise operations away."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x_TI: Tensor,
+        mean_T1: Tensor | None,
         rms_T1: Tensor,
         gain_I: Tensor,
+        bias_I: Tensor | None,
         weight_OI: Tensor,
         bound: float,
         fold_gain: bool,
         gemms: Gemms,
         cast: BlockCast,
     ) -> Tensor:
-        ctx.save_for_backward(x_TI, rms_T1, gain_I, weight_OI)
+        ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI)
         ctx.fold_gain, ctx.gemms, ctx.cast = fold_gain, gemms, cast
-        xbar_TI, gain = normalize(x_TI, rms_T1), to_dtype(gain_I, torch.float32)
+        xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
+        bound_of_xbar = xbar_TI.new_full((), bound)
         if fold_gain:
-            bounds, weight = xbar_TI.new_full((), bound), to_dtype(weight_OI, torch.float32) * gain
-            return forward_gemm(xbar_TI, weight, gemms, cast, x_TI.dtype, bounds)
-        return forward_gemm(xbar_TI * gain, weight_OI, gemms, cast, x_TI.dtype, bound * gain.abs().amax())
+            weight = to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
+            return forward_gemm(xbar_TI, weight, gemms, cast, x_TI.dtype, bound_of_xbar)
+        bound_of_y = affine(bound_of_xbar, gain_I.abs().amax(), None if bias_I is None else bias_I.abs().amax())
+        return forward_gemm(affine(xbar_TI, gain_I, bias_I), weight_OI, gemms, cast, x_TI.dtype, bound_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, rms_T1, gain_I, weight_OI = ctx.saved_tensors
-        gain, xbar = to_dtype(gain_I, torch.float32), normalize(x_TI, rms_T1)
+        x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI = ctx.saved_tensors
+        gain, xbar = to_dtype(gain_I, torch.float32), normalize(center(x_TI, mean_T1), rms_T1)
         dy = to_dtype(dgrad_gemm(dh_TO, weight_OI, ctx.gemms, ctx.cast), torch.float32)  # of xbar * gain, folded or not
         if ctx.fold_gain:
             dweight = to_dtype(wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast), torch.float32) * gain
         else:
-            dweight = wgrad_gemm(dh_TO, xbar * gain, ctx.gemms, ctx.cast)
-        dgain = (xbar * dy).sum(0)
+            dweight = wgrad_gemm(dh_TO, affine(xbar, gain, bias_I), ctx.gemms, ctx.cast)
+        dgain, dbias = (xbar * dy).sum(0), None if bias_I is None else to_dtype(dy.sum(0), bias_I.dtype)
         dxbar = dy * gain
         dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms_T1
+        dx = center(dx, None if mean_T1 is None else row_mean(dx))
         dx, dgain, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dgain, gain_I.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, dgain, dweight, None, None, None, None
+        return dx, None, None, dgain, dbias, dweight, None, None, None, None

@@ -7,6 +7,9 @@ quantises it, without the gain.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -14,10 +17,19 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.norm import normalize, rms_exact
-from mxstudy.probes.base import Probe, StepView, Values
+from mxstudy.numerics.norm import center, normalize, rms_exact, row_mean
+from mxstudy.probes.base import StepView, Values
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT, BINS_PER_OCTAVE = -16, 12, 4
+FINITE_EDGES = (LARGEST_EXPONENT - SMALLEST_EXPONENT) * BINS_PER_OCTAVE + 1  # on either side of 0
+
+MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
+# Where an octave's bins begin, but for the first, which begins with the octave.
+BIN_MANTISSAS = [
+    int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA for k in range(1, BINS_PER_OCTAVE)
+]
+
+Watched = Callable[[nn.Module, Tensor], Tensor]
 
 
 def bin_edges() -> np.ndarray:
@@ -30,6 +42,27 @@ def bin_edges() -> np.ndarray:
     return np.concatenate((-magnitudes[::-1], magnitudes))
 
 
+def bins_of(x: Tensor) -> Tensor:
+    """The bin of every element, edges as float32, by bit arithmetic: int32, x's shape. A NaN is in an outermost bin.
+
+    A bin has its lower edge, not its upper; on the negative side, its magnitudes begin one bit above the inner edge.
+    """
+    bits = x.float().view(torch.int32)
+    is_negative = bits < 0
+    magnitude = (bits & MAGNITUDE) - is_negative.int()
+    octave = (magnitude >> MANTISSA_BITS) - BIAS - SMALLEST_EXPONENT
+    within = sum((magnitude & MANTISSA >= start).int() for start in BIN_MANTISSAS)
+    from_middle = (BINS_PER_OCTAVE * octave + within + 1).clamp(0, FINITE_EDGES)
+    return FINITE_EDGES + torch.where(is_negative, -from_middle, from_middle)
+
+
+def count_bins(x: Tensor) -> Tensor:
+    """How many elements each bin holds: int64 [bins]. Feature by feature, so that few of them meet at one counter."""
+    bins_TD = bins_of(x.flatten(0, -2)).long()
+    counts = torch.zeros(2 * FINITE_EDGES + 1, x.shape[-1], dtype=torch.int32, device=x.device)
+    return counts.scatter_add_(0, bins_TD, torch.ones_like(bins_TD, dtype=torch.int32)).sum(1)
+
+
 def norm_of(module: nn.Module) -> Norm:
     norm = module.norm if isinstance(module, NormLinear) else module
     assert isinstance(norm, Norm)
@@ -39,8 +72,35 @@ def norm_of(module: nn.Module) -> Norm:
 def norm_output(module: nn.Module, x: Tensor) -> Tensor:
     """The norm's output as its reader gets it, float32."""
     norm = norm_of(module)
-    output = normalize(x, norm.rms(x))
+    output = norm.normalize(x)
     return module.read(output) if isinstance(module, NormLinear) and norm.fold_gain else output
+
+
+def exact_output(norm: Norm, x: Tensor) -> Tensor:
+    """What the norm would put out, before its gain, if it divided by the exact RMS: float32."""
+    centered = center(x, row_mean(x) if norm.centers else None)
+    return normalize(centered, rms_exact(centered, norm.eps))
+
+
+def mean_squares(module: nn.Module, x: Tensor) -> Tensor:
+    """Of the norm's output, and of what the exact norm would put out: float32 [2]."""
+    outputs = norm_output(module, x), exact_output(norm_of(module), x)
+    return torch.stack([output.square().mean(-1).mean() for output in outputs])
+
+
+def input_and_output_counts(module: nn.Module, x: Tensor) -> Tensor:
+    """Of the norm's input and output: int64 [2, bins]."""
+    return torch.stack((count_bins(x), count_bins(norm_output(module, x))))
+
+
+@functools.cache
+def compiled(function: Watched) -> Watched:
+    return torch.compile(function, dynamic=False)
+
+
+def fused(function: Watched, module: nn.Module, x: Tensor) -> Tensor:
+    """`function(module, x)`, compiled on a GPU: eager, it would write the activations out a dozen times."""
+    return (compiled(function) if x.is_cuda else function)(module, x)
 
 
 class NormOutputRMS:
@@ -54,14 +114,13 @@ class NormOutputRMS:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        outputs = {"rms": norm_output(module, x), "rms_true": normalize(x, rms_exact(x, norm_of(module).eps))}
-        for quantity, output in outputs.items():
-            self.mean_squares.setdefault(f"{name}/{quantity}", []).append(output.square().mean())
+        self.mean_squares.setdefault(name, []).append(fused(mean_squares, module, x))
 
     def measure(self, view: StepView) -> Values:
-        rms = torch.stack([torch.stack(parts).mean().sqrt() for parts in self.mean_squares.values()]).tolist()
-        names, self.mean_squares = list(self.mean_squares), {}
-        return dict(zip(names, rms, strict=True))
+        rms = torch.stack([torch.stack(parts).mean(0).sqrt() for parts in self.mean_squares.values()]).flatten()
+        names = [f"{norm}/{quantity}" for norm in self.mean_squares for quantity in ("rms", "rms_true")]
+        self.mean_squares = {}
+        return dict(zip(names, rms.tolist(), strict=True))
 
 
 class ActivationHistograms:
@@ -76,21 +135,12 @@ class ActivationHistograms:
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        edges = torch.from_numpy(bin_edges()).to(x.device, torch.float32)
-        for side, values in {"input": x.float(), "output": norm_output(module, x)}.items():
-            counts = torch.bincount(
-                torch.bucketize(values.flatten(), edges[1:-1], right=True), minlength=len(edges) - 1
-            )
-            self.counts[f"{name}/{side}"] = self.counts.get(f"{name}/{side}", 0) + counts
+        self.counts[name] = self.counts.get(name, 0) + fused(input_and_output_counts, module, x)
         self.bounds[f"{name}/bound"] = norm_of(module).bound
 
     def measure(self, view: StepView) -> Values:
-        values: Values = {name: counts.tolist() for name, counts in self.counts.items()} | self.bounds
+        counts = torch.stack(list(self.counts.values())).flatten(0, 1).tolist()
+        names = [f"{norm}/{side}" for norm in self.counts for side in ("input", "output")]
+        values: Values = dict(zip(names, counts, strict=True)) | self.bounds
         self.counts, self.bounds = {}, {}
         return values
-
-
-def build_probes(probes: config.Probes) -> list[Probe]:
-    """The probes that are on."""
-    built: list[Probe] = [NormOutputRMS(probes.norm_output_rms), ActivationHistograms(probes.activation_histograms)]
-    return [probe for probe in built if probe.every_steps > 0]

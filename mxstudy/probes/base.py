@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
 Values = dict[str, float | list[float]]
+Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 
 
 @dataclass(frozen=True)
 class StepView:
-    """A step as it ended, to be read only: `loss` and `grad_norm` before clipping, gradients still in `model`."""
+    """A step as it ended, to be read only: `loss` and `grad_norm` before clipping, gradients still in `model`.
+
+    `first_sequence` hands out the first sequence of the step's batch, on the model's device.
+    """
 
     step: int
     loss: float
     grad_norm: float
     model: nn.Module
+    first_sequence: Callable[[], Sequence]
 
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)

@@ -21,7 +21,7 @@ from mxstudy.data.shards import Shards, prepare
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
-from mxstudy.probes.activations import build_probes
+from mxstudy.probes.build import build_probes
 from mxstudy.reader import flatten, plain, require
 from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking import mlflow
@@ -102,7 +102,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
         entropy_nats = shards.unigram_entropy_nats("validation")
         with Leave() as leave, Recorder(config, folder, label, start, checkpoints, model, optimizer) as recorder:
-            recorder.record({"step": start, "precision": rows, "unigram_entropy_nats": entropy_nats})
+            about = {"unigram_entropy_nats": entropy_nats, "parameters": model.num_params()}
+            recorder.record({"step": start, "precision": rows} | about)
             probes = build_probes(config.probe)
             state = train(Run(config, model, optimizer, batches, device, recorder, probes), start, leave)
             recorder.end(state, leave.signal.name if leave.signal else None)

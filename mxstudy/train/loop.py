@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +57,9 @@ class Run:
         for start in range(0, self.config.train.batch_size, self.micro_batch_size):
             yield self.to_device(self.batches.train(step, start, start + self.micro_batch_size))
 
+    def first_sequence(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.to_device(self.batches.train(step, 0, 1))
+
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch
         return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
@@ -74,7 +78,7 @@ def train_step(run: Run, step: int) -> StepView:
         part.backward()
         loss_sum += part.detach()
     grad_norm = clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm)
-    view = StepView(step, loss_sum.item(), grad_norm.item(), run.model)
+    view = StepView(step, loss_sum.item(), grad_norm.item(), run.model, partial(run.first_sequence, step))
     if view.is_finite():
         set_learning_rate(run.optimizer, learning_rate(run.config, step))
         run.optimizer.step()

@@ -144,7 +144,7 @@ def test_watchers_see_every_norms_input_and_change_nothing():
     assert list(seen) == [*names, "norm"]
     block, embedded = decoder.layers[0], decoder.tok_embeddings(tokens)
     assert torch.equal(seen["layers.0.attention_norm"], embedded)
-    attended = embedded + block.attention(embedded, decoder.rope(32, tokens.device))
+    attended = embedded + block.attention(embedded, decoder.rope(32, tokens.device))[0]
     assert torch.equal(seen["layers.0.ffn_norm"], attended)
     assert not any(x.requires_grad for x in seen.values())
 

@@ -155,3 +155,15 @@ def test_the_native_backend_where_there_is_one(backend, row, is_native, monkeypa
     assert decoder.layers[0].attention.wo.gemms == replace(PRECISIONS[row], native=is_native)
     assert decoder.output.gemms == Gemms()
     assert describe(decoder, rows).splitlines()[0].endswith("native") == is_native
+
+
+def test_the_first_and_the_last_blocks_can_be_left_out():
+    model = replace(MODEL, num_layers=5)
+    _, rows = applied({"*": "mxfp8"}, model=replace(model, vocab_size=64), skip_blocks=2)
+    quantised = {name.split(".")[1] for name, row in rows.items() if row == "mxfp8" and name.startswith("layers.")}
+    assert quantised == {"2"}
+    assert rows["output"] == "mxfp8"
+    with pytest.raises(ConfigError, match=r"precision.skip_blocks: 3 at both ends leave none of 5"):
+        applied({"layers.*": "mxfp8"}, model=model, skip_blocks=3)
+    with pytest.raises(ConfigError, match="skip_blocks: must not be negative"):
+        config.Precision(schedule=(config.PrecisionRow(plan={}),), skip_blocks=-1)

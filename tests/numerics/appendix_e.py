@@ -1,7 +1,8 @@
 """Forward and gradients of norm, gain and linear: appendix E of the MXNorm paper, written out in float64.
 
 The operands are quantised by the array reference; each result must lie in the interval that float32 GEMMs and
-reductions over them leave, and one (bf16: at most two) roundings. The scales of rows and columns are chosen so that
+reductions over them leave, and one (bf16: at most two) roundings. LayerNorm is held to the same with its own formulas.
+The scales of rows and columns are chosen so that
 every index of a contraction counts, and a block along the wrong axis underflows.
 """
 
@@ -15,7 +16,7 @@ import torch
 from reference import Array, fake_quantize_array, to_dtype
 
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast
-from mxstudy.numerics.norm import norm_linear, rms_estimate, rms_exact
+from mxstudy.numerics.norm import norm_linear, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round
 
 TOKENS, IN, OUT = 64, 96, 160
@@ -25,6 +26,7 @@ CAST = BlockCast()
 UNQUANTISED = PRECISIONS["fp32"]
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
 NAMES = ("H", "dx", "dgain", "dW")
+WITH_BIAS = (*NAMES, "dbias")
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # of one rounding, relative
 
 Rms = Callable[[torch.Tensor], torch.Tensor]
@@ -42,6 +44,7 @@ class Inputs:
     gain: torch.Tensor
     weight: torch.Tensor
     dh: torch.Tensor
+    bias: torch.Tensor | None = None
 
 
 def inputs(dtype: torch.dtype, leading: tuple[int, ...] = (TOKENS,), spread: int = 12) -> Inputs:
@@ -62,14 +65,21 @@ def inputs(dtype: torch.dtype, leading: tuple[int, ...] = (TOKENS,), spread: int
 
 
 def run(
-    given: Inputs, rms: Rms, fold_gain: bool, gemms: object, cast: BlockCast = CAST, call: Callable = norm_linear
+    given: Inputs,
+    rms: Rms,
+    fold_gain: bool,
+    gemms: object,
+    cast: BlockCast = CAST,
+    call: Callable = norm_linear,
+    **options: bool,
 ) -> list[torch.Tensor]:
-    """H, dx, dgain, dW."""
-    x, gain, weight = (t.clone().requires_grad_() for t in (given.x, given.gain, given.weight))
-    h = call(x, gain, weight, rms=rms, bound=BOUND, fold_gain=fold_gain, gemms=gemms, cast=cast)
+    """H, dx, dgain, dW, and dbias if there is a bias."""
+    leaves = (given.x, given.gain, given.weight, *(() if given.bias is None else (given.bias,)))
+    leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
+    h = call(*leaves, rms=rms, bound=BOUND, fold_gain=fold_gain, gemms=gemms, cast=cast, **options)
     h.backward(given.dh)
-    results = [h.detach(), x.grad, gain.grad, weight.grad]
-    for result, like in zip(results, (given.dh, x, gain, weight), strict=True):
+    results = [h.detach(), *(leaf.grad for leaf in leaves)]
+    for result, like in zip(results, (given.dh, *leaves), strict=True):
         assert result.dtype == given.x.dtype
         assert result.shape == like.shape
     return results
@@ -122,6 +132,39 @@ def references(
     return [(e, d + 1.01 * unit * (np.abs(e) + d)) for e, d in zip(exact, error, strict=True)]
 
 
+def layer_norm_references(given: Inputs, rms: Rms, gemms: object, cast: BlockCast = CAST) -> list[tuple[Array, Array]]:
+    """As `references`, of LayerNorm: its gain is not folded, and with a bias there is dbias."""
+    dtype = str(given.x.dtype).removeprefix("torch.")
+    unit = UNIT[given.x.dtype]
+    x, g, W, dH = array(given.x), array(given.gain), array(given.weight), array(given.dh)
+    b = np.zeros_like(g) if given.bias is None else array(given.bias)
+    mean = array(row_mean(given.x))
+    std = array(rms(given.x.float() - row_mean(given.x)))
+    y = fp32(fp32(normalize(fp32(x - mean), std) * g) + b)
+    xbar = (x - mean) / std
+
+    def q(t: Array, operand: str, axis: int) -> Array:
+        return fake_quantize_array(t, getattr(gemms, operand), axis, dtype, **dataclasses.asdict(cast))
+
+    h, h_error = gemm(q(y, "forward_x", 1), q(W, "forward_w", 1).T)
+    dy, dy_error = gemm(q(dH, "dgrad_dh", 1), q(W, "dgrad_w", 0))
+    dw, dw_error = gemm(q(dH, "wgrad_dh", 0).T, q(y, "wgrad_x", 0))
+    dxbar, dgain, dbias = dy * g, (xbar * dy).sum(0, keepdims=True), dy.sum(0, keepdims=True)
+
+    def over(t: Array) -> Array:
+        return t.mean(-1, keepdims=True)
+
+    dx = (dxbar - over(dxbar) - xbar * over(dxbar * xbar)) / std
+
+    dy_error += unit * np.abs(dy) + 2.0**-24 * np.abs(dy) * max(TOKENS, IN)
+    dxbar_error, dgain_error = dy_error * np.abs(g), (dy_error * np.abs(xbar)).sum(0, keepdims=True)
+    dx_error = (dxbar_error + over(dxbar_error) + np.abs(xbar) * over(dxbar_error * np.abs(xbar))) / std
+    exact, error = [h, dx, dgain, dw], [h_error, dx_error, dgain_error, dw_error]
+    if given.bias is not None:
+        exact, error = [*exact, dbias], [*error, dy_error.sum(0, keepdims=True)]
+    return [(e, d + 1.01 * unit * (np.abs(e) + d)) for e, d in zip(exact, error, strict=True)]
+
+
 def fits(got: torch.Tensor, want: tuple[Array, Array]) -> Array:
     exact, error = want
     found = array(got).reshape(exact.shape)
@@ -129,5 +172,6 @@ def fits(got: torch.Tensor, want: tuple[Array, Array]) -> Array:
 
 
 def assert_fits(got: list[torch.Tensor], want: list[tuple[Array, Array]]) -> None:
-    off = {name: float((~fits(a, b)).mean()) for name, a, b in zip(NAMES, got, want, strict=True)}
-    assert off == dict.fromkeys(NAMES, 0.0), "share of elements outside of the interval"
+    names = WITH_BIAS[: len(want)]
+    off = {name: float((~fits(a, b)).mean()) for name, a, b in zip(names, got, want, strict=True)}
+    assert off == dict.fromkeys(names, 0.0), "share of elements outside of the interval"

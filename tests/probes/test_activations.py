@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from mxstudy import config
-from mxstudy.model import MXLinear, MXNorm, NormLinear, RMSNorm
+from mxstudy.model import LayerNorm, MXLinear, MXNorm, NormLinear, RMSNorm
 from mxstudy.numerics import fake_quantize
 from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.probes.activations import ActivationHistograms, NormOutputRMS, bin_edges, norm_output
 from mxstudy.probes.base import StepView
 
-VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity())
+TOKENS = torch.zeros(1, 1, dtype=torch.int64)
+VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity(), lambda: (TOKENS, TOKENS))
 
 
 def gaussian(*shape, seed=0):
@@ -78,3 +79,13 @@ def test_the_bound_is_the_papers(p, bound):
 def test_a_bare_linear_is_not_taken_for_a_norm():
     with pytest.raises(AssertionError):
         norm_output(MXLinear(64, 32, 0.02), gaussian(2, 64))
+
+
+def test_a_layer_norm_is_seen_less_its_mean_and_is_exact():
+    probe = NormOutputRMS(config.NormOutputRMS(every_steps=1))
+    x = gaussian(16, 64) + 5
+    probe.watch("norm", LayerNorm(64), x)
+    values = probe.measure(VIEW)
+    expected = torch.nn.functional.layer_norm(x, (64,)).square().mean().sqrt().item()
+    assert values["norm/rms"] == pytest.approx(expected, rel=1e-6)
+    assert values["norm/rms_true"] == values["norm/rms"]

@@ -11,6 +11,8 @@ from mxstudy.train.signals import Leave
 PROBES = config.Probes(
     norm_output_rms=config.NormOutputRMS(every_steps=2),
     activation_histograms=config.ActivationHistograms(every_steps=3),
+    saturation=config.Saturation(every_steps=4),
+    gradient_bias=config.GradientBias(every_steps=6),
 )
 
 
@@ -35,7 +37,10 @@ def test_probes_are_recorded_on_their_steps():
     train(run, 0, Leave())
     seen = [(row["probe"], row["step"]) for row in memory.rows if "probe" in row]
     assert sorted(seen) == sorted(
-        [("norm_output_rms", step) for step in (0, 2, 4, 6)] + [("activation_histograms", step) for step in (0, 3, 6)]
+        [("norm_output_rms", step) for step in (0, 2, 4, 6)]
+        + [("activation_histograms", step) for step in (0, 3, 6)]
+        + [("saturation", step) for step in (0, 4)]
+        + [("gradient_bias", step) for step in (0, 6)]
     )
 
 

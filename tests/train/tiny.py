@@ -10,7 +10,7 @@ import torch
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
-from mxstudy.probes.activations import build_probes
+from mxstudy.probes.build import build_probes
 from mxstudy.train.loop import Run, train
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize

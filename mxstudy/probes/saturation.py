@@ -1,0 +1,126 @@
+"""Both ends of the format, scales and noise of every quantised operand, beside those of a Gaussian.
+
+Saturation means little by itself: under the floor rule 0.9 % of a Gaussian lies above max times its block's scale.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.linear import MXLinear
+from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
+from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.matmul import NVFP4, nvfp4_row_scales, tensor_cast
+from mxstudy.numerics.quality import max_fraction, overflow_fraction, sqnr_db, underflow_fraction
+from mxstudy.numerics.scales import decode_scales
+from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.shadow import Sources, capture_linears, sources, whole_blocks
+
+# Of every operand: what it is quantised from, and along which axis.
+OPERANDS = {
+    "forward_x": ("x_TI", 1),
+    "forward_w": ("forward_weight_OI", 1),
+    "dgrad_dh": ("dh_TO", 1),
+    "dgrad_w": ("weight_OI", 0),
+    "wgrad_dh": ("dh_TO", 0),
+    "wgrad_x": ("x_TI", 0),
+}
+GAUSSIAN_SHAPE, GAUSSIAN_SEED = (1024, 1024), 0
+
+
+class Saturation:
+    """'<linear>/<operand>/<quantity>' over the first sequence of the batch, at the weights after the step.
+
+    overflow_fraction: |x| > max * scale. max_fraction: became max, clamped or rounded. underflow_fraction: became zero.
+    sqnr_db. Each also as <quantity>_gaussian: of that format and cast. scale_exponent_mean, _min, _max: floor(log2 of
+    the scale) over blocks that are not all zero. A block of wgrad is B tokens: of T tokens it sees T // B blocks a
+    feature, and what is left over is cut off; scales of a whole tensor are those of the one sequence.
+    """
+
+    name = "saturation"
+
+    def __init__(self, settings: config.Saturation) -> None:
+        self.every_steps = settings.every_steps
+
+    def watch(self, name: str, module: torch.nn.Module, x: Tensor) -> None:
+        """Norms show too little: `measure` runs a pass of its own."""
+
+    @torch.no_grad()
+    def measure(self, view: StepView) -> Values:
+        assert isinstance(view.model, Decoder)
+        captured = capture_linears(view.model, whole_blocks(view.model, view.first_sequence()))
+        measured: dict[str, Tensor] = {}
+        values: Values = {}
+        for name, capture in captured.items():
+            gemms, cast = capture.linear.gemms, capture.linear.cast
+            for operand, quantized, x in quantized_operands(capture.linear, sources(capture)):
+                key = f"{name}/{operand}"
+                quantities = quality(quantized, x) | scale_exponents(quantized)
+                measured |= {f"{key}/{quantity}": value for quantity, value in quantities.items()}
+                gaussian = gaussian_quality(getattr(gemms, operand), gemms.scaling, cast)
+                values |= {f"{key}/{quantity}_gaussian": value for quantity, value in gaussian.items()}
+        if measured:
+            values |= dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
+        return values
+
+
+def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Quantized, Tensor]]:
+    """Every operand that the linear quantises: its name, the bits that its GEMM multiplies, and what they stand for."""
+    for operand, (source, axis) in OPERANDS.items():
+        fmt, x = getattr(linear.gemms, operand), getattr(of, source)
+        if fmt is not None:
+            tensor_scale = nvfp4_row_scales(x, of.bound) if (operand, fmt) == ("forward_x", NVFP4) else None
+            yield operand, quantized_as(x, fmt, axis, linear.gemms.scaling, linear.cast, tensor_scale), x
+
+
+def quantized_as(
+    x: Tensor, fmt: str, axis: int, scaling: str, cast: BlockCast, tensor_scale: Tensor | None = None
+) -> Quantized:
+    """x [rows, columns] in blocks along `axis`, or all of it under one FP32 scale: then a block is a row or column."""
+    if scaling == "block":
+        return block_cast(x, fmt, axis, cast, tensor_scale)
+    element = look_up(FORMATS, fmt, "format")
+    values, scale = tensor_cast(to_dtype(x, torch.float32), element, cast)
+    ones = torch.ones_like(values.narrow(axis, 0, 1))
+    return Quantized(values, ones, replace(element, scale="E4M3"), axis, x.shape[axis], scale)
+
+
+def quality(quantized: Quantized, x: Tensor) -> dict[str, Tensor]:
+    return {
+        "overflow_fraction": overflow_fraction(quantized, x),
+        "max_fraction": max_fraction(quantized),
+        "underflow_fraction": underflow_fraction(quantized, x),
+        "sqnr_db": sqnr_db(quantized.dequantize(), x),
+    }
+
+
+def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
+    """floor(log2) of the scales of blocks that are not all zero, float64; not finite where all are, or one is NaN."""
+    if quantized.tensor_scale is None:
+        scales = decode_scales(quantized.scales)
+    else:
+        scales = quantized.scales.float() * quantized.tensor_scale
+    blocks = split_blocks(quantized.values, quantized.block_size, quantized.axis)
+    counts = (blocks != 0).any(quantized.axis + 1)
+    exponents = torch.frexp(scales).exponent.double() - 1
+    exponents = torch.where(scales.isnan(), torch.nan, exponents)
+    return {
+        "scale_exponent_mean": torch.where(counts, exponents, 0.0).sum() / counts.sum(),
+        "scale_exponent_min": torch.where(counts, exponents, torch.inf).amin(),
+        "scale_exponent_max": torch.where(counts, exponents, -torch.inf).amax(),
+    }
+
+
+@functools.cache
+def gaussian_quality(fmt: str, scaling: str, cast: BlockCast) -> dict[str, float]:
+    """`quality` of a million numbers of N(0, 1), on the CPU, the same in every run."""
+    x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
+    return {name: value.item() for name, value in quality(quantized_as(x, fmt, 1, scaling, cast), x).items()}

@@ -1,0 +1,151 @@
+"""A second pass over one sequence, beside the training: what goes into every GEMM, and gradients in other formats.
+
+It runs eagerly, also where the blocks are compiled, with `torch.autograd.grad`, so that `.grad` stays what it is. The
+model is borrowed: what the pass sets it puts back, whatever happens. A probe measures after the optimiser, so the
+weights are those with which the next step begins; two passes of one measurement have the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.matmul import Gemms
+from mxstudy.numerics.norm import affine
+from mxstudy.probes.base import Sequence
+from mxstudy.reader import require
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a linear took in [T, in], and the gradient of what it gave out [T, out], both in the compute dtype."""
+
+    linear: MXLinear
+    x_TI: Tensor
+    dh_TO: Tensor
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the six operands of a linear's GEMMs are quantised from; `bound`: what no |x| exceeds, where it is known.
+
+    After a joined norm x is its output, float32, and `forward_weight_OI` has the gain in it where the norm folds it.
+    """
+
+    x_TI: Tensor
+    forward_weight_OI: Tensor
+    weight_OI: Tensor
+    dh_TO: Tensor
+    bound: Tensor | None = None
+
+
+def linears_of(model: nn.Module) -> dict[str, MXLinear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
+
+
+def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
+    """The sequence up to its last whole block, where a wgrad has blocks along the tokens; else all of it.
+
+    Training cuts a whole micro-batch into blocks, and so may have sequences that no block divides. What is dropped here
+    comes last, and no earlier token sees it. Raises ConfigError where a sequence is shorter than a block.
+    """
+    gemms = [(linear.gemms, linear.cast.block_size) for linear in linears_of(model).values()]
+    sizes = {size for g, size in gemms if g.scaling == "block" and (g.wgrad_dh or g.wgrad_x)}
+    block_size, length = math.lcm(*sizes), sequence[0].shape[1]
+    require(
+        length >= block_size,
+        f"train.sequence_length: {length} tokens are less than a block of {block_size}, and the probes saturation and "
+        f"gradient_bias see one sequence; make it {block_size} or more, or switch them off",
+    )
+    tokens, targets = (part[:, : length // block_size * block_size] for part in sequence)
+    return tokens, targets
+
+
+def shadow_gradients(
+    model: Decoder, sequence: Sequence, gemms: Gemms | None = None, compute: torch.dtype | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean cross-entropy over the sequence, nats (0-dim), and its gradient by parameter, float32.
+
+    `gemms`: of every linear; the plan as applied if not given. `compute`: the model's own if not given.
+    """
+    parameters = dict(model.named_parameters())
+    with borrowed(model, gemms, compute):
+        loss = mean_loss(model, sequence)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return loss.detach(), dict(zip(parameters, gradients, strict=True))
+
+
+def capture_linears(model: Decoder, sequence: Sequence) -> dict[str, Captured]:
+    """What goes through every linear that quantises an operand, by its name."""
+    linears = {name: m for name, m in linears_of(model).items() if any(map(any, m.gemms.operands))}
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    with borrowed(model):
+        with ExitStack() as hooks:  # off before the backward, in which a checkpointed block runs again
+            for name, linear in linears.items():
+
+                def keep(module: nn.Module, inputs: tuple[Tensor], output: Tensor, name: str = name) -> None:
+                    seen[name] = inputs[0].detach(), output
+
+                hooks.callback(linear.register_forward_hook(keep).remove)
+            loss = mean_loss(model, sequence)
+        outputs = [output for _, output in seen.values()]
+        gradients = torch.autograd.grad(loss, outputs) if outputs else ()
+    flat = {name: (seen[name][0].flatten(0, -2), dh.flatten(0, -2)) for name, dh in zip(seen, gradients, strict=True)}
+    return {name: Captured(linears[name], x_TI, dh_TO) for name, (x_TI, dh_TO) in flat.items()}
+
+
+@torch.no_grad()
+def sources(captured: Captured) -> Sources:
+    """As `mx_linear` and `norm_linear` hand them to their GEMMs: the same bits."""
+    linear, x_TI = captured.linear, captured.x_TI
+    weight_OI = linear.weight.to(x_TI.dtype)
+    if not isinstance(linear, NormLinear):
+        return Sources(x_TI, weight_OI, weight_OI, captured.dh_TO)
+    norm = linear.norm
+    gain_I, bias_I = norm.parameters_as(x_TI)
+    xbar_TI = norm.normalize(x_TI)
+    bound = xbar_TI.new_full((), norm.bound)
+    if norm.fold_gain:
+        folded_OI = to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
+        return Sources(xbar_TI, folded_OI, weight_OI, captured.dh_TO, bound)
+    bound = affine(bound, gain_I.abs().amax(), None if bias_I is None else bias_I.abs().amax())
+    return Sources(affine(xbar_TI, gain_I, bias_I), weight_OI, weight_OI, captured.dh_TO, bound)
+
+
+def mean_loss(model: Decoder, sequence: Sequence) -> Tensor:
+    tokens_BT, targets_BT = sequence
+    return F.cross_entropy(model(tokens_BT).float().flatten(0, 1), targets_BT.flatten())
+
+
+@contextmanager
+def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | None = None) -> Iterator[None]:
+    """The model, eager and unwatched, with those formats and that compute dtype; as it was afterwards.
+
+    Compiled code stays: it is guarded by what is put back, the same objects.
+    """
+    linears = list(linears_of(model).values())
+    before = model.watchers, model.compute, [linear.gemms for linear in linears]
+    device = next(model.parameters()).device
+    try:
+        model.watchers, model.compute = (), compute or model.compute
+        for linear in linears:
+            linear.gemms = gemms or linear.gemms
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.enable_grad(),
+        ):
+            yield
+    finally:
+        model.watchers, model.compute, plan = before
+        for linear, planned in zip(linears, plan, strict=True):
+            linear.gemms = planned

@@ -1,0 +1,92 @@
+"""Gradients against numpy's arithmetic, and no bias where there is none."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+
+import tiny
+
+from mxstudy import config
+from mxstudy.numerics.matmul import Gemms
+from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.gradient_bias import GradientBias, compare, squared_norms
+from mxstudy.probes.shadow import shadow_gradients
+from mxstudy.train.loop import Run, train_step
+
+QUANTITIES = ("ratio", "squared_ratio", "cosine", "norm_ratio")
+
+
+def measured(row: str, norm: config.Norm = tiny.MXNORM, **changes: Any) -> tuple[Run, StepView, Values]:
+    run, _ = tiny.build(replace(tiny.CONFIG, norm=norm, precision=tiny.precision((0, row))), **changes)
+    view = train_step(run, 0)
+    return run, view, GradientBias(config.GradientBias(every_steps=1)).measure(view)
+
+
+def named(prefix: str, quantity: str, values: Values) -> list[Any]:
+    return [value for key, value in values.items() if key.startswith(prefix) and key.endswith(f"/{quantity}")]
+
+
+@pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM, config.LayerNorm(bias=True)])
+def test_fp32_against_fp32_has_no_bias(norm: config.Norm) -> None:
+    _, _, values = measured("fp32", norm, compute="fp32")
+    assert {*named("", "ratio", values)} == {*named("", "squared_ratio", values)} == {0.0}
+    assert named("", "cosine", values) == pytest.approx([1.0] * len(named("", "cosine", values)), abs=1e-15)
+    assert {*named("", "norm_ratio", values)} == {1.0}
+    assert values["model/loss_difference_nats"] == 0
+
+
+def test_coarser_formats_have_more_of_it() -> None:
+    ratios = [measured(row)[2]["model/ratio"] for row in ("bf16", "mxfp8", "mxfp4")]
+    assert 0 < 1.5 * ratios[0] < ratios[1] < ratios[2] / 2
+
+
+def test_values_are_those_of_numpy() -> None:
+    run, view, values = measured("mxfp8_e5m2_grad")
+    loss, gradients = shadow_gradients(run.model, view.first_sequence())
+    true_loss, true_gradients = shadow_gradients(run.model, view.first_sequence(), Gemms(), torch.float32)
+    pairs = {
+        name: (g.double().numpy().ravel(), true_gradients[name].double().numpy().ravel())
+        for name, g in gradients.items()
+    }
+    g, h = zip(*pairs.values(), strict=True)
+    pairs["model"] = np.concatenate(g), np.concatenate(h)
+    expected: dict[str, float] = {}
+    for name, (g, h) in pairs.items():
+        own, true, difference = np.linalg.norm(g), np.linalg.norm(h), np.linalg.norm(g - h)
+        quantities = (difference / true, (difference / true) ** 2, g @ h / own / true, own / true)
+        expected |= dict(zip([f"{name}/{quantity}" for quantity in QUANTITIES], quantities, strict=True))
+    assert values.pop("model/cost_ms") > 0
+    assert values.pop("model/loss_difference_nats") == (loss - true_loss).item() != 0
+    assert values == pytest.approx(expected, rel=1e-6)
+    assert {name.rsplit("/", 1)[0] for name in values} == {"model", *dict(run.model.named_parameters())}
+
+
+def test_known_vectors() -> None:
+    """A vector off by a right angle, one twice as long, one the other way round, one whose true gradient is zero."""
+    own = {"turned": [0.0, 3.0], "doubled": [2.0, 4.0], "reversed": [-1.0, 1.0], "spurious": [1.0, 0.0]}
+    true = {"turned": [4.0, 0.0], "doubled": [1.0, 2.0], "reversed": [1.0, -1.0], "spurious": [0.0, 0.0]}
+    g, h = ({name: torch.tensor(v) for name, v in vectors.items()} for vectors in (own, true))
+    values = compare(list(own), squared_norms(g, h).numpy())
+    rows = {name: [values[f"{name}/{quantity}"] for quantity in QUANTITIES] for name in own}
+    assert rows["turned"] == pytest.approx([1.25, 1.5625, 0, 0.75])
+    assert rows["doubled"] == pytest.approx([1, 1, 1, 2])
+    assert rows["reversed"] == pytest.approx([2, 4, -1, 1])
+    assert rows["spurious"] == pytest.approx([np.inf, np.inf, np.nan, np.inf], nan_ok=True)
+
+
+def test_the_weights_are_those_after_the_step() -> None:
+    run, view, values = measured("mxfp4")
+    again = GradientBias(config.GradientBias(every_steps=1)).measure(view)
+    assert again["model/ratio"] == values["model/ratio"]
+    run.optimizer.zero_grad(set_to_none=True)
+    train_step(run, 1)
+    assert GradientBias(config.GradientBias(every_steps=1)).measure(view)["model/ratio"] != values["model/ratio"]

@@ -1,0 +1,160 @@
+"""What `saturation` says of an operand, against numpy, against numbers known beforehand, and against a Gaussian."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
+
+import tiny
+from reference import dequantize_array, quantize_array
+
+from mxstudy import config
+from mxstudy.model import MXLinear
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.matmul import PRECISIONS
+from mxstudy.probes.base import StepView, Values
+from mxstudy.probes.saturation import (
+    OPERANDS,
+    Saturation,
+    gaussian_quality,
+    quality,
+    quantized_as,
+    quantized_operands,
+    scale_exponents,
+)
+from mxstudy.probes.shadow import Sources, capture_linears, sources
+from mxstudy.train.loop import Run, train_step
+
+LINEARS = ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2")
+QUALITIES = ("overflow_fraction", "max_fraction", "underflow_fraction", "sqnr_db")
+EXPONENTS = tuple(f"scale_exponent_{which}" for which in ("mean", "min", "max"))
+
+
+def measured(settings: config.Pretrain) -> tuple[Run, StepView, Values]:
+    run, _ = tiny.build(settings)
+    view = train_step(run, 0)
+    return run, view, Saturation(config.Saturation(every_steps=1)).measure(view)
+
+
+def settings_of(row: str, norm: config.Norm = tiny.MXNORM, **precision: object) -> config.Pretrain:
+    return replace(tiny.CONFIG, norm=norm, precision=replace(tiny.precision((0, row)), **precision))
+
+
+@pytest.mark.parametrize(("row", "operands"), [("mxfp8", 6), ("mxfp8_bf16_weight", 4), ("bf16", 0)])
+def test_every_quantised_operand_has_every_quantity(row: str, operands: int) -> None:
+    _, _, values = measured(settings_of(row))
+    seen = Counter(key.rsplit("/", 2)[0] for key in values)
+    linears = [f"layers.{i}.{name}" for i in (0, 1) for name in LINEARS if operands]
+    assert seen == dict.fromkeys(linears, operands * (2 * len(QUALITIES) + len(EXPONENTS)))
+    quantities = {*QUALITIES, *EXPONENTS, *(f"{quantity}_gaussian" for quantity in QUALITIES)}
+    assert {key.rsplit("/", 1)[1] for key in values} == (quantities if operands else set())
+    assert all(math.isfinite(value) for value in values.values())
+
+
+@pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM], ids=["folded", "unfolded"])
+@pytest.mark.parametrize("rule", ["floor", "rceil"])
+def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
+    run, view, values = measured(settings_of("mxfp8_e5m2_grad", norm, scale_rule=rule, rounding="away"))
+    for name, captured in capture_linears(run.model, view.first_sequence()).items():
+        for operand, (source, axis) in OPERANDS.items():
+            x = getattr(sources(captured), source).double().numpy()
+            fmt, top = ("E5M2", 57344) if operand.endswith("dh") else ("E4M3", 448)
+            elements, codes = quantize_array(x, fmt, 32, axis, rule, "away")
+            exponents = codes.astype(int) - 127
+            scale = np.ldexp(1.0, np.repeat(exponents, 32, axis))
+            noise = dequantize_array(elements, codes, axis) - x
+            exponents = exponents[codes > 0]  # the others are those of zeros
+            expected = {
+                "overflow_fraction": (abs(x) > top * scale).mean(),
+                "max_fraction": (abs(elements) == top).mean(),
+                "underflow_fraction": ((elements == 0) & (x != 0)).mean(),
+                "sqnr_db": 10 * np.log10((x**2).sum() / (noise**2).sum()),
+                "scale_exponent_mean": exponents.mean(),
+                "scale_exponent_min": exponents.min(),
+                "scale_exponent_max": exponents.max(),
+            }
+            got = {quantity: values[f"{name}/{operand}/{quantity}"] for quantity in expected}
+            assert got == pytest.approx(expected, rel=1e-12), (name, operand)
+
+
+def test_a_made_up_layer() -> None:
+    """Floor, E4M3: a block of absmax 1.76 has the scale 2^-8, so that it ends at 1.75 and 2^-17."""
+    row = torch.zeros(32)
+    row[:5] = torch.tensor([1.76, -1.751, 1.75, 1.7, 2.0**-19])
+    x = torch.stack((row, torch.zeros(32)))
+    linear = MXLinear(32, 32, 1.0)
+    linear.gemms, linear.cast = replace(PRECISIONS["mxfp8_forward_only"], forward_w=None), BlockCast(scale_rule="floor")
+    [(operand, quantized, source)] = quantized_operands(linear, Sources(x, linear.weight, linear.weight, x))
+    assert operand == "forward_x"
+    assert source is x
+    got = {name: value.item() for name, value in (quality(quantized, x) | scale_exponents(quantized)).items()}
+    noise = 0.01**2 + 0.001**2 + (1.7 - 1.75) ** 2 + 2.0**-38  # 1.7 is 435 of scale 2^-8: nearer to 448 than to 416
+    signal = sum(v * v for v in (1.76, 1.751, 1.75, 1.7, 2.0**-19))
+    assert got == {
+        "overflow_fraction": 2 / 64,
+        "max_fraction": 4 / 64,
+        "underflow_fraction": 1 / 64,
+        "sqnr_db": pytest.approx(10 * math.log10(signal / noise), abs=1e-3),
+        "scale_exponent_mean": -8,  # the block of zeros does not count
+        "scale_exponent_min": -8,
+        "scale_exponent_max": -8,
+    }
+
+
+def test_one_scale_a_tensor() -> None:
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    quantized = quantized_as(x, "E4M3", 0, "tensor", BlockCast())
+    scale = x.abs().max().item() / 448
+    exponents = scale_exponents(quantized)
+    assert {value.item() for value in exponents.values()} == {math.floor(math.log2(scale))}
+    assert quality(quantized, x)["overflow_fraction"] == 0
+    assert quality(quantized, x)["max_fraction"].item() == (x.abs() >= 432 * scale).double().mean().item()
+    torch.testing.assert_close(quantized.dequantize(), quantized.values * scale, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("row", "block_size"), [("nvfp4_forward_only", 16), ("fp8_tensor", 32)])
+def test_formats_with_other_scales_are_measured_too(row: str, block_size: int) -> None:
+    _, _, values = measured(settings_of(row, block_size=block_size))
+    floor_db = {"nvfp4_forward_only": 15, "fp8_tensor": 25}[row]
+    assert all(math.isfinite(value) for value in values.values())
+    assert min(value for key, value in values.items() if key.endswith("sqnr_db")) > floor_db
+
+
+def test_a_nan_shows() -> None:
+    x = torch.ones(2, 32)
+    x[0, 0] = torch.nan
+    exponents = scale_exponents(quantized_as(x, "E4M3", 1, "block", BlockCast()))
+    assert all(value.isnan() for value in exponents.values())
+
+
+# What was measured on a Gaussian elsewhere, blocks of 32 under floor (the public code of the instability paper).
+@pytest.mark.parametrize(("quantity", "expected"), [("overflow_fraction", 0.0086), ("max_fraction", 0.0115)])
+def test_a_gaussian_has_its_last_bin(quantity: str, expected: float) -> None:
+    got = gaussian_quality("E4M3", "block", BlockCast(scale_rule="floor"))
+    assert got[quantity] == pytest.approx(expected, abs=2e-4)
+
+
+def test_the_gaussian_stands_beside_and_is_that_of_the_cast() -> None:
+    _, _, values = measured(settings_of("mxfp8_e5m2_grad", scale_rule="floor"))
+    for operand in OPERANDS:
+        fmt = "E5M2" if operand.endswith("dh") else "E4M3"
+        expected = gaussian_quality(fmt, "block", BlockCast(scale_rule="floor"))
+        for quantity in QUALITIES:
+            assert values[f"layers.0.attention.wo/{operand}/{quantity}_gaussian"] == expected[quantity]
+
+
+def test_the_gaussian_takes_nothing_from_the_global_generator() -> None:
+    gaussian_quality.cache_clear()
+    before = torch.get_rng_state()
+    gaussian_quality("E2M1", "block", BlockCast())
+    assert torch.equal(torch.get_rng_state(), before)

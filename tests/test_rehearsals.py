@@ -1,0 +1,28 @@
+"""Every experiment, end to end on a laptop: +debug=tiny through the command line, in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mxstudy import cli
+from mxstudy.tracking.folder import find_runs
+
+EXPERIMENTS = sorted(path.stem for path in (cli.CONF / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_rehearsal_finishes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path.parent / "cache"  # one corpus for all of them
+    monkeypatch.setattr(
+        sys, "argv", ["mxstudy", f"+experiment={name}", "+debug=tiny", "tracking=none", f"cache_dir={cache}"]
+    )
+    cli.main()
+    (run,) = find_runs(tmp_path / "runs")
+    assert run.status().state == "finished"
+    assert run.config().experiment == name
+    assert run.status().step == run.status().steps
