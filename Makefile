@@ -8,7 +8,7 @@ WHOLE := not slow and not gpu
 
 APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
 
-.PHONY: help quickstart approximation test check figures dashboard
+.PHONY: help quickstart approximation test check figures report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,6 +32,10 @@ check: $(READY)  ## format, lint, types and the fast tests
 
 figures: $(READY)  ## every figure that results/ backs, into figures/; NAME=... for one
 	$(BIN)/python -m analysis.figures $(NAME)
+
+RUNS ?= runs/quickstart
+report: $(READY)  ## one HTML page about a set of runs: RUNS=runs/quickstart
+	$(BIN)/python -m analysis.report --runs $(RUNS)
 
 dashboard: $(READY)  ## MLflow on mlflow.db: http://127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000

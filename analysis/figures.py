@@ -35,6 +35,10 @@ class Figure:
 
 APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximation")
 PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mxnorm_pretrain", "mxnorm_pretrain")
+SIZES = (
+    "python -m mxstudy +experiment=lr_sensitivity model=llama_125m,llama_250m,llama_1b train.steps=5000,10000,20000",
+    "runs/lr_sensitivity",
+)
 FIGURES = (
     Figure("loss_curves", "training losses", ("metrics",), *PROBED),
     Figure("mxnorm_fig02_approximation", "MXNorm paper, figure 2", ("distributions", "fidelity"), *APPROXIMATION),
@@ -43,6 +47,7 @@ FIGURES = (
     Figure("mxnorm_fig07_histograms", "MXNorm paper, figure 7", ("activation_histograms",), *PROBED),
     Figure("mxnorm_figa3_spike_scores", "MXNorm paper, figure A.3", ("runs",), *PROBED),
     Figure("cast_quality", "every format, scale rule and rounding", ("quality",), *APPROXIMATION),
+    Figure("instability_table02_scaling_fits", "instability paper, table 2", ("runs",), *SIZES),
     Figure("formats_table", "MXFP8 recipe, table 1", ("formats",), *APPROXIMATION),
 )
 

@@ -98,7 +98,7 @@ def caption(rows: pd.DataFrame, shows: str | None) -> str:
         f"- {arm}: {len(names)} run{'s' * (len(names) > 1)} ({', '.join(name[:12] for name in names)})"
         for arm, names in arms
     ]
-    said = (shows or "").rpartition("python -m")[0].strip()
+    said = (shows or "").partition("python -m")[0].strip()
     return "\n".join([said, "", *lines]) + "\n"
 
 

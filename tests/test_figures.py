@@ -13,7 +13,7 @@ from analysis.figures import FIGURES, RESULTS, Figure
 from analysis.style import arm_of, caption
 
 ROOT = Path(__file__).parents[1]
-NO_FIGURES = {"style", "figures", "export"}
+NO_FIGURES = {"style", "figures", "export", "compare", "claims", "report", "chinchilla"}
 BACKED = [figure for figure in FIGURES if figure.results]
 
 

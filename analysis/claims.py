@@ -1,0 +1,160 @@
+"""What the papers claim, and how a set of runs judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.compare import Mean, paired
+
+REPRODUCED, NOT, UNCLEAR, NOT_RUN = "reproduced", "not reproduced", "cannot tell", "not run"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    source: str
+    says: str
+    judge: Callable[[pd.DataFrame], Verdict]
+
+
+def choice(runs: pd.DataFrame, **wanted: str) -> pd.Series:
+    """Which runs have those choices of groups."""
+    chosen = pd.Series(True, index=runs.index)
+    for group, name in wanted.items():
+        column = f"choice.{group}"
+        chosen &= runs[column] == name if column in runs else False
+    return chosen
+
+
+def difference(
+    column: str, arm: dict[str, str], baseline: dict[str, str], judge: Callable[[Mean], str]
+) -> Callable[[pd.DataFrame], Verdict]:
+    """A claim about the difference of two arms in one number, paired by seed."""
+
+    def verdict(runs: pd.DataFrame) -> Verdict:
+        one, other = choice(runs, **arm), choice(runs, **baseline)
+        if not (one.any() and other.any()):
+            return Verdict(NOT_RUN, "an arm is missing")
+        found = paired(runs, column, one, other, varied=arm)
+        name = column.removeprefix("config.").replace("_", " ")
+        evidence = f"{name}, {words(arm)} less {words(baseline)}: {found}"
+        return Verdict(judge(found) if found.count > 1 else UNCLEAR, evidence)
+
+    return verdict
+
+
+def words(arm: dict[str, str]) -> str:
+    return " ".join(arm.values())
+
+
+def is_higher(found: Mean) -> str:
+    if not found.excludes_zero:
+        return UNCLEAR
+    return REPRODUCED if found.value > 0 else NOT
+
+
+def is_within(margin: float) -> Callable[[Mean], str]:
+    """Whether the whole interval lies within the margin, or outside of it."""
+
+    def judge(found: Mean) -> str:
+        if abs(found.value) + found.half_width < margin:
+            return REPRODUCED
+        return NOT if abs(found.value) - found.half_width > margin else UNCLEAR
+
+    return judge
+
+
+def diverges(**arm: str) -> Callable[[pd.DataFrame], Verdict]:
+    """A claim that an arm's runs diverge and no other's do."""
+
+    def verdict(runs: pd.DataFrame) -> Verdict:
+        chosen = choice(runs, **arm)
+        if not chosen.any():
+            return Verdict(NOT_RUN, "the arm is missing")
+        ours = runs[chosen]["state"] == "diverged"
+        others = runs[~chosen]["state"] == "diverged"
+        evidence = (
+            f"diverged: {ours.sum()} of {len(ours)} of {words(arm)}, {others.sum()} of {len(others)} of the others"
+        )
+        if not ours.any():
+            return Verdict(NOT if len(ours) > 1 else UNCLEAR, evidence)
+        return Verdict(REPRODUCED if ours.all() and not others.any() else UNCLEAR, evidence)
+
+    return verdict
+
+
+def by_rule(runs: pd.DataFrame) -> Verdict:
+    """Scales rounded down against scales rounded up, whatever else varies."""
+    column = "config.precision.scale_rule"
+    if column not in runs or not {"floor", "rceil"} <= set(runs[column]):
+        return Verdict(NOT_RUN, "an arm is missing")
+    quantised = runs["choice.precision"] != "bf16"
+    down, up = (quantised & (runs[column] == rule) for rule in ("floor", "rceil"))
+    key = runs.rename(columns={column: "scale_rule"})  # what the two differ in
+    found = paired(key, "validation_loss", down, up, varied=())
+    return Verdict(is_higher(found) if found.count > 1 else UNCLEAR, f"validation loss, floor less rceil: {found}")
+
+
+P1, P2, RMS = {"norm": "mxnorm_p1"}, {"norm": "mxnorm_p2"}, {"norm": "rmsnorm"}
+SAME_LOSS_NATS = 0.03  # what the paper's own seeds leave open at 125M: 3.090 +- 0.004 against 3.116 +- 0.010
+
+CLAIMS = (
+    Claim(
+        "MXNorm, section 4.1",
+        f"p=1 ends within {SAME_LOSS_NATS} nats of RMSNorm at small scale",
+        difference("validation_loss", P1, RMS, is_within(SAME_LOSS_NATS)),
+    ),
+    Claim(
+        "MXNorm, section 4.1",
+        f"p=2 ends within {SAME_LOSS_NATS} nats of RMSNorm at small scale",
+        difference("validation_loss", P2, RMS, is_within(SAME_LOSS_NATS)),
+    ),
+    Claim(
+        "MXNorm, section 4.2",
+        "p=1 spikes more than RMSNorm",
+        difference("spike_score", P1, RMS, is_higher),
+    ),
+    Claim(
+        "MXNorm, section 4.2",
+        "p=1 spikes more than p=2",
+        difference("spike_score", P1, P2, is_higher),
+    ),
+    Claim(
+        "MXNorm, appendix K",
+        "the RMS from rounded scales ends worse than p=2",
+        difference("validation_loss", {"norm": "mxnorm_postround"}, P2, is_higher),
+    ),
+    Claim(
+        "MXFP8 recipe, section 3.1",
+        "scales rounded down end worse than scales rounded up",
+        by_rule,
+    ),
+    Claim(
+        "MXFP8 recipe, section 3.2",
+        "E5M2 weights end worse than E4M3",
+        difference("validation_loss", {"precision": "mxfp8_e5m2_weight"}, {"precision": "mxfp8"}, is_higher),
+    ),
+    Claim(
+        "MXFP8 recipe, section 3.2",
+        "E5M2 activations end worse than E4M3",
+        difference("validation_loss", {"precision": "mxfp8_e5m2_act"}, {"precision": "mxfp8"}, is_higher),
+    ),
+    Claim(
+        "MXFP8 recipe, section 3.3",
+        "MXFP8 ends within 0.01 nats of bf16",
+        difference("validation_loss", {"precision": "mxfp8"} | RMS, {"precision": "bf16"} | RMS, is_within(0.01)),
+    ),
+    Claim("Instability paper, section 3.2", "E5M2 in all operands diverges", diverges(precision="mxfp8_e5m2")),
+)
+
+
+def judged(runs: pd.DataFrame) -> list[tuple[Claim, Verdict]]:
+    return [(claim, claim.judge(runs)) for claim in CLAIMS]

@@ -1,0 +1,65 @@
+"""Arms of a comparison: means with 95 % intervals over seeds, and differences paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+SEEDS = ("config.seed", "config.data_seed")
+CONFIDENCE = 0.95
+# Fields that change no number of a run.
+COSMETIC = (
+    *("config.experiment", "config.runs_dir", "config.cache_dir", "config.rerun", "config.wait", "config.baseline"),
+    *("config.tracking", "config.probe", "config.checkpoint", "config.validation.every_steps", "config.train.device"),
+)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Of `count` numbers, with the half-width of the t interval: NaN where there are fewer than two."""
+
+    value: float
+    half_width: float
+    count: int
+
+    def __str__(self) -> str:
+        if self.count == 0:
+            return "-"
+        spread = f" ± {self.half_width:.4f}" if self.count > 1 else ""
+        return f"{self.value:.4f}{spread} ({self.count})"
+
+    @property
+    def excludes_zero(self) -> bool:
+        return bool(abs(self.value) > self.half_width)  # False for NaN
+
+
+def mean(values: pd.Series) -> Mean:
+    """Of the finite values."""
+    finite = values[np.isfinite(values.astype(float))].astype(float)
+    count = len(finite)
+    if count < 2:
+        return Mean(float(finite.mean()) if count else np.nan, np.nan, count)
+    half_width = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * finite.std(ddof=1) / np.sqrt(count)
+    return Mean(float(finite.mean()), float(half_width), count)
+
+
+def differing(runs: pd.DataFrame) -> list[str]:
+    """The config columns in which the runs differ, seeds and what changes no number left out."""
+    config = [c for c in runs if c.startswith("config.") and c not in SEEDS and not c.startswith(COSMETIC)]
+    return [column for column in config if runs[column].map(str).nunique() > 1]
+
+
+def paired(runs: pd.DataFrame, column: str, arm: pd.Series, baseline: pd.Series, varied: Iterable[str]) -> Mean:
+    """The arm's numbers less the baseline's, run by run of the same seeds and the same config but for `varied`.
+
+    `arm` and `baseline` select runs; `varied` are the groups in which the two differ.
+    """
+    groups = tuple(f"config.{group}." for group in varied)
+    key = [*SEEDS, *(name for name in differing(runs) if not name.startswith(groups))]
+    names = [name for name in key if name in runs]
+    one, other = (runs[chosen].groupby(names, dropna=False)[column].mean() for chosen in (arm, baseline))
+    return mean((one - other).dropna())

@@ -1,0 +1,159 @@
+"""Scaling laws by format: loss against compute, and the constants (instability paper, table 2 and figures 13 to 15).
+
+Points: the lowest validation loss of each run, N by colour. Line: the least loss that the fitted law has at C = 6 N D.
+Intervals: 95 % of the fits to resampled runs.
+
+python -m analysis.instability_table02_scaling_fits --losses validation_losses.csv
+python -m analysis.instability_table02_scaling_fits --runs runs/lr_sensitivity
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from analysis.chinchilla import Chinchilla, bootstrap, fit, need_columns
+from analysis.style import TWO_COLUMNS, caption, load, plt, save
+
+NAME = "instability_table02_scaling_fits"
+LOSS = "min_val_loss"  # of the losses that the paper's authors published, the one that gives their constants
+FORMATS = {"A": ".2e", "B": ".2e", "E": ".2f", "alpha": ".2f", "beta": ".2f", "a": ".2f"}  # as the paper prints them
+
+# The rows of table 2: weights, activations, what is printed. In the last two only the forward is quantised.
+PRINTED = {
+    "e2m3_bfloat16": ("MXFP6 E2M3", "bfloat16", "1.84e+03 8.77e+03 0.52 0.50 0.51 0.51"),
+    "e4m3_bfloat16": ("MXFP8 E4M3", "bfloat16", "2.82e+03 2.04e+04 0.54 0.52 0.55 0.51"),
+    "e5m2_bfloat16": ("MXFP8 E5M2", "bfloat16", "1.68e+03 1.84e+04 0.52 0.49 0.55 0.53"),
+    "bfloat16_bfloat16": ("bfloat16", "bfloat16", "1.94e+03 2.18e+04 0.53 0.50 0.56 0.53"),
+    "e4m3_e4m3_forward_only": ("MXFP8 E4M3", "MXFP8 E4M3, forward only", "1.57e+03 2.11e+04 0.52 0.49 0.55 0.53"),
+    "e5m2_e5m2_forward_only": ("MXFP8 E5M2", "MXFP8 E5M2, forward only", "2.20e+03 3.98e+04 0.54 0.51 0.59 0.54"),
+}
+
+
+def title(arm: str) -> str:
+    return " / ".join(PRINTED[arm][:2]) if arm in PRINTED else arm
+
+
+def by_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The runs of each arm, without those that have no loss; the paper's arms in the order of its table."""
+    need_columns(runs, ("weight_activation", LOSS))
+    arms = dict(list(runs.dropna(subset=LOSS).groupby(runs["weight_activation"].astype(str), sort=False)))
+    if not arms:
+        raise ValueError(f"no run has a {LOSS}")
+    return {arm: arms[arm] for arm in dict.fromkeys([*PRINTED, *arms]) if arm in arms}
+
+
+def fit_arms(arms: dict[str, pd.DataFrame]) -> dict[str, Chinchilla]:
+    laws = {}
+    for arm, runs in arms.items():
+        try:
+            laws[arm] = fit(runs, LOSS)
+        except ValueError as error:
+            raise ValueError(f"{arm}: {error}") from None
+    return laws
+
+
+def constants(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla], resamples: int) -> pd.DataFrame:
+    """A row a constant of every arm: arm, runs, constant, ours, low, high, printed, agrees; numbers as text."""
+    rows = []
+    for arm, law in laws.items():
+        intervals = bootstrap(arms[arm], LOSS, resamples).quantile([0.025, 0.975])
+        printed = PRINTED[arm][2].split() if arm in PRINTED else ["-"] * len(FORMATS)
+        for (name, digits), theirs in zip(FORMATS.items(), printed, strict=True):
+            ours, low, high = (f"{value:{digits}}" for value in (getattr(law, name), *intervals[name]))
+            agrees = "-" if theirs == "-" else "yes" if ours == theirs else "no"
+            values = {"ours": ours, "low": low, "high": high, "printed": theirs, "agrees": agrees}
+            rows.append({"arm": arm, "runs": len(arms[arm]), "constant": name} | values)
+    return pd.DataFrame(rows)
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    lines = [
+        "| weights / activations | runs | constant | our fit | 95 % interval | paper | every printed digit agrees |",
+        "|---|---:|---|---:|---|---:|---|",
+    ]
+    for row in rows.to_dict("records"):
+        cells = (title(row["arm"]), row["runs"], row["constant"], row["ours"], f"{row['low']} to {row['high']}")
+        lines.append(f"| {' | '.join(map(str, cells))} | {row['printed']} | {row['agrees']} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla]) -> Figure:
+    lines = -(-len(laws) // 3)
+    size = (TWO_COLUMNS, 1 + 1.7 * lines)
+    figure, panels = plt.subplots(lines, 3, figsize=size, sharex=True, sharey=True, squeeze=False)
+    params = pd.concat([arms[arm]["params"] for arm in laws])
+    norm = LogNorm(params.min(), params.max())
+    for axes, (arm, law) in zip(panels.flat, laws.items(), strict=False):
+        points = draw_arm(axes, arms[arm], law, norm)
+        axes.set_title(title(arm).replace(" / ", " /\n"), fontsize=7)
+    for axes in panels.flat[len(laws) :]:
+        axes.set_visible(False)
+    figure.supxlabel("compute 6 N D, FLOPs", fontsize=8)
+    figure.supylabel("lowest validation loss", fontsize=8)
+    figure.colorbar(points, ax=panels, label="parameters N", aspect=30)
+    return figure
+
+
+def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> object:
+    params, tokens = runs["params"].to_numpy(float), runs["tokens"].to_numpy(float)
+    flops = 6 * params * tokens
+    points = axes.scatter(flops, runs[LOSS], c=params, norm=norm, cmap="viridis", s=5, linewidths=0)
+    budgets = np.geomspace(flops.min(), flops.max(), 100)
+    best = law.optimal_params(budgets)
+    axes.plot(budgets, law.loss(best, budgets / (6 * best)), color="black")
+    axes.set_xscale("log")
+    axes.annotate(f"a = {law.a:.2f}", (0.95, 0.9), xycoords="axes fraction", ha="right", fontsize=7)
+    return points
+
+
+def from_csv(path: Path) -> tuple[pd.DataFrame, str]:
+    """A row a run, and what the caption says of them."""
+    runs = pd.read_csv(path)
+    need_columns(runs, [LOSS])
+    said = __doc__.rpartition("python -m")[0].strip()
+    return runs, f"{said}\n\n- {path.name}: {len(runs)} rows, {runs[LOSS].isna().sum()} of them without a loss\n"
+
+
+def from_runs(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The finished runs of a runs table under the names of the CSV; an arm is a precision and a norm."""
+    train = ["config.train.batch_size", "config.train.sequence_length"]
+    need_columns(table, ["parameters", "best_validation_loss", *train])
+    done = table[table["state"] == "finished"]
+    runs = {
+        "weight_activation": done["choice.precision"] + " " + done["choice.norm"],
+        "params": done["parameters"],
+        "tokens": done["step"] * done[train[0]] * done[train[1]],
+        LOSS: done["best_validation_loss"],
+    }
+    return pd.DataFrame(runs), caption(done, __doc__)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = options.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--losses", type=Path, metavar="FILE.csv", help="weight_activation, params, tokens, min_val_loss"
+    )
+    source.add_argument("--runs", nargs="+", type=Path, metavar="PATH", help="folders of runs, or tables of results/")
+    options.add_argument("--resamples", type=int, default=300, help="of the runs, for the intervals")
+    chosen = options.parse_args(arguments)
+    try:
+        runs, said = from_csv(chosen.losses) if chosen.losses else from_runs(load(options, chosen.runs, "runs"))
+        arms = by_arm(runs)
+        laws = fit_arms(arms)
+        rows = constants(arms, laws, chosen.resamples)
+    except (ValueError, OSError) as error:
+        options.error(str(error))
+    save(draw(arms, laws), NAME, f"{said}\n{markdown(rows)}")
+
+
+if __name__ == "__main__":
+    main()

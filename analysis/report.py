@@ -1,0 +1,200 @@
+"""One self-contained HTML page for a set of runs: arms, intervals, figures, what differs, where it ran, what it judges.
+
+python -m analysis.report --runs runs/quickstart [--to figures/report.html]
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, mxnorm_figa3_spike_scores
+from analysis.claims import judged
+from analysis.compare import Mean, differing, mean, paired
+from analysis.style import FIGURES, arm_of, load, parser, plt
+from mxstudy import results
+
+NUMBERS = {
+    "validation_loss": "validation loss, nats",
+    "spike_score": "spike score",
+    "tokens_per_s": "tokens/s",
+    "mfu": "MFU",
+    "memory_gib": "memory, GiB",
+}
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto }
+th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: 100% } code { font-size: 12px }
+.reproduced { color: #00724f; font-weight: 600 } .not-reproduced { color: #b34700; font-weight: 600 }
+.not-run { color: #777 }
+"""
+
+
+def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
+    runs = runs.assign(arm=runs["label"].fillna("unnamed").map(arm_of))
+    experiments = ", ".join(sorted(runs["config.experiment"].unique()))
+    parts = {
+        "What was asked": commands(runs),
+        "Arms": arms(runs),
+        "Differences to the first arm": differences(runs),
+        "What the papers claim": claims(runs),
+        "Figures": "".join(embedded(title, figure) for title, figure in figures.items()),
+        "What differs between the configs": configs(runs),
+        "Runs and where they ran": environment(runs),
+    }
+    body = "".join(f"<h2>{title}</h2>{part}" for title, part in parts.items())
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(experiments)}</title>
+<style>{STYLE}</style><h1>{html.escape(experiments)}</h1>
+<p>{len(runs)} runs in {runs["arm"].nunique()} arms. ± is the 95 % interval of the mean over seeds (Student's t), the
+number of runs in brackets.</p>{body}</html>"""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    def cell(value: object) -> str:
+        return f'<td class="number">{value}</td>' if isinstance(value, Mean | Number) else f"<td>{value}</td>"
+
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+class Number(str):
+    """Text that stands to the right."""
+
+
+def commands(runs: pd.DataFrame) -> str:
+    lines = runs["command"].dropna().drop_duplicates()
+    return "".join(f"<p><code>{html.escape(line)}</code></p>" for line in lines) or "<p>no command was recorded</p>"
+
+
+def arms(runs: pd.DataFrame) -> str:
+    rows = []
+    for arm, own in runs.groupby("arm", sort=False):
+        states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
+        numbers = [short(mean(own[column]), column) for column in NUMBERS]
+        rows.append([html.escape(str(arm)), states, *numbers])
+    return table(["arm", "runs", *NUMBERS.values()], rows)
+
+
+def short(found: Mean, column: str) -> Number:
+    if found.count == 0:
+        return Number("-")
+    digits = {"validation_loss": 4, "spike_score": 2, "tokens_per_s": 0, "mfu": 3, "memory_gib": 1}[column]
+    spread = f" ± {found.half_width:,.{digits}f}" if found.count > 1 else ""
+    return Number(f"{found.value:,.{digits}f}{spread} ({found.count})")
+
+
+def differences(runs: pd.DataFrame) -> str:
+    names = list(dict.fromkeys(runs["arm"]))
+    groups = [c.removeprefix("choice.") for c in runs if c.startswith("choice.") and runs[c].nunique(dropna=False) > 1]
+    others = tuple(column for column in differing(runs) if not column.startswith(tuple(f"config.{g}." for g in groups)))
+    varied = [*groups, *(column.removeprefix("config.").partition(".")[0] for column in others)]
+    rows = [
+        [
+            html.escape(name),
+            paired(runs, "validation_loss", runs["arm"] == name, runs["arm"] == names[0], varied),
+        ]
+        for name in names[1:]
+    ]
+    return table(["arm", f"validation loss less that of {html.escape(names[0])}, same seeds"], rows)
+
+
+def claims(runs: pd.DataFrame) -> str:
+    rows = [
+        [
+            claim.source,
+            claim.says,
+            f'<span class="{v.state.replace(" ", "-")}">{v.state}</span>',
+            html.escape(v.evidence),
+        ]
+        for claim, v in judged(runs)
+    ]
+    return table(["where", "claim", "here", "evidence"], rows)
+
+
+def configs(runs: pd.DataFrame) -> str:
+    columns = differing(runs)
+    rows = [
+        [
+            html.escape(str(arm)),
+            *(", ".join(sorted({str(v) for v in own[column].dropna()})) or "-" for column in columns),
+        ]
+        for arm, own in runs.groupby("arm", sort=False)
+    ]
+    return table(["arm", *(column.removeprefix("config.") for column in columns)], rows)
+
+
+def environment(runs: pd.DataFrame) -> str:
+    rows = [
+        [
+            html.escape(str(run["label"])),
+            f"<code>{run['fingerprint'][:12]}</code>",
+            run["state"],
+            f"<code>{str(run['commit'])[:12]}</code>{' (changed)' if run['dirty'] else ''}",
+            run["torch"],
+            run["gpu"] or "CPU",
+        ]
+        for run in runs.to_dict("records")
+    ]
+    return table(["run", "fingerprint", "state", "commit", "torch", "GPU"], rows)
+
+
+def embedded(title: str, figure: Figure) -> str:
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    plt.close(figure)
+    image = base64.b64encode(data.getvalue()).decode()
+    return f'<h3>{html.escape(title)}</h3><img alt="{html.escape(title)}" src="data:image/png;base64,{image}">'
+
+
+def histograms(rows: pd.DataFrame) -> Figure:
+    last = rows.groupby("fingerprint", sort=False).tail(1)
+    norms = [column.removesuffix("/input") for column in last if column.endswith("/input")]
+    return mxnorm_fig07_histograms.draw(last, [norms[0], norms[-1]])
+
+
+# What is drawn of the runs that have it: title, kind of rows, how.
+DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], Figure]], ...] = (
+    ("Training loss", "metrics", loss_curves.draw),
+    ("Spike scores", "runs", mxnorm_figa3_spike_scores.draw),
+    ("RMS of the norms' outputs", "norm_output_rms", mxnorm_fig06_norm_rms.draw),
+    ("Norms' inputs and outputs at the last step", "activation_histograms", histograms),
+)
+
+
+def drawn(paths: Sequence[Path]) -> dict[str, Figure]:
+    figures = {}
+    for title, kind, draw in DRAWN:
+        frames = [frame for path in paths if (frame := rows_or_none(path, kind)) is not None]
+        if frames:
+            figures[title] = draw(pd.concat(frames, ignore_index=True))
+    return figures
+
+
+def rows_or_none(path: Path, kind: str) -> pd.DataFrame | None:
+    try:
+        return results.load([path], kind)
+    except ValueError:  # no run there has them
+        return None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--to", type=Path, default=FIGURES / "report.html")
+    chosen = options.parse_args(arguments)
+    runs = load(options, chosen.runs, "runs")
+    chosen.to.parent.mkdir(parents=True, exist_ok=True)
+    chosen.to.write_text(page(runs, drawn(chosen.runs)))
+    print(chosen.to)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Arms, paired differences, the claims' verdicts, and the page that shows them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import report
+from analysis.claims import CLAIMS, NOT, NOT_RUN, REPRODUCED, UNCLEAR, judged
+from analysis.compare import differing, mean, paired
+
+ROOT = Path(__file__).parents[1]
+
+
+def runs(rows: list[dict[str, object]]) -> pd.DataFrame:
+    """One run a row: norm, seed, loss and what else differs."""
+    frame = pd.DataFrame(rows).rename(columns={"loss": "validation_loss"})
+    frame["choice.norm"], frame["choice.precision"] = frame["norm"], frame.get("precision", "mxfp8")
+    frame["config.norm.kind"], frame["config.seed"] = frame["norm"], frame["seed"]
+    frame["config.data_seed"], frame["fingerprint"] = frame["seed"], [f"{i:064x}" for i in range(len(frame))]
+    frame["state"] = frame.get("state", "finished")
+    return frame.assign(spike_score=frame.get("spike_score", 0.0), **{"config.runs_dir": frame["fingerprint"]})
+
+
+def arms(norm: str, losses: list[float], **others: object) -> list[dict[str, object]]:
+    return [{"norm": norm, "seed": seed, "loss": loss} | others for seed, loss in enumerate(losses)]
+
+
+def verdicts(frame: pd.DataFrame) -> dict[str, str]:
+    return {claim.says: verdict.state for claim, verdict in judged(frame)}
+
+
+# --------------------------------------------------------------------------------------------------- intervals
+
+
+def test_the_interval_is_students_t() -> None:
+    found = mean(pd.Series([1.0, 2.0, 3.0, 4.0, math.nan, math.inf]))
+    assert (found.value, found.count) == (2.5, 4)
+    assert found.half_width == pytest.approx(3.18245 * math.sqrt(5 / 3) / 2, rel=1e-5)
+    assert found.excludes_zero
+    assert not mean(pd.Series([1.0])).excludes_zero
+    assert mean(pd.Series([], dtype=float)).count == 0
+
+
+def test_the_interval_holds_what_it_says() -> None:
+    draw = np.random.default_rng(0)
+    held = [abs((m := mean(pd.Series(draw.normal(3, 1, 4)))).value - 3) < m.half_width for _ in range(2000)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.02)
+
+
+def test_pairs_share_seed_and_everything_but_what_is_compared() -> None:
+    frame = runs(
+        [
+            *arms("rmsnorm", [1.0, 2.0, 3.0], rate=1),
+            *arms("mxnorm_p2", [1.1, 2.1, 9.0], rate=1)[:2],
+            *arms("mxnorm_p2", [50.0], rate=2),
+        ]
+    )
+    frame["config.optimizer.lr"] = frame["rate"]
+    one, other = frame["norm"] == "mxnorm_p2", frame["norm"] == "rmsnorm"
+    found = paired(frame, "validation_loss", one, other, varied=["norm"])
+    assert (round(found.value, 12), found.count) == (0.1, 2)
+    assert differing(frame) == ["config.norm.kind", "config.optimizer.lr"]
+
+
+# ----------------------------------------------------------------------------------------------------- verdicts
+
+
+def test_a_claim_without_its_arms_is_not_run() -> None:
+    assert set(verdicts(runs(arms("rmsnorm", [1.0]))).values()) == {NOT_RUN}
+
+
+@pytest.mark.parametrize(
+    ("losses", "state"),
+    [([2.01, 2.02, 2.015], REPRODUCED), ([2.5, 2.51, 2.49], NOT), ([2.0, 2.2, 1.8], UNCLEAR), ([2.01], UNCLEAR)],
+)
+def test_near_the_baseline_beyond_it_or_open(losses: list[float], state: str) -> None:
+    frame = runs([*arms("rmsnorm", [2.0, 2.0, 2.0]), *arms("mxnorm_p2", losses)])
+    assert verdicts(frame)["p=2 ends within 0.03 nats of RMSNorm at small scale"] == state
+
+
+@pytest.mark.parametrize(
+    ("scores", "state"), [([30.0, 31.0, 32.0], REPRODUCED), ([1.0, 2.0, 1.5], NOT), ([5.0, 30.0, 9.0], UNCLEAR)]
+)
+def test_more_spikes(scores: list[float], state: str) -> None:
+    ours = [row | {"spike_score": score} for row, score in zip(arms("mxnorm_p1", [2.0] * 3), scores, strict=True)]
+    frame = runs([*ours, *arms("rmsnorm", [2.0] * 3, spike_score=10.0)])
+    assert verdicts(frame)["p=1 spikes more than RMSNorm"] == state
+
+
+@pytest.mark.parametrize(
+    ("states", "state"),
+    [
+        (["diverged"] * 2, REPRODUCED),
+        (["finished"] * 2, NOT),
+        (["finished"], UNCLEAR),
+        (["diverged", "finished"], UNCLEAR),
+    ],
+)
+def test_divergence(states: list[str], state: str) -> None:
+    e5m2 = [
+        {"norm": "rmsnorm", "seed": seed, "loss": 2.0, "precision": "mxfp8_e5m2", "state": s}
+        for seed, s in enumerate(states)
+    ]
+    frame = runs([*e5m2, *arms("rmsnorm", [2.0, 2.0], precision="mxfp8", state="finished")])
+    assert verdicts(frame)["E5M2 in all operands diverges"] == state
+
+
+def test_the_scale_rule_is_compared_within_a_precision() -> None:
+    rows = [
+        {"norm": "rmsnorm", "seed": seed, "loss": loss + seed / 10 + offset, "precision": precision, "rule": rule}
+        for precision, offset in (("mxfp8", 0.0), ("mxfp8_e5m2_grad", 1.0))
+        for rule, loss in (("floor", 2.2), ("rceil", 2.0))
+        for seed in (0, 1)
+    ]
+    frame = runs(rows)
+    frame["config.precision.scale_rule"], frame["config.precision.plan"] = frame["rule"], frame["precision"]
+    found = {claim.says: verdict for claim, verdict in judged(frame)}[
+        "scales rounded down end worse than scales rounded up"
+    ]
+    assert found.state == REPRODUCED
+    assert "0.2000" in found.evidence
+    assert "(4)" in found.evidence
+
+
+# --------------------------------------------------------------------------------------------------------- page
+
+
+@pytest.mark.integration
+def test_the_page_of_committed_runs_holds_all_of_itself(tmp_path: Path, capsys) -> None:
+    tables = [str(ROOT / "results" / name) for name in ("mxnorm_pretrain", "mxnorm_pretrain_seeds")]
+    report.main(["--runs", *tables, "--to", str(tmp_path / "report.html")])
+    text = (tmp_path / "report.html").read_text()
+    assert capsys.readouterr().out.strip().endswith("report.html")
+    assert text.count("data:image/png;base64,") == 4
+    assert not re.search(r"(src|href)=\"(?!data:)", text)
+    assert "1.7906 ± 0.0145 (5)" in text
+    assert all(claim.says in text for claim in CLAIMS)
+    for name in ("46b5a129726b", "7c38a9fcf00a", "NVIDIA H200", "+experiment=mxnorm_pretrain"):
+        assert name in text
+
+
+def test_runs_that_are_not_there_end_in_a_line(tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        report.main(["--runs", str(tmp_path / "nothing")])
+    assert "nothing: has no runs" in capsys.readouterr().err
