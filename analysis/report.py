@@ -32,7 +32,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto }
 th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: 100% } code { font-size: 12px }
+h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min(100%, 46rem) } code { font-size: 12px }
 .reproduced { color: #00724f; font-weight: 600 } .not-reproduced { color: #b34700; font-weight: 600 }
 .not-run { color: #777 }
 """
