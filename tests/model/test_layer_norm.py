@@ -169,13 +169,14 @@ def test_compiled(bias: bool, dtype: torch.dtype) -> None:
 @with_and_without_bias
 @every_dtype
 def test_alone_it_is_torchs_rounded_once(bias: bool, dtype: torch.dtype) -> None:
+    """To x's dtype once, after FP32 roundings of mean, difference, RMS (two), quotient, product and sum."""
     given = given_with(bias, dtype, spread=2)
     norm = filled(LayerNorm(IN, bias=bias), given)
     got = norm(given.x)
     shift = given.bias.double() if bias else None
     want = F.layer_norm(given.x.double(), (IN,), given.gain.double(), shift, eps=EPS)
     assert got.dtype == dtype
-    assert ((got.double() - want).abs() <= UNIT[dtype] * want.abs() + 2e-6).all()
+    assert ((got.double() - want).abs() <= (UNIT[dtype] + 7 * 2.0**-24) * want.abs() + 2e-6).all()
 
 
 @with_and_without_bias
