@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from mxstudy.probes.activations import bin_edges as bin_edges
+from mxstudy.probes.outliers import read_ring
 from mxstudy.probes.spikes import is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
 from mxstudy.tracking.folder import RunFolder as RunFolder
@@ -114,10 +115,33 @@ def load_validations(folders: Sequence[RunFolder]) -> pd.DataFrame:
     return _frame(folders, lambda row: row if "validation_loss" in row else None)
 
 
+def load_spikes(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """A row a spike that the watch noticed: fingerprint, label, step, loss, mean, std, ring, checkpoint."""
+    return _frame(folders, lambda row: {"step": row["step"]} | row["spike"] if "spike" in row else None)
+
+
+def load_spike_rings(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """Around spikes, a row a norm and step: fingerprint, label, spike (its step), step, norm, absmax [size]."""
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        for spike in load_spikes([folder]).to_dict("records"):
+            if spike["ring"]:
+                about = {key: spike[key] for key in ("fingerprint", "label")} | {"spike": spike["step"]}
+                steps, norms = read_ring(folder.path / spike["ring"])
+                rows += [
+                    about | {"step": step, "norm": norm, "absmax": absmax_D.tolist()}
+                    for norm, absmax_SD in norms.items()
+                    for step, absmax_D in zip(steps, absmax_SD, strict=True)
+                ]
+    return pd.DataFrame(rows)
+
+
 KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
     "runs": load_runs,
     "metrics": load_metrics,
     "validation": load_validations,
+    "spikes": load_spikes,
+    "spike_rings": load_spike_rings,
 }
 
 

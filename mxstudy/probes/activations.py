@@ -95,7 +95,8 @@ def input_and_output_counts(module: nn.Module, x: Tensor) -> Tensor:
 
 @functools.cache
 def compiled(function: Watched) -> Watched:
-    return torch.compile(function, dynamic=False)
+    """In kernels that only read the activations: by itself the compiler would store long expressions on the way."""
+    return torch.compile(function, dynamic=False, options={"realize_opcount_threshold": 1000})
 
 
 def fused(function: Watched, module: nn.Module, x: Tensor) -> Tensor:

@@ -40,4 +40,4 @@ class Probe(Protocol):
         """`module` is the NormLinear that reads x [..., size], or a norm on its own; x must not be written."""
 
     def measure(self, view: StepView) -> Values:
-        """What was seen since the last call, by '<norm>/<quantity>'."""
+        """What was seen since the last call, by '<norm>/<quantity>'; a row of the journal unless it is empty."""

@@ -1,26 +1,47 @@
-"""The probes that a config asks for."""
+"""The probes by their names in the config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mxstudy import config
 from mxstudy.probes.activations import ActivationHistograms, NormOutputRMS
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
+from mxstudy.probes.memory import Memory
+from mxstudy.probes.outliers import FeatureRing, OutlierFeatures
 from mxstudy.probes.saturation import Saturation
+from mxstudy.probes.spikes import SpikeWatch
+from mxstudy.probes.timing import Timing
+from mxstudy.probes.weights import Weights
 
-# By field of config.Probes.
+# Every field of config.Probes but `spikes`: that one looks at the steps of a run, and not into them.
 PROBES: dict[str, Callable[[Any], Probe]] = {
     "norm_output_rms": NormOutputRMS,
     "activation_histograms": ActivationHistograms,
+    "outlier_features": OutlierFeatures,
     "saturation": Saturation,
     "gradient_bias": GradientBias,
+    "weights": Weights,
+    "memory": Memory,
+    "timing": Timing,
 }
 
 
 def build_probes(probes: config.Probes) -> list[Probe]:
-    """Those that are on."""
+    """Those that are on, and the ring of features where a spike would call for it."""
     settings = {name: getattr(probes, name) for name in PROBES}
-    return [PROBES[name](one) for name, one in settings.items() if one.every_steps > 0]
+    built = [PROBES[name](each) for name, each in settings.items() if each.every_steps]
+    outliers = probes.outlier_features
+    has_ring = probes.spikes.every_steps and outliers.every_steps and outliers.ring_steps
+    return [*built, FeatureRing(outliers)] if has_ring else built
+
+
+def build_spikes(
+    probes: config.Probes, built: list[Probe], folder: Path, pin: Callable[[], str | None], losses: Sequence[float]
+) -> SpikeWatch | None:
+    """`built`: of `build_probes`; the others as in SpikeWatch. None where it is off."""
+    ring = next((probe for probe in built if isinstance(probe, FeatureRing)), None)
+    return SpikeWatch(probes.spikes, ring, folder, pin, losses) if probes.spikes.every_steps else None

@@ -1,11 +1,18 @@
-"""The spike score of a finished loss curve (MXNorm paper, Eq. 22)."""
+"""Loss spikes: the score of a finished curve (MXNorm paper, Eq. 22), and a watch that notices one as it begins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mxstudy.config import observation
+from mxstudy.probes.base import StepView
+from mxstudy.probes.outliers import FeatureRing
 from mxstudy.reader import require
 
 
@@ -39,3 +46,86 @@ def finite_part(losses: Sequence[float]) -> np.ndarray:
     curve = np.asarray(losses, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(curve))
     return curve[: broken[0]] if len(broken) else curve
+
+
+class Spike(NamedTuple):
+    """The loss that stands out, mean and std (ddof 0) of those before it; NaN where there are none."""
+
+    loss: float
+    mean: float
+    std: float
+
+
+class SpikeDetector:
+    """A spike: a loss > mean + threshold * std of the `window_steps` losses before it (OLMo-core's stability monitor).
+
+    None is found before the window is full. Every loss enters the window, those of spikes too. Consecutive spiking
+    steps are one spike. A loss or a gradient norm that is not finite ends a run, and is a spike at any time. The state
+    follows from the last window_steps + 1 of the losses so far.
+    """
+
+    def __init__(self, window_steps: int, threshold: float, losses: Sequence[float] = ()) -> None:
+        self.threshold = threshold
+        self.window: deque[float] = deque(maxlen=window_steps)
+        self.is_spiking = False
+        for loss in losses[-window_steps - 1 :]:
+            self.see(loss)
+
+    def see(self, loss: float, is_finite: bool = True) -> Spike | None:
+        """The spike that begins with this loss, if one does."""
+        window = np.array(self.window)
+        mean, std = (float(window.mean()), float(window.std())) if len(window) else (math.nan, math.nan)
+        is_full, was_spiking = len(window) == self.window.maxlen, self.is_spiking
+        self.is_spiking = is_full and loss > mean + self.threshold * std
+        self.window.append(loss)
+        begins = not is_finite or (self.is_spiking and not was_spiking)
+        return Spike(loss, mean, std) if begins else None
+
+
+class SpikeWatch:
+    """As a spike begins, keeps the last checkpoint before it, and writes the ring of features to `folder`/spikes/.
+
+    A quarter of the ring later it writes that file anew, with what followed; if the run ends before, it stays as it is.
+    `pin` keeps the newest checkpoint and returns its name, None if there is none. `losses`: of the run so far.
+    """
+
+    def __init__(
+        self,
+        settings: observation.Spikes,
+        ring: FeatureRing | None,
+        folder: Path,
+        pin: Callable[[], str | None],
+        losses: Sequence[float] = (),
+    ) -> None:
+        self.detector = SpikeDetector(settings.window_steps, settings.threshold, losses)
+        self.ring, self.folder, self.pin = ring, folder, pin
+        self.unfinished: dict[int, int] = {}  # the step after which a spike's file is written anew, and the spike's
+
+    def look(self, view: StepView) -> dict[str, Any] | None:
+        """The journal's row of a spike that begins with this step: {"step", "spike": {loss, mean, std, ...}}.
+
+        `ring` and `checkpoint` name what was kept, null where there was nothing to keep. A full disk does not end the
+        training: `ring_error` and `checkpoint_error` say so.
+        """
+        if view.step in self.unfinished:
+            self.keep("ring", lambda: self.write_ring(self.unfinished.pop(view.step)))
+        spike = self.detector.see(view.loss, view.is_finite())
+        if spike is None:
+            return None
+        kept = self.keep("ring", lambda: self.write_ring(view.step)) | self.keep("checkpoint", self.pin)
+        if self.ring:
+            self.unfinished[view.step + self.ring.after_steps] = view.step
+        return {"step": view.step, "spike": spike._asdict() | kept}
+
+    def keep(self, what: str, keep: Callable[[], str | None]) -> dict[str, str | None]:
+        try:
+            return {what: keep()}
+        except OSError as error:
+            return {what: None, f"{what}_error": str(error)}
+
+    def write_ring(self, step: int) -> str | None:
+        if self.ring is None:
+            return None
+        name = f"spikes/step_{step:08d}.safetensors"
+        self.ring.write(self.folder / name)
+        return name

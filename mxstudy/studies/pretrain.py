@@ -21,12 +21,12 @@ from mxstudy.data.shards import Shards, prepare
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
-from mxstudy.probes.build import build_probes
+from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.reader import flatten, plain, require
 from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking import mlflow
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.journal import Journal, read_journal
 from mxstudy.tracking.mlflow import Mirror
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.loop import Run, train
@@ -105,7 +105,9 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             about = {"unigram_entropy_nats": entropy_nats, "parameters": model.num_params()}
             recorder.record({"step": start, "precision": rows} | about)
             probes = build_probes(config.probe)
-            state = train(Run(config, model, optimizer, batches, device, recorder, probes), start, leave)
+            losses = [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
+            spikes = build_spikes(config.probe, probes, folder.path, checkpoints.pin_latest, losses)
+            state = train(Run(config, model, optimizer, batches, device, recorder, probes, spikes), start, leave)
             recorder.end(state, leave.signal.name if leave.signal else None)
     return state
 

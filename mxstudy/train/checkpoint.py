@@ -3,7 +3,7 @@
     checkpoints/step_00000200/{*.safetensors, checkpoint.json}
 
 written under a temporary name, synced, then renamed: a checkpoint is there whole or not at all. Tensors are keyed by
-name, `model.layers.0...` and `optimizer.layers.0....exp_avg`.
+name, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A file `pinned` in a checkpoint keeps it for good.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from mxstudy.train.optimizer import materialize_state
 
-PREFIX = "step_"
+PREFIX, PINNED = "step_", "pinned"
 
 
 class CheckpointError(RuntimeError):
@@ -44,7 +44,7 @@ class Checkpoints:
         return max(self.folder.glob(f"{PREFIX}*"), default=None)
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write the state before `step`, then drop all but the newest `keep_last`."""
+        """Write the state before `step`, then drop all but the newest `keep_last` and those that are pinned."""
         path = self.folder / f"{PREFIX}{step:08d}"
         if path.exists():
             return path  # a step that diverges has had its checkpoint
@@ -65,8 +65,17 @@ class Checkpoints:
             stays = f"{kept} stays" if kept else "there is no earlier one"
             raise CheckpointError(f"{path}: could not be written ({_reason(error)}); {stays}") from error
         for old in sorted(self.folder.glob(f"{PREFIX}*"))[: -self.keep_last]:
-            shutil.rmtree(old)
+            if not (old / PINNED).exists():
+                shutil.rmtree(old)
         return path
+
+    def pin_latest(self) -> str | None:
+        """Keep the newest checkpoint for good; its name, None if there is none yet. Raises OSError."""
+        latest = self.latest()
+        if latest is None:
+            return None
+        (latest / PINNED).touch()
+        return latest.name
 
     def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Read a checkpoint of this run into model and optimizer; returns the step that comes next."""

@@ -18,6 +18,8 @@ from mxstudy.data.batches import Batches
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.probes.base import Probe, StepView
+from mxstudy.probes.spikes import SpikeWatch
+from mxstudy.probes.timing import Timing
 from mxstudy.train.optimizer import set_learning_rate
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
@@ -45,12 +47,15 @@ class Run:
     device: torch.device
     recorder: Recorder
     probes: list[Probe] = field(default_factory=list)
+    spikes: SpikeWatch | None = None
 
     def __post_init__(self) -> None:
         train = self.config.train
         self.tokens_per_step = train.batch_size * train.sequence_length
         self.micro_batch_size = train.micro_batch_size or train.batch_size
         self.peak_flops = peak_flops(self.device)
+        self.peak_bytes = 0  # of GPU memory
+        self.clocks: list[Timing] = []  # what takes the time of this step
         self.token_loss: Callable[..., Tensor] = torch.compile(token_loss) if train.compile else token_loss
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -59,6 +64,11 @@ class Run:
 
     def first_sequence(self, step: int) -> tuple[Tensor, Tensor]:
         return self.to_device(self.batches.train(step, 0, 1))
+
+    def mark(self, phase: str) -> None:
+        """A phase of the step ends here."""
+        for clock in self.clocks:
+            clock.mark(phase, self.device)
 
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch
@@ -74,14 +84,19 @@ def train_step(run: Run, step: int) -> StepView:
     run.optimizer.zero_grad(set_to_none=True)
     loss_sum = torch.zeros((), device=run.device)
     for tokens_BT, targets_BT in run.micro_batches(step):
+        run.mark("data")
         part = run.token_loss(run.model(tokens_BT), targets_BT) / run.tokens_per_step
+        run.mark("forward")
         part.backward()
+        run.mark("backward")
         loss_sum += part.detach()
     grad_norm = clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm)
+    run.mark("clip")
     view = StepView(step, loss_sum.item(), grad_norm.item(), run.model, partial(run.first_sequence, step))
     if view.is_finite():
         set_learning_rate(run.optimizer, learning_rate(run.config, step))
         run.optimizer.step()
+    run.mark("optimizer")
     return view
 
 
@@ -99,6 +114,8 @@ def train(run: Run, start: int, leave: Leave) -> str:
         began_s = time.perf_counter()
         view = observed_step(run, step)
         run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
+        if run.spikes and (spike := run.spikes.look(view)):
+            run.recorder.record(spike)
         if not view.is_finite():
             run.recorder.save(step)
             return "diverged"
@@ -119,10 +136,15 @@ def observed_step(run: Run, step: int) -> StepView:
     """The step, with those probes watching whose turn it is."""
     due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
     run.model.watchers = tuple(probe.watch for probe in due)
+    run.clocks = [probe for probe in due if isinstance(probe, Timing)]
+    run.mark("begin")
     view = train_step(run, step)
-    run.model.watchers = ()
+    run.model.watchers, run.clocks = (), []
+    if run.device.type == "cuda":  # now: the memory probe begins a new peak
+        run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(run.device))
     for probe in due:
-        run.recorder.record({"step": step, "probe": probe.name, "values": probe.measure(view)})
+        if values := probe.measure(view):
+            run.recorder.record({"step": step, "probe": probe.name, "values": values})
     return view
 
 
@@ -137,7 +159,7 @@ def step_row(run: Run, view: StepView, seconds: float) -> Row:
         "tokens_per_s": tokens_per_s,
     }
     if run.device.type == "cuda":
-        row["memory_gib"] = torch.cuda.max_memory_allocated(run.device) / 2**30
+        row["memory_gib"] = run.peak_bytes / 2**30
     if run.peak_flops is not None:
         flops_per_token = run.model.flops_per_token(run.config.train.sequence_length)
         row["mfu"] = flops_per_token * tokens_per_s / run.peak_flops

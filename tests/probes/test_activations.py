@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,16 @@ from mxstudy import config
 from mxstudy.model import LayerNorm, MXLinear, MXNorm, NormLinear, RMSNorm
 from mxstudy.numerics import fake_quantize
 from mxstudy.numerics.matmul import PRECISIONS
-from mxstudy.probes.activations import ActivationHistograms, NormOutputRMS, bin_edges, norm_output
+from mxstudy.probes.activations import (
+    ActivationHistograms,
+    NormOutputRMS,
+    bin_edges,
+    compiled,
+    count_bins,
+    input_and_output_counts,
+    mean_squares,
+    norm_output,
+)
 from mxstudy.probes.base import StepView
 
 TOKENS = torch.zeros(1, 1, dtype=torch.int64)
@@ -68,6 +78,42 @@ def test_histograms_count_every_element_once_in_its_bin():
     assert sum(values["norm/output"]) == 2 * 64
     assert values["norm/input"][0] == values["norm/input"][-1] == 2  # beyond the largest finite edge
     assert values["norm/bound"] == 8.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bins_are_those_of_numpy_at_their_edges_too(dtype):
+    edges = torch.from_numpy(bin_edges()[1:-1])
+    powers_of_two = edges[edges.abs().log2() % 1 == 0]
+    ends = torch.tensor([0.0, -0.0, 2.0**-130, -(2.0**-130), 3e38, -3e38, math.inf, -math.inf])
+    x = torch.cat((gaussian(1000) * 10, gaussian(200).exp(), powers_of_two, ends)).to(dtype)[None]
+    assert len(powers_of_two) == 2 * 29
+    expected, _ = np.histogram(x.double().numpy(), bin_edges())
+    assert count_bins(x).tolist() == expected.tolist()
+
+
+def test_what_is_not_a_number_is_counted_outermost():
+    counts = count_bins(torch.tensor([[math.nan, -math.nan, 1.0]]))
+    assert counts[0] + counts[-1] == 2
+    assert counts.sum() == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [mean_squares, input_and_output_counts])
+@pytest.mark.parametrize("norm", [MXNorm(128, p=2.0), RMSNorm(128), LayerNorm(128)])
+def test_compiled_for_a_gpu_it_is_one_graph_a_norm_and_the_same(function, norm):
+    """However many linears there are: a graph each would run into the compiler's limit."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.nn.init.ones_(norm.weight)
+    x = gaussian(2, 64, 128).bfloat16()
+    for out_features in (32, 64, 96):
+        linear = NormLinear(norm, out_features, 0.02)
+        linear.gemms = replace(PRECISIONS["mxfp8"], native=False)
+        torch.testing.assert_close(compiled(function)(linear, x), function(linear, x), rtol=1e-6, atol=0)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize(("p", "bound"), [(1.0, 132.95), (2.0, 17.06)])

@@ -59,6 +59,37 @@ def test_the_newest_are_kept(checkpoints):
     assert checkpoints.latest().name == "step_00000200"
 
 
+def names(checkpoints):
+    return sorted(path.name for path in checkpoints.folder.iterdir())
+
+
+def test_a_pinned_one_is_never_dropped_not_by_another_process_either(checkpoints):
+    run = trained()
+    checkpoints.save(2, run.model, run.optimizer)
+    assert checkpoints.pin_latest() == "step_00000002"
+    assert checkpoints.pin_latest() == "step_00000002"
+    for step in (4, 6):
+        checkpoints.save(step, run.model, run.optimizer)
+    again = replace(checkpoints)
+    for step in (8, 10):
+        again.save(step, run.model, run.optimizer)
+    assert names(checkpoints) == ["step_00000002", "step_00000008", "step_00000010"]
+    assert again.pin_latest() == "step_00000010"
+
+
+def test_a_pinned_one_can_still_be_read(checkpoints):
+    run, fresh = trained(), tiny.build(replace(tiny.CONFIG, seed=1))[0]
+    path = checkpoints.save(2, run.model, run.optimizer)
+    checkpoints.pin_latest()
+    assert checkpoints.load(path, fresh.model, fresh.optimizer) == 2
+    assert all(torch.equal(tensor, tensors(run)[name]) for name, tensor in tensors(fresh).items())
+
+
+def test_without_a_checkpoint_there_is_none_to_pin(checkpoints):
+    assert checkpoints.pin_latest() is None
+    assert not checkpoints.folder.exists()
+
+
 def test_another_run_is_refused(checkpoints):
     run = trained()
     path = replace(checkpoints, fingerprint="a" * 64).save(2, run.model, run.optimizer)

@@ -1,0 +1,42 @@
+"""How much memory a run holds."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from mxstudy.config import observation
+from mxstudy.probes.base import StepView, Values
+
+GIB = 2**30
+
+
+class Memory:
+    """rss_gib: of the process, on the host. On a GPU also allocated_gib and reserved_gib, as the step ends, and
+    peak_gib, the most that was allocated at any time since the last row."""
+
+    name = "memory"
+
+    def __init__(self, settings: observation.Memory) -> None:
+        self.every_steps = settings.every_steps
+
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
+        """Activations are of no interest here."""
+
+    def measure(self, view: StepView) -> Values:
+        values: Values = {"rss_gib": psutil.Process().memory_info().rss / GIB}
+        device = next(view.model.parameters()).device
+        return values | gpu_memory(device) if device.type == "cuda" else values
+
+
+def gpu_memory(device: torch.device) -> Values:
+    """Begins the next row's peak."""
+    read = {
+        "allocated_gib": torch.cuda.memory_allocated,
+        "reserved_gib": torch.cuda.memory_reserved,
+        "peak_gib": torch.cuda.max_memory_allocated,
+    }
+    values: Values = {name: bytes_of(device) / GIB for name, bytes_of in read.items()}
+    torch.cuda.reset_peak_memory_stats(device)
+    return values

@@ -1,0 +1,107 @@
+"""Outlier features: the few features of the residual stream that dwarf all others (MXNorm paper, section 4.2).
+
+The ring remembers the absmax of every feature over the last steps, for the heat map around a spike (figure 5):
+
+    spikes/step_00001234.safetensors    `steps` int64 [n], and by each norm's name its features' absmax [n, size]
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from mxstudy.config import observation
+from mxstudy.probes.base import StepView, Values
+
+STEPS = "steps"
+
+
+class OutlierFeatures:
+    """Of every norm's input over the step's tokens, '<norm>/<quantity>':
+
+    absmax, the largest |x|; feature, where it is; sharing_tokens, how many tokens share it, which is to say that it is
+    their largest feature too, at no less than half of absmax; rms.
+    """
+
+    name = "outlier_features"
+
+    def __init__(self, settings: observation.OutlierFeatures) -> None:
+        self.every_steps = settings.every_steps
+        self.seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+
+    @torch.no_grad()
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
+        absmax_T, feature_T = x.flatten(0, -2).abs().max(-1)
+        square = torch.linalg.vector_norm(x, dtype=torch.float32).square() / absmax_T.numel() / x.shape[-1]
+        self.seen.setdefault(name, []).append((absmax_T.float(), feature_T, square.expand_as(absmax_T)))
+
+    def measure(self, view: StepView) -> Values:
+        rows = torch.stack([outlier(*map(torch.cat, zip(*parts, strict=True))) for parts in self.seen.values()])
+        values: Values = {}
+        for name, (absmax, feature, sharing, rms) in zip(self.seen, rows.tolist(), strict=True):
+            quantities = {"absmax": absmax, "feature": int(feature), "sharing_tokens": int(sharing), "rms": rms}
+            values |= {f"{name}/{quantity}": value for quantity, value in quantities.items()}
+        self.seen = {}
+        return values
+
+
+def outlier(absmax_T: Tensor, feature_T: Tensor, square_T: Tensor) -> Tensor:
+    """absmax, feature, sharing_tokens, rms from each token's absmax, where it is, and mean squares: float64 [4]."""
+    absmax, token = absmax_T.max(0)
+    feature = feature_T[token]
+    sharing = ((feature_T == feature) & (absmax_T >= absmax / 2)).sum()
+    return torch.stack([x.double() for x in (absmax, feature, sharing, square_T.mean().sqrt())])
+
+
+class FeatureRing:
+    """The absmax of every feature into every norm, of the last `ring_steps` steps, where the model is.
+
+    Every step has its own; nothing of it is a row of the journal. A run that is resumed begins with an empty one.
+    """
+
+    name, every_steps = "feature_ring", 1
+
+    def __init__(self, settings: observation.OutlierFeatures) -> None:
+        self.after_steps = settings.ring_steps // 4  # of a spike's steps, so many follow it
+        self.past: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=settings.ring_steps)
+        self.now: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
+        absmax_D = torch.linalg.vector_norm(x.flatten(0, -2), torch.inf, dim=0)  # reads x once, abs() would write it
+        self.now[name] = torch.maximum(self.now[name], absmax_D) if name in self.now else absmax_D
+
+    def measure(self, view: StepView) -> Values:
+        self.past.append((view.step, self.now))
+        self.now = {}
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """`steps` and each norm's [steps, size], in the activations' dtype, on CPU."""
+        steps, features = zip(*self.past, strict=True)
+        norms = {name: torch.stack([step[name] for step in features]).cpu() for name in features[0]}
+        return {STEPS: torch.tensor(steps)} | norms
+
+    def write(self, path: Path) -> None:
+        """Whole, or not at all. Raises OSError."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(save(self.tensors()))
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def read_ring(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
+    """The steps that a ring's file covers, and of every norm float32 [steps, size]."""
+    tensors = load_file(path)
+    steps = tensors.pop(STEPS).tolist()
+    return steps, {name: absmax.float().numpy() for name, absmax in tensors.items()}

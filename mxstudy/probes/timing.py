@@ -1,0 +1,60 @@
+"""Where a step's time goes."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from mxstudy.config import observation
+from mxstudy.probes.base import StepView, Values
+
+Instant = float | torch.cuda.Event
+
+
+class Timing:
+    """data_ms, forward_ms, backward_ms, clip_ms, optimizer_ms: each over all micro-batches of the step.
+
+    On a GPU in its own time, by events that are read after the step: nothing waits inside of it. The loss is fetched
+    between clip and optimizer, and counts to the latter; other probes that watch this step count to the forward.
+    """
+
+    name = "timing"
+
+    def __init__(self, settings: observation.Timing) -> None:
+        self.every_steps = settings.every_steps
+        self.marks: list[tuple[str, Instant]] = []
+
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
+        """Activations are of no interest here."""
+
+    def mark(self, phase: str, device: torch.device) -> None:
+        """That phase ends now, and began with the mark before it."""
+        self.marks.append((phase, instant(device)))
+
+    def measure(self, view: StepView) -> Values:
+        durations_ms: dict[str, float] = defaultdict(float)
+        for (_, begin), (phase, end) in pairwise(self.marks):
+            durations_ms[f"{phase}_ms"] += elapsed_ms(begin, end)
+        self.marks = []
+        return dict(durations_ms)
+
+
+def instant(device: torch.device) -> Instant:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def elapsed_ms(begin: Instant, end: Instant) -> float:
+    if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        end.synchronize()
+        return begin.elapsed_time(end)
+    assert isinstance(begin, float)
+    assert isinstance(end, float)
+    return (end - begin) * 1e3

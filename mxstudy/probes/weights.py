@@ -1,0 +1,38 @@
+"""How large the parameters are, and where the gains go."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mxstudy.config import observation
+from mxstudy.model.norm import Norm
+from mxstudy.probes.base import StepView, Values
+
+
+class Weights:
+    """'<parameter>/<quantity>' after the step: rms and absmax; of a norm's gain also mean, std (ddof 0), min, max."""
+
+    name = "weights"
+
+    def __init__(self, settings: observation.Weights) -> None:
+        self.every_steps = settings.every_steps
+
+    def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
+        """Activations are of no interest here."""
+
+    @torch.no_grad()
+    def measure(self, view: StepView) -> Values:
+        quantities: dict[str, Tensor] = {}
+        for name, parameter in view.model.named_parameters():
+            quantities[f"{name}/rms"] = torch.linalg.vector_norm(parameter) / parameter.numel() ** 0.5
+            quantities[f"{name}/absmax"] = torch.linalg.vector_norm(parameter, torch.inf)
+        for name, gain in gains_of(view.model).items():
+            spread = {"mean": gain.mean(), "std": gain.std(correction=0), "min": gain.min(), "max": gain.max()}
+            quantities |= {f"{name}/{quantity}": value for quantity, value in spread.items()}
+        return dict(zip(quantities, torch.stack(list(quantities.values())).tolist(), strict=True))
+
+
+def gains_of(model: nn.Module) -> dict[str, Tensor]:
+    norms = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Norm)}
+    return {name: norm.weight for name, norm in norms.items() if norm.weight is not None}

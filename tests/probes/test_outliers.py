@@ -1,0 +1,97 @@
+"""Outlier features on hand-made activations, and the ring of the last steps across its wrap-around."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mxstudy.config import observation
+from mxstudy.model import RMSNorm
+from mxstudy.probes.base import StepView
+from mxstudy.probes.outliers import FeatureRing, OutlierFeatures, read_ring
+
+NORM = RMSNorm(4)
+
+
+def view(step: int = 0) -> StepView:
+    tokens = torch.zeros(1, 1, dtype=torch.int64)
+    return StepView(step, 1.0, 1.0, torch.nn.Identity(), lambda: (tokens, tokens))
+
+
+def measured(*parts: list[list[float]]) -> dict:
+    probe = OutlierFeatures(observation.OutlierFeatures(every_steps=1))
+    for part in parts:
+        probe.watch("layers.3.ffn_norm", NORM, torch.tensor([part], dtype=torch.bfloat16))
+    values = probe.measure(view())
+    assert probe.seen == {}
+    return {name.removeprefix("layers.3.ffn_norm/"): value for name, value in values.items()}
+
+
+def test_the_largest_is_found_over_all_micro_batches_with_those_that_share_it():
+    """Feature 2 is the largest of four tokens; of one of them it is below half, and of the fifth it is another."""
+    first = [[1.0, 0, 4.0, 0], [0, 1, -6.0, 0], [0, 0, 3.5, 0]]
+    second = [[0, 0, -8.0, 0], [5.0, 0, 4.5, 1]]
+    squares = np.square(np.array(first + second)).mean()
+    assert measured(first, second) == {
+        "absmax": 8.0,
+        "feature": 2,
+        "sharing_tokens": 3,
+        "rms": pytest.approx(math.sqrt(squares), rel=1e-6),
+    }
+
+
+def test_one_token_shares_it_with_none():
+    values = measured([[0.5, 0.25, 0, 0]] * 7 + [[0, 0, 0, 100.0]])
+    assert (values["feature"], values["sharing_tokens"], values["absmax"]) == (3, 1, 100.0)
+
+
+def test_what_is_not_a_number_is_seen():
+    values = measured([[1.0, 2.0, 3.0, 4.0]], [[1.0, math.nan, 3.0, 4.0]])
+    assert math.isnan(values["absmax"])
+    assert (values["feature"], values["sharing_tokens"]) == (1, 0)
+
+
+def filled(steps: range, ring_steps: int) -> FeatureRing:
+    """Two micro-batches a step, of two norms; the absmax of feature d in step s is 10 s + d, at either of them."""
+    ring = FeatureRing(observation.OutlierFeatures(ring_steps=ring_steps))
+    for step in steps:
+        largest = 10.0 * step + torch.arange(4)
+        for sign in (-1, 0.5) if step % 2 else (0.5, -1):
+            x = torch.stack((sign * largest, 0.1 * largest))[None]
+            ring.watch("layers.0.ffn_norm", NORM, x)
+            ring.watch("norm", NORM, 2 * x)
+        assert ring.measure(view(step)) == {}
+    return ring
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [(range(3), range(3)), (range(8), range(8)), (range(9), range(1, 9)), (range(40, 61), range(53, 61))],
+)
+def test_the_ring_holds_the_last_steps_whole(steps: range, kept: range, tmp_path: Path) -> None:
+    """The last case is a run that was resumed at step 40: nothing of the steps before is there, nor said to be."""
+    path = tmp_path / "spikes" / "step_00000060.safetensors"
+    filled(steps, ring_steps=8).write(path)
+    found, norms = read_ring(path)
+    assert found == list(kept)
+    expected = np.array([[10 * step + d for d in range(4)] for step in kept], dtype=np.float32)
+    assert np.array_equal(norms["layers.0.ffn_norm"], expected)
+    assert np.array_equal(norms["norm"], 2 * expected)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_ring_keeps_the_activations_dtype_and_their_infinities(tmp_path: Path) -> None:
+    ring = FeatureRing(observation.OutlierFeatures())
+    ring.watch("norm", NORM, torch.tensor([[[1.0, -math.inf, math.nan, 2**-130]]], dtype=torch.bfloat16))
+    ring.measure(view(7))
+    assert ring.tensors()["norm"].dtype == torch.bfloat16
+    ring.write(tmp_path / "ring.safetensors")
+    assert np.array_equal(
+        read_ring(tmp_path / "ring.safetensors")[1]["norm"],
+        np.array([[1.0, math.inf, math.nan, 2**-130]], dtype=np.float32),
+        equal_nan=True,
+    )
