@@ -6,7 +6,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from mxstudy.config import observation
+from mxstudy import config
 from mxstudy.probes.base import StepView, Values
 
 GIB = 2**30
@@ -18,7 +18,7 @@ class Memory:
 
     name = "memory"
 
-    def __init__(self, settings: observation.Memory) -> None:
+    def __init__(self, settings: config.Memory) -> None:
         self.every_steps = settings.every_steps
 
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from mxstudy.config import observation
+from mxstudy import config
 from mxstudy.probes.base import StepView, Values
 
 STEPS = "steps"
@@ -31,7 +31,7 @@ class OutlierFeatures:
 
     name = "outlier_features"
 
-    def __init__(self, settings: observation.OutlierFeatures) -> None:
+    def __init__(self, settings: config.OutlierFeatures) -> None:
         self.every_steps = settings.every_steps
         self.seen: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
@@ -67,7 +67,7 @@ class FeatureRing:
 
     name, every_steps = "feature_ring", 1
 
-    def __init__(self, settings: observation.OutlierFeatures) -> None:
+    def __init__(self, settings: config.OutlierFeatures) -> None:
         self.after_steps = settings.ring_steps // 4  # of a spike's steps, so many follow it
         self.past: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=settings.ring_steps)
         self.now: dict[str, Tensor] = {}

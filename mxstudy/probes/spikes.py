@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mxstudy.config import observation
+from mxstudy import config
 from mxstudy.probes.base import StepView
 from mxstudy.probes.outliers import FeatureRing
 from mxstudy.reader import require
@@ -91,7 +91,7 @@ class SpikeWatch:
 
     def __init__(
         self,
-        settings: observation.Spikes,
+        settings: config.Spikes,
         ring: FeatureRing | None,
         folder: Path,
         pin: Callable[[], str | None],

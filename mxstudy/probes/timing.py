@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mxstudy.config import observation
+from mxstudy import config
 from mxstudy.probes.base import StepView, Values
 
 Instant = float | torch.cuda.Event
@@ -24,7 +24,7 @@ class Timing:
 
     name = "timing"
 
-    def __init__(self, settings: observation.Timing) -> None:
+    def __init__(self, settings: config.Timing) -> None:
         self.every_steps = settings.every_steps
         self.marks: list[tuple[str, Instant]] = []
 

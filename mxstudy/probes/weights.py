@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mxstudy.config import observation
+from mxstudy import config
 from mxstudy.model.norm import Norm
 from mxstudy.probes.base import StepView, Values
 
@@ -15,7 +15,7 @@ class Weights:
 
     name = "weights"
 
-    def __init__(self, settings: observation.Weights) -> None:
+    def __init__(self, settings: config.Weights) -> None:
         self.every_steps = settings.every_steps
 
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
