@@ -1,4 +1,5 @@
-"""Run folders to the compact Parquet tables of results/: one row a run, one row a step, one row a probe measurement.
+"""Run folders to the compact Parquet tables of results/: a row a run, a step, a validation, a
+spike, a measurement of each probe.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -10,8 +11,6 @@ from pathlib import Path
 
 from mxstudy import results
 
-PROBES = ("norm_output_rms", "activation_histograms")
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -20,11 +19,8 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("results"))
     arguments = parser.parse_args()
     folders = results.folders_of(arguments.runs)
-    tables = {
-        "runs": results.load_runs(folders),
-        "metrics": results.load_metrics(folders),
-        "validation": results.load_validations(folders),
-    } | {probe: results.load_probe(folders, probe) for probe in PROBES}
+    tables = {kind: load(folders) for kind, load in results.KINDS.items()}
+    tables |= {probe: results.load_probe(folders, probe) for probe in results.PROBES}
     arguments.to.mkdir(parents=True, exist_ok=True)
     for kind, frame in tables.items():
         if len(frame):

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from mxstudy.probes.activations import bin_edges as bin_edges
+from mxstudy.probes.build import PROBES as PROBES
 from mxstudy.probes.outliers import read_ring
 from mxstudy.probes.spikes import is_cut, spike_score
 from mxstudy.reader import flatten, plain, require

@@ -1,0 +1,193 @@
+"""What the probes cost: training steps on which a set of them is due, beside steps on which none is, in one run.
+
+The sets take turns, so that a GPU that warms up or slows down does so for all of them. Overhead is the extra time of a
+step, spread over the steps from one measurement to the next. The tokens are random, the journal is written.
+
+python -m benchmarks.probes [--size llama_125m] [--rounds 20] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import measured, show
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.probes.build import PROBES, build_probes, build_spikes
+from mxstudy.tracking.journal import Journal
+from mxstudy.train.loop import Run, observed_step, step_row
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import parallelize
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+WARMUP_ROUNDS = 2  # the first compiles
+
+# Model and step of experiment=lr_sensitivity, and a rehearsal of it.
+SIZES = {
+    "llama_125m": (
+        config.Decoder(hidden_size=1024, ffn_size=4096, num_layers=8, num_heads=16, num_kv_heads=4, vocab_size=32_000),
+        config.Train(steps=10_000, batch_size=32, micro_batch_size=16, sequence_length=4096, compile=True),
+    ),
+    "tiny": (
+        config.Decoder(hidden_size=64, ffn_size=128, num_layers=3, num_heads=2, num_kv_heads=1, vocab_size=320),
+        config.Train(steps=10_000, batch_size=4, sequence_length=64, device="cpu"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Due:
+    """A set of probes, how often it is due, and at most how much longer it may make a run (None: only reported)."""
+
+    names: tuple[str, ...]
+    every_steps: int
+    limit: float | None = None
+    spikes: bool = False  # the watch and the ring of features, which look at every step
+
+
+ALL_BUT_GRADIENT_BIAS = tuple(name for name in PROBES if name != "gradient_bias")
+SETS = {
+    "norm_output_rms": Due(("norm_output_rms",), 1, limit=0.03),
+    "all but gradient_bias": Due(ALL_BUT_GRADIENT_BIAS, 100, limit=0.01),
+    "gradient_bias": Due(("gradient_bias",), 500),
+    "spike watch, ring of features": Due(("outlier_features",), 1, spikes=True),
+}
+
+
+class RandomTokens:
+    """Batches that cost nothing to read."""
+
+    def __init__(self, model: config.Decoder, train: config.Train) -> None:
+        self.tokens = torch.randint(model.vocab_size, (train.batch_size, train.sequence_length + 1))
+
+    def train(self, step: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tokens[start:stop, :-1], self.tokens[start:stop, 1:]
+
+    def validation(self, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.train(0, 0, sequences)
+
+
+@dataclass
+class Written:
+    """A recorder with a journal and no checkpoints."""
+
+    journal: Journal
+
+    def record(self, row: dict[str, Any]) -> None:
+        self.journal.write(row)
+
+    def save(self, step: int) -> None:
+        """Nothing here is worth keeping."""
+
+
+def build(size: str, folder: Path) -> Run:
+    model, train = SIZES[size]
+    settings = config.Pretrain(
+        model=model,
+        norm=config.MXNorm(p=2.0),
+        precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "mxfp8_e5m2_grad"}),)),
+        data=config.PySource(),
+        tokenizer=config.Bytes(),
+        optimizer=config.AdamW(lr=1e-3),
+        schedule=config.Schedule(kind="cosine"),
+        train=train,
+    )
+    device = resolve_device(train)
+    configure_torch(train)
+    with torch.device("meta"):
+        decoder = Decoder(model, settings.norm, block_cast(settings.precision), DTYPES[train.compute])
+    decoder.to_empty(device=device)
+    decoder.init_weights(settings.seed)
+    apply_precision(decoder, settings.precision, 0, train.compute, device)
+    parallelize(decoder.layers, train)
+    optimizer = build_optimizer(decoder, settings.optimizer)
+    recorder = Written(Journal(folder / "metrics.jsonl"))
+    return Run(settings, decoder, optimizer, RandomTokens(model, train), device, recorder)  # type: ignore[arg-type]
+
+
+def observe(run: Run, due: Due | None, folder: Path) -> None:
+    """From now on the probes of `due` look at every step; None: no probe does."""
+    names = due.names if due else ()
+    scheduled = {f.name: type(getattr(config.Probes(), f.name))(every_steps=1) for f in fields(config.Probes)}
+    spikes = scheduled["spikes"] if due and due.spikes else config.Spikes()
+    probes = config.Probes(**{name: scheduled[name] for name in names}, spikes=spikes)
+    run.probes = build_probes(probes)
+    run.spikes = build_spikes(probes, run.probes, folder, lambda: None, [])
+
+
+def step_s(run: Run, step: int) -> float:
+    """One step as the training loop takes it, with its rows of the journal."""
+    synchronize(run.device)
+    began_s = time.perf_counter()
+    view = observed_step(run, step)
+    run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
+    if run.spikes and (spike := run.spikes.look(view)):
+        run.recorder.record(spike)
+    synchronize(run.device)
+    return time.perf_counter() - began_s
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(size: str, rounds: int) -> list[dict[str, Any]]:
+    """A row a set: median milliseconds of a step without it and with it, and the overhead at its schedule.
+
+    The extra time is the median of the differences within a round, and `spread` the half range between its quartiles.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = build(size, folder)
+        times: dict[str, list[float]] = {each: [] for each in ("none", *SETS)}
+        for number in range(WARMUP_ROUNDS + rounds):
+            for each, kept in times.items():
+                observe(run, SETS.get(each), folder)
+                seconds = [step_s(run, number) for _ in range(2)][1]  # the first of a set allocates its buffers
+                if number >= WARMUP_ROUNDS:
+                    kept.append(seconds * 1e3)
+    none_ms = torch.tensor(times.pop("none"), dtype=torch.float64)
+    return [row(each, SETS[each], none_ms, torch.tensor(ms, dtype=torch.float64)) for each, ms in times.items()]
+
+
+def row(name: str, due: Due, none_ms: torch.Tensor, due_ms: torch.Tensor) -> dict[str, Any]:
+    low, extra, high = (due_ms - none_ms).quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    step = none_ms.median().item()
+    overhead = extra / step / due.every_steps
+    return {
+        "probes": name,
+        "every_steps": due.every_steps,
+        "step_ms": step,
+        "due_step_ms": due_ms.median().item(),
+        "extra_ms": extra,
+        "extra_spread_ms": (high - low) / 2,
+        "overhead": overhead,
+        "limit": due.limit,
+        "within_limit": None if due.limit is None else overhead <= due.limit,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="llama_125m")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    chosen = parser.parse_args(arguments)
+    rows = measure(chosen.size, chosen.rounds)
+    show(rows)
+    if chosen.json:
+        measured(rows, chosen.json, size=chosen.size, rounds=chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()
