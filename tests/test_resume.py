@@ -233,10 +233,11 @@ def test_a_run_that_diverges_is_a_result_which_keeps_everything(tmp_path: Path, 
 def test_a_divergence_needs_no_disk_for_a_checkpoint_that_is_there(tmp_path: Path, cache: str) -> None:
     absurd = (*COMMAND, cache, "optimizer.lr=1e20", "checkpoint.every_steps=1", "checkpoint.keep_last=1")
     assert run(tmp_path / "roomy", *absurd)[0] == 0
-    _, _, step = state(tmp_path / "roomy")
+    end = ended, _, step = state(tmp_path / "roomy")
+    assert ended == "diverged"
     name = f"step_{step:08d}"
     fault = Fault(rf"os\.rename .*/\.{name}", errno=errno.ENOSPC, count=2)
     code, said = run(tmp_path / "full", *absurd, fault=fault)
     assert code == 0, said
-    assert state(tmp_path / "full") == ("diverged", None, step)
+    assert state(tmp_path / "full") == end
     assert [path.name for path in (the_run(tmp_path / "full") / "checkpoints").iterdir()] == [name]

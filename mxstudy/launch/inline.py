@@ -11,9 +11,10 @@ from types import FrameType
 from typing import Any
 
 from mxstudy.launch.plan import DONE, Job, claim, compare, differences
+from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder, RunLocked
-from mxstudy.tracking.mlflow import create_store
+from mxstudy.tracking.mlflow import mirror_of
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
 
@@ -27,19 +28,18 @@ def run(jobs: list[Job]) -> int:
 
     0: every job has finished or diverged; 1: one failed or is another process's; 128 + signal: stopped by a signal.
     """
-    create_stores(jobs)
-    done = []
+    jobs, done = begin(jobs), []
     for number, planned in enumerate(jobs, start=1):
         job = compare(planned)  # another process may have run it since
         say(f"[{number}/{len(jobs)}] {job.label}  {job.folder}{remark(job)}")
         state = run_one(job) if job.state in ("new", "resume") else job.state
         if job.state in DONE:
             catch_up(job)
-        if state == "preempted":
-            return stopped(job, number, len(jobs))
         done.append(replace(job, state=state))
-    if len(done) > 1:
-        summarize(done)
+        if state == "preempted":
+            end(done + jobs[number:], {})
+            return stopped(job, number, len(jobs))
+    end(done, summarize(done) if len(done) > 1 else {})
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))
@@ -57,7 +57,8 @@ def run_one(job: Job) -> str:
 
 def catch_up(job: Job) -> None:
     """A skipped run may have ended while its tracking server was away."""
-    behind = STUDIES[job.config.study].catch_up(job.config, RunFolder(job.folder), job.label)
+    follow = mirror_of(job.config, RunFolder(job.folder), job.label)
+    behind = follow.catch_up() if follow else None
     if behind:
         say(f"tracking: {behind}; the journal has everything")
 
@@ -103,22 +104,6 @@ def remark(job: Job) -> str:
     return f"  skipped: {job.state}" + (f" ({changed})" if changed else "")
 
 
-def create_stores(jobs: list[Job]) -> None:
-    """Each tracking database once, before the jobs; where one cannot be reached they go on with the journal."""
-    for uri in sorted({job.config.tracking.uri for job in jobs if job.config.tracking.uri is not None}):
-        reason = create_store(uri)
-        if reason is not None:
-            say(f"tracking: {reason}; the runs go on with their journals")
-
-
-def summarize(done: list[Job]) -> None:
-    """Each kind of run sums up its results, those that were skipped included."""
-    for kind, study in STUDIES.items():
-        jobs = [job for job in done if job.config.study == kind and job.state in DONE]
-        if jobs:
-            study.summarize({job.label: RunFolder(job.folder) for job in jobs}, jobs[0].config.baseline)
-
-
 @contextmanager
 def raising_on_signals() -> Iterator[None]:
     """Where training has not set handlers of its own, the signals that ask us to leave raise Stopped."""
@@ -132,7 +117,3 @@ def raising_on_signals() -> Iterator[None]:
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
-
-
-def say(line: str) -> None:
-    print(line, flush=True)

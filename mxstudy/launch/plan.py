@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Job:
     """`label` says what varies among the jobs of this sweep; `choices` maps each config group to its choice.
 
     `state`: new and resume are to be run, running is another process's, finished and diverged are there already.
-    `replaces`: the run that `rerun=true` moves aside.
+    `replaces`: the run that `rerun=true` moves aside. `parent_id`: of the sweep's run in MLflow, where there is one.
     """
 
     config: Any  # a mxstudy.config.Run
@@ -43,6 +44,7 @@ class Job:
     choices: dict[str, str]
     state: str = "new"
     replaces: Path | None = None
+    parent_id: str | None = None
 
 
 def plan(composed: list[Composed]) -> list[Job]:
@@ -121,14 +123,24 @@ def probes_off_then(then: Any, now: Any) -> list[str]:
 
 def labels(composed: list[Composed]) -> list[str]:
     """Of each job the overrides that not all jobs share; where nothing varies its precision and norm."""
-    jobs = [{line.partition("=")[0]: line for line in one.overrides} for one in composed]
-    varying = {key for key in {k for job in jobs for k in job} if len({job.get(key) for job in jobs}) > 1}
+    keys = varying([one.overrides for one in composed])
     return [
-        " ".join(line for key, line in job.items() if key in varying)
+        " ".join(line for key, line in by_key(one.overrides).items() if key in keys)
         or " ".join(f"{group}={one.choices[group]}" for group in ("precision", "norm") if group in one.choices)
         or one.choices.get("experiment", "unnamed")
-        for job, one in zip(jobs, composed, strict=True)
+        for one in composed
     ]
+
+
+def varying(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """The keys of overrides that not all jobs share, in the order in which they are written."""
+    lines = [by_key(job) for job in jobs]
+    keys = dict.fromkeys(key for job in lines for key in job)
+    return [key for key in keys if len({job.get(key) for job in lines}) > 1]
+
+
+def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    return {line.partition("=")[0]: line for line in overrides}
 
 
 def refusal(errors: dict[str, list[str]], total: int) -> str:
@@ -150,12 +162,14 @@ def claim(job: Job) -> RunFolder:
     Raises RunLocked if another process made it first.
     """
     if job.state == "resume":
-        return RunFolder(job.folder)
+        folder = RunFolder(job.folder)
+        folder.update(mlflow_parent_id=job.parent_id)
+        return folder
     if job.replaces is not None:
         move_aside(job.replaces)
     asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
     try:
-        return RunFolder.create(job.folder, job.config, job.fingerprint, provenance() | asked)
+        return RunFolder.create(job.folder, job.config, job.fingerprint, provenance() | asked, job.parent_id)
     except ConfigError as error:
         raise RunLocked(str(error)) from None
 

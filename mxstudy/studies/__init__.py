@@ -1,4 +1,4 @@
-"""Kinds of run, by `study` of their config. Each has check, identity_key, identity, run, catch_up and summarize."""
+"""Kinds of run, by `study` of their config. Each has check, identity_key, identity, run and summarize."""
 
 from types import ModuleType
 

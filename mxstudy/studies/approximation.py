@@ -18,12 +18,11 @@ from rich.table import Table
 
 from mxstudy import results
 from mxstudy.config import Approximation
-from mxstudy.reader import flatten, plain
 from mxstudy.studies.approximation_tables import TABLES
-from mxstudy.tracking import mlflow
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.mlflow import Mirror
+from mxstudy.tracking.mlflow import mirror_of
+from mxstudy.tracking.sweep import Summary
 
 FIGURES = ("mxnorm_fig02_approximation", "mxnorm_theorem1_bounds", "cast_quality", "formats_table")
 
@@ -53,7 +52,7 @@ def run(config: Approximation, folder: RunFolder, label: str) -> str:
                 results.write_table(pd.DataFrame(measure(config)), path, folder.provenance())
             folder.update(step=step + 1)
         record(folder)
-        follow = mirror(config, folder, label)
+        follow = mirror_of(config, folder, label)
         if follow:
             follow.start()
         report(folder)
@@ -78,30 +77,11 @@ def record(folder: RunFolder) -> None:
     journal.close()
 
 
-def mirror(config: Approximation, folder: RunFolder, label: str) -> Mirror | None:
-    if config.tracking.uri is None:
-        return None
-    return Mirror(
-        config.tracking.uri,
-        folder,
-        experiment=config.experiment,
-        run_name=label,
-        params=flatten(plain(config)),
-        tags=folder.provenance()["choices"] | {"seed": str(config.seed)},
-        artifacts=[folder.config_path, folder.path / "provenance.json"]
-        + [results.table_path(folder, name) for name in TABLES],
-    )
-
-
-def catch_up(config: Approximation, folder: RunFolder, label: str) -> str | None:
-    """Send what the mirror of a finished run lacks; returns why it still lacks something."""
-    behind = mirror(config, folder, label)
-    return mlflow.catch_up(behind) if behind else None
-
-
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> None:
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Each run has printed its tables; here is where the figures of all of them come from."""
-    print(how_to_draw(*arms.values()), flush=True)
+    commands = how_to_draw(*arms.values())
+    print(commands, flush=True)
+    return Summary(commands)
 
 
 # ------------------------------------------------------------------------------------------------- on the terminal

@@ -7,6 +7,7 @@ weights and the same batches, and norm and linears are the same fused modules in
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,11 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
 from mxstudy.probes.build import build_probes, build_spikes
-from mxstudy.reader import flatten, plain, require
+from mxstudy.reader import plain, require
 from mxstudy.studies.summary import summarize as summarize
-from mxstudy.tracking import mlflow
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, read_journal
-from mxstudy.tracking.mlflow import Mirror
+from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.loop import Run, train
 from mxstudy.train.optimizer import build_optimizer
@@ -149,14 +149,14 @@ class Recorder:
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.folder, self.checkpoints, self.model, self.optimizer = folder, checkpoints, model, optimizer
-        self.progress = Progress(label, config.train.steps, start)
+        self.progress = Progress(label, config.train.steps)
         self.status_s = 0.0
         folder.update(step=start)
         resumes = folder.journal_path.exists()
         self.journal = Journal(folder.journal_path)
         if resumes:
             self.journal.resumed_from(start)
-        self.mirror = mirror(config, folder, label)
+        self.mirror = mirror_of(config, folder, label)
 
     def __enter__(self) -> Recorder:
         if self.mirror:
@@ -165,8 +165,10 @@ class Recorder:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.journal.close()
+        self.progress.close()
         if error is not None and self.mirror:
-            self.mirror.finish("failed")
+            state = "preempted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.mirror.finish(state, f"{type(error).__name__}: {error}")
 
     def record(self, row: dict[str, Any]) -> None:
         self.journal.write(row)
@@ -185,30 +187,19 @@ class Recorder:
             self.mirror.covered(step)
 
     def end(self, state: str, reason: str | None) -> None:
-        self.folder.update(state=state, reason=reason)
+        self.progress.close()
         if state == "diverged":
-            print(f"diverged: loss or gradient norm is not finite; everything up to then is in {self.folder.path}")
-        behind = self.mirror.finish(state) if self.mirror else None
+            reason = divergence(read_journal(self.folder.journal_path))
+            print(f"diverged: {reason}; everything up to then is in {self.folder.path}", flush=True)
+        self.folder.update(state=state, reason=reason)
+        behind = self.mirror.finish(state, reason) if self.mirror else None
         if behind:
             print(f"tracking: {behind}; the journal has everything", flush=True)
 
 
-def catch_up(config: Pretrain, folder: RunFolder, label: str) -> str | None:
-    """Send what the mirror of a finished run lacks; returns why it still lacks something."""
-    behind = mirror(config, folder, label)
-    return mlflow.catch_up(behind) if behind else None
-
-
-def mirror(config: Pretrain, folder: RunFolder, label: str) -> Mirror | None:
-    """The run in MLflow, under a name that says what varies, with its choices to filter by."""
-    if config.tracking.uri is None:
-        return None
-    return Mirror(
-        config.tracking.uri,
-        folder,
-        experiment=config.experiment,
-        run_name=label,
-        params=flatten(plain(config)),
-        tags=folder.provenance()["choices"] | {"seed": str(config.seed)},
-        artifacts=[folder.config_path, folder.path / "provenance.json", folder.path / "shards.json"],
-    )
+def divergence(rows: list[dict[str, Any]]) -> str:
+    """What was not finite, and the last loss before it: 'loss nan at step 7; loss 9.1301 at step 6'."""
+    *before, last = [row for row in rows if "loss" in row]
+    what = next(key for key in ("loss", "grad_norm") if not math.isfinite(last[key]))
+    then = f"; loss {before[-1]['loss']:.4f} at step {before[-1]['step']}" if before else ""
+    return f"{what} {last[what]} at step {last['step']}{then}"

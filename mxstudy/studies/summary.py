@@ -1,7 +1,8 @@
-"""What a sweep of pre-training runs says at its end: one table, one figure of its loss curves."""
+"""What a sweep of pre-training runs says at its end, on the terminal and in MLflow: a table, a figure of the losses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
@@ -13,25 +14,36 @@ from rich.table import Table
 
 from mxstudy import results
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
 
 FIGURES = Path("figures")
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 HALF_LIFE = 0.02  # of the exponential mean, as a share of the steps
 
 
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> None:
-    """Print the table of the arms, by label, and the path of their figure.
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Print the table of the arms, by label, and the path of their figure; the same for MLflow.
 
     `baseline`: the choices by config group of the arm that the others are compared with; {}: the first.
     """
     arms = {short(label): folder for label, folder in arms.items()}
     runs = results.load_runs(list(arms.values())).assign(label=list(arms))
     against = baseline_arm(runs, baseline)
-    Console(highlight=False).print(table(runs, against))
-    for entropy_nats in runs["unigram_entropy_nats"].dropna().unique():
-        print(f"unigram entropy of the validation split: {entropy_nats:.4f} nats a token")
-    experiment = next(iter(arms.values())).config().experiment
-    print(f"loss curves: {draw_losses(arms, against, FIGURES / f'{experiment}.png')}", flush=True)
+    folders = list(arms.values())
+    notes = [f"diff: validation loss less that of {against['label']}; losses in nats a token"]
+    notes += [f"{label}: diverged, {folder.status().reason}" for label, folder in arms.items() if has_diverged(folder)]
+    entropies_nats = runs["unigram_entropy_nats"].dropna().unique()
+    notes += [f"unigram entropy of the validation split: {nats:.4f} nats a token" for nats in entropies_nats]
+    console = Console(highlight=False)
+    console.print(terminal_table(runs, against, console.width))
+    print("\n".join(notes))
+    figure = draw_losses(arms, against, FIGURES / f"{folders[0].config().experiment}.png")
+    print(f"loss curves: {figure}", flush=True)
+    return Summary("\n\n".join([markdown_table(runs, against), *notes]), [figure])
+
+
+def has_diverged(folder: RunFolder) -> bool:
+    return folder.status().state == "diverged"
 
 
 def short(label: str) -> str:
@@ -49,23 +61,45 @@ def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
     return runs[fits].iloc[0]
 
 
-def table(runs: pd.DataFrame, baseline: pd.Series) -> Table:
-    caption = f"diff: validation loss less that of {baseline['label']}; losses in nats a token"
-    shown = Table("arm", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
-    shown.padding = (0, 1, 0, 0)  # so that four arms and their run ids fit into 80 columns
-    for name in ("val loss", "diff", "tokens/s"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("MLflow run", no_wrap=True)
-    for run in runs.to_dict("records"):
-        state = "" if run["state"] == "finished" else f" ({run['state']})"
-        shown.add_row(
-            run["label"] + state,
-            f"{run['validation_loss']:.4f}",
-            f"{run['validation_loss'] - baseline['validation_loss']:+.4f}",
-            f"{run['tokens_per_s']:,.0f}",
-            run["mlflow_run_id"] or "-",
-        )
-    return shown
+def columns(runs: pd.DataFrame, baseline: pd.Series) -> dict[str, list[str]]:
+    """What either table shows, as text: a column a name."""
+    states = ["" if state == "finished" else f" ({state})" for state in runs["state"]]
+    losses = runs["validation_loss"]
+    return {
+        "arm": [label + state for label, state in zip(runs["label"], states, strict=True)],
+        "val loss": [number(loss, ".4f") for loss in losses],
+        "diff": [number(loss - baseline["validation_loss"], "+.4f") for loss in losses],
+        "tokens/s": [f"{rate:,.0f}" for rate in runs["tokens_per_s"]],
+        "MLflow run": [run_id if isinstance(run_id, str) else "-" for run_id in runs["mlflow_run_id"]],
+    }
+
+
+def number(value: float, form: str) -> str:
+    """A dash where there is none: what has diverged has no validation loss."""
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def terminal_table(runs: pd.DataFrame, baseline: pd.Series, width: int) -> Table:
+    """Within `width` columns: where an arm's name and its run's id do not fit into a line, the id is left out."""
+    shown = columns(runs, baseline)
+    widths = [max(map(len, [name, *cells])) + 1 for name, cells in shown.items()]
+    if sum(widths) + 1 > width:
+        del shown["MLflow run"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
+    for name in shown:
+        is_text = name in ("arm", "MLflow run")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "arm", overflow="fold")
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def markdown_table(runs: pd.DataFrame, baseline: pd.Series) -> str:
+    shown = columns(runs, baseline)
+    rules = (":---" if name in ("arm", "MLflow run") else "---:" for name in shown)
+    rows = [shown, rules, *zip(*shown.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) -> Path:

@@ -51,6 +51,7 @@ class Status:
     pid: int | None = None
     heartbeat_s: float | None = None
     mlflow_run_id: str | None = None
+    mlflow_parent_id: str | None = None  # the run of the sweep that asked for this one
 
     def is_stale(self, now_s: float) -> bool:
         """It says that it runs, but its heart has stopped: the process was killed."""
@@ -77,8 +78,15 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def artifacts(self) -> list[Path]:
+        """The small files that say what this run was and found; not its journal, nor its checkpoints."""
+        small = [self.config_path, *(self.path / name for name in ("provenance.json", "shards.json", "error.log"))]
+        return [path for path in small if path.exists()] + sorted(self.path.glob("tables/*.parquet"))
+
     @classmethod
-    def create(cls, path: Path, config: schemas.Run, fingerprint: str, provenance: dict[str, Any]) -> RunFolder:
+    def create(
+        cls, path: Path, config: schemas.Run, fingerprint: str, provenance: dict[str, Any], parent_id: str | None = None
+    ) -> RunFolder:
         """A new run, queued. Raises ConfigError where there is one already."""
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -86,7 +94,7 @@ class RunFolder:
             require(not folder.status_path.exists(), f"{path}: holds a run already")
             folder.config_path.write_text(yaml.safe_dump(plain(config), sort_keys=False))
             (path / "provenance.json").write_text(json.dumps(provenance, indent=2))
-            folder._write(Status(fingerprint=fingerprint, started_s=time.time()))
+            folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
         return folder
 
     def config(self) -> schemas.Run:

@@ -14,20 +14,24 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from mxstudy.config import Run
+from mxstudy.reader import flatten, plain
 from mxstudy.tracking.folder import RunFolder, replace_file
 from mxstudy.tracking.journal import Row, last_segments, read_rows
+from mxstudy.tracking.metrics import allowed, metrics_of
 from mxstudy.tracking.mlflow_run import (
+    PARENT,
     TEXT_LENGTH,
-    allowed,
+    active_run,
     check_uri,
     connect,
     create_run,
     find_run,
     get_experiment,
-    metrics_of,
+    identity,
+    origin,
 )
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ STATES = {
     "preempted": "KILLED",
     "cancelled": "KILLED",
 }
+TAGS = ("experiment", "study", "seed", "data_seed")  # of a config, beside its choices: model, norm, precision, ...
 DONE = ("finished", "diverged")  # no step can be superseded any more
 
 
@@ -77,6 +82,13 @@ class Position:
     state: str = "running"
 
 
+def position_of(folder: RunFolder, uri: str) -> Position | None:
+    """How far that store has the run; None if it has nothing of it."""
+    path = folder.path / "mirror.json"
+    position = Position(**json.loads(path.read_text())) if path.exists() else None
+    return position if position and position.uri == uri else None
+
+
 @dataclass
 class Session:
     """What is known while calls succeed; dropped when one fails, and had again from mirror.json and the journal."""
@@ -85,6 +97,7 @@ class Session:
     position: Position
     offset: int = 0
     uncovered: list[Row] = field(default_factory=list)
+    spikes: int = 0
 
 
 class Mirror:
@@ -98,16 +111,16 @@ class Mirror:
         run_name: str,
         params: dict[str, Any],
         tags: dict[str, str],
-        artifacts: list[Path],
     ) -> None:
-        """`params`: the flattened config; `tags` go beside those of provenance; `artifacts` are uploaded at the end."""
+        """`params`: the flattened config; `tags` go beside those of provenance."""
         self.uri, self.folder, self.experiment, self.run_name = uri, folder, experiment, run_name
-        self.params, self.tags, self.artifacts = params, tags, artifacts
+        self.params, self.tags = params, tags
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
         self._wake = threading.Event()
         self._session: Session | None = None
         self._covered = 0
         self._final: str | None = None
+        self._reason: str | None = None
         self._problem: str | None = None
         self._gave_up = False
 
@@ -120,8 +133,9 @@ class Mirror:
         self._covered = step
         self._wake.set()
 
-    def finish(self, state: str, timeout_s: float = 60.0) -> str | None:
+    def finish(self, state: str, reason: str | None = None, timeout_s: float = 60.0) -> str | None:
         """Sends the rest and ends the MLflow run. Returns None, or in one line why not everything has arrived."""
+        self._reason = reason
         self._final = state
         self._wake.set()
         self._thread.join(LAST_CHANCE_S)
@@ -133,16 +147,21 @@ class Mirror:
         self._wake.set()
         return self._problem or f"{self.uri}: has not taken everything within {timeout_s:g} s"
 
-    @property
-    def run_id(self) -> str | None:
-        return self.position.run_id if self.position else None
+    def catch_up(self) -> str | None:
+        """For a run that has ended: sends what the mirror of its own process could not. Returns as `finish` does."""
+        status = self.folder.status()
+        if self.position and self.position.state == status.state:
+            return None
+        self.start()
+        return self.finish(status.state, status.reason)
 
     @property
     def position(self) -> Position | None:
-        """How far this store has the run; None if it has nothing of it."""
-        path = self.folder.path / "mirror.json"
-        position = Position(**json.loads(path.read_text())) if path.exists() else None
-        return position if position and position.uri == self.uri else None
+        return position_of(self.folder, self.uri)
+
+    @property
+    def run_id(self) -> str | None:
+        return self.position.run_id if self.position else None
 
     def _follow(self) -> None:
         pause_s = None
@@ -168,7 +187,7 @@ class Mirror:
         session = self._session = self._session or self._open()
         new, offset = read_rows(self.folder.journal_path, session.offset)
         rows = last_segments(session.uncovered + new)
-        self._send_rows(session, [row for row in rows if session.position.next_step <= row["step"] < limit])
+        self._send_rows(session, [row for row in rows if row["step"] < limit])
         session.uncovered, session.offset = [row for row in rows if row["step"] >= limit], offset
         if final:
             self._end(session, final)
@@ -180,8 +199,9 @@ class Mirror:
         before = self.position
         self._check_wanted()
         experiment_id = get_experiment(client, self.experiment)
-        run = find_run(client, self.folder, experiment_id, before.run_id if before else None)
-        run = run or create_run(client, self.folder, experiment_id, self.run_name, self.tags)
+        # by the id that is known; by tags where a kill came before the id was kept
+        run = active_run(client, before.run_id) if before else None
+        run = run or find_run(client, experiment_id, identity(self.folder)) or self._create(client, experiment_id)
         run_id = run.info.run_id
         session = Session(client, before if before and before.run_id == run_id else Position(self.uri, run_id))
         # those of an earlier start stay: MLflow refuses to change a param
@@ -189,31 +209,44 @@ class Mirror:
         missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
         for batch in chunks(missing, PARAMS_PER_CALL):
             client.log_batch(run_id, params=batch)
+        parent_id = self.folder.status().mlflow_parent_id
+        if parent_id and PARENT not in run.data.tags and active_run(client, parent_id):
+            client.set_tag(run_id, PARENT, parent_id)
+        client.set_tag(run_id, "status", "running")
         client.update_run(run_id, status="RUNNING")
         self._keep(session, state="running")
         self.folder.update(mlflow_run_id=run_id)
         return session
 
+    def _create(self, client: Any, experiment_id: str) -> Any:
+        """A run that began when the folder was made."""
+        tags = origin(self.folder.provenance()) | self.tags | identity(self.folder)
+        return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
+
     def _send_rows(self, session: Session, rows: list[Row]) -> None:
+        """Of rows that stand for good, and of which some may have been sent; none of the spikes has been counted."""
         from mlflow.entities import Metric
 
-        points = [
-            Metric(name, value, int(row["time_s"] * 1000), row["step"])
-            for row in rows
-            for name, value in metrics_of(row)
-        ]
+        points = []
+        for row in rows:
+            session.spikes += "spike" in row
+            if row["step"] >= session.position.next_step:
+                point = int(row["time_s"] * 1000), row["step"]
+                points += [Metric(name, value, *point) for name, value in metrics_of(row, session.spikes)]
         for batch in chunks(points, METRICS_PER_CALL):
             self._check_wanted()
             session.client.log_batch(session.position.run_id, metrics=batch)
             self._keep(session, next_step=batch[-1].step)  # the rest of this step may be in the next batch
-        if rows:
-            self._keep(session, next_step=rows[-1]["step"] + 1)
+        if points:
+            self._keep(session, next_step=points[-1].step + 1)
 
     def _end(self, session: Session, state: str) -> None:
         run_id = session.position.run_id
-        for path in self.artifacts:
+        for path in self.folder.artifacts():
             session.client.log_artifact(run_id, str(path))
-        session.client.set_tag(run_id, "state", state)
+        session.client.set_tag(run_id, "status", state)
+        if self._reason:
+            session.client.set_tag(run_id, "reason", self._reason[:TEXT_LENGTH])
         ended_ms = int(self.folder.journal_path.stat().st_mtime * 1000)
         session.client.set_terminated(run_id, STATES[state], end_time=ended_ms)
         self._keep(session, state=state)
@@ -228,13 +261,16 @@ class Mirror:
         replace_file(self.folder.path / "mirror.json", json.dumps(dataclasses.asdict(session.position)))
 
 
-def catch_up(mirror: Mirror) -> str | None:
-    """For a run that has ended: sends what the mirror of its own process could not. Returns as `finish` does."""
-    state, position = mirror.folder.status().state, mirror.position
-    if position and position.state == state:
+def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
+    """A run in MLflow, under a name that says what varies, with its choices to filter by; None where nothing tracks.
+
+    `label`: of the sweep that asks for the run.
+    """
+    if config.tracking.uri is None:
         return None
-    mirror.start()
-    return mirror.finish(state)
+    facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
+    tags = folder.provenance()["choices"] | facts
+    return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(plain(config)), tags)
 
 
 def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:

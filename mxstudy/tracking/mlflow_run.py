@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Row
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
+PARENT = "mlflow.parentRunId"
 
-# What of a row is not called train/KEY.
-NAMES = {"validation_loss": "val/loss", "unigram_entropy_nats": "val/unigram_entropy_nats"}
+# A view of an experiment's list of runs, kept as MLflow keeps those that are shared: ?viewStateShareKey=mxstudy
+VIEW = "mlflow.sharedViewState.mxstudy"
+COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
+COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "train/spikes")]
 
 # No telemetry, no INFO lines, and no retries inside a call: those are the mirror's business.
 ENVIRONMENT = {
@@ -62,7 +65,8 @@ def get_experiment(client: Any, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return client.create_experiment(name, artifact_location=artifact_location(client.tracking_uri, name))
+            place, view = artifact_location(client.tracking_uri, name), json.dumps({"selectedColumns": COLUMNS})
+            return client.create_experiment(name, artifact_location=place, tags={VIEW: view})
         except MlflowException:  # another process has just made it; else the next line says what is wrong
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
@@ -81,51 +85,39 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(path).absolute() if prefix == "sqlite:///" else None
 
 
-def find_run(client: Any, folder: RunFolder, experiment_id: str, run_id: str | None) -> Any | None:
-    """By the id that is known; by tags where a kill came before the id was kept. Not what was deleted in MLflow."""
+def active_run(client: Any, run_id: str) -> Any | None:
+    """The run of that id; None if this store has none, or it was deleted in MLflow."""
     from mlflow.exceptions import MlflowException
 
-    if run_id:
-        try:
-            run = client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        else:
-            if run.info.lifecycle_stage == "active":
-                return run
-    query = " and ".join(f"tags.{key} = '{value}'" for key, value in identity(folder).items())
-    found = client.search_runs([experiment_id], query, max_results=1)
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
+
+
+def find_run(client: Any, experiment_id: str, tags: Mapping[str, str]) -> Any | None:
+    """The first run with all of these tags; not what was deleted in MLflow."""
+    query = " and ".join(f"tags.{key} = '{value}'" for key, value in tags.items())
+    found = client.search_runs([experiment_id], query, max_results=1, order_by=["attributes.start_time ASC"])
     return found[0] if found else None
 
 
-def create_run(client: Any, folder: RunFolder, experiment_id: str, run_name: str, tags: dict[str, str]) -> Any:
-    """A run that began when the folder was made; where its code comes from goes into tags."""
-    origin = {key: str(value) for key, value in folder.provenance().items() if not isinstance(value, dict | list)}
-    known_to_mlflow = {"mlflow.source.name": origin["command"], "mlflow.source.git.commit": origin["commit"]}
-    return client.create_run(
-        experiment_id,
-        start_time=int(folder.status().started_s * 1000),
-        tags={key: value[:TEXT_LENGTH] for key, value in (origin | known_to_mlflow | tags | identity(folder)).items()},
-        run_name=run_name,
-    )
+def create_run(client: Any, experiment_id: str, run_name: str, started_s: float, tags: Mapping[str, Any]) -> Any:
+    """`tags`: lists and mappings are left out."""
+    texts = {key: str(value)[:TEXT_LENGTH] for key, value in tags.items() if not isinstance(value, dict | list)}
+    return client.create_run(experiment_id, start_time=int(started_s * 1000), tags=texts, run_name=run_name)
+
+
+def origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run's code comes from, also in the words for which MLflow has columns of its own."""
+    known = {"mlflow.source.name": provenance["command"], "mlflow.source.git.commit": provenance["commit"]}
+    return dict(provenance) | known
 
 
 def identity(folder: RunFolder) -> dict[str, str]:
     """With the time, because `rerun=true` trains the same fingerprint again in a new folder."""
     status = folder.status()
     return {"fingerprint": status.fingerprint, "started_s": str(status.started_s)}
-
-
-def metrics_of(row: Row) -> Iterator[tuple[str, float]]:
-    """The numbers of a journal's row by their names in MLflow; lists and texts stay in the journal."""
-    values = row.get("values", row)
-    for key, value in values.items():
-        if isinstance(value, int | float) and key not in ("step", "time_s"):
-            name = f"{row['probe']}/{key}" if "probe" in row else NAMES.get(key, f"train/{key}")
-            yield allowed(name), float(value)
-
-
-def allowed(name: str) -> str:
-    """A plan's `layers.*` as MLflow lets it be called."""
-    return re.sub(r"[^\w. :/-]", "_", name)

@@ -1,4 +1,4 @@
-"""Live progress on the terminal; plain lines where there is none."""
+"""Live progress: one line that rewrites itself on a terminal, whole lines now and then in a log or a Slurm file."""
 
 from __future__ import annotations
 
@@ -7,33 +7,53 @@ import sys
 import time
 from typing import Any, TextIO
 
-PLAIN_EVERY_S, TERMINAL_EVERY_S = 10.0, 0.1
+PLAIN_EVERY_S, TERMINAL_EVERY_S = 30.0, 0.1
 
 
 class Progress:
-    """One line that rewrites itself on a terminal; in a log, a line now and then."""
+    """Nothing but plain text and newlines goes to a stream that is no terminal."""
 
-    def __init__(self, label: str, steps: int, start: int, stream: TextIO = sys.stderr) -> None:
-        self.label, self.steps, self.start, self.stream = label, steps, start, stream
-        self.is_terminal = stream.isatty()
-        self.began_s, self.shown_s = time.perf_counter(), 0.0
+    def __init__(self, label: str, steps: int, stream: TextIO | None = None) -> None:
+        self.label, self.steps, self.stream = label, steps, stream or sys.stderr
+        self.is_terminal = self.stream.isatty()
+        self.first: tuple[int, float] | None = None  # step and time: the first step compiles, and tells nothing
+        self.shown_s = 0.0
+        self.is_open = False  # the terminal's line has not ended
 
     def show(self, row: dict[str, Any]) -> None:
+        """`row`: of the journal, of a step just done."""
         now_s, done = time.perf_counter(), row["step"] + 1
+        self.first = self.first or (done, now_s)
         every_s = TERMINAL_EVERY_S if self.is_terminal else PLAIN_EVERY_S
         if now_s - self.shown_s < every_s and done < self.steps:
             return
         self.shown_s = now_s
-        left_s = (now_s - self.began_s) / (done - self.start) * (self.steps - done)
         line = (
             f"{self.label}  step {done}/{self.steps}  loss {row['loss']:.4f}"
-            f"  {row['tokens_per_s']:,.0f} tokens/s  {clock(left_s)} left"
+            f"  {row['tokens_per_s']:,.0f} tokens/s{self.left(done, now_s)}"
         )
         if self.is_terminal:
             columns = shutil.get_terminal_size().columns
-            line = f"\r\033[K{line[: columns - 1]}"  # a longer one would wrap, and leave its first half behind
-        self.stream.write(line + ("\n" if not self.is_terminal or done == self.steps else ""))
+            self.stream.write(f"\r\033[K{line[: columns - 1]}")  # a longer one would wrap, and leave its first half
+        else:
+            self.stream.write(f"{line}\n")
         self.stream.flush()
+        self.is_open = self.is_terminal
+        if done == self.steps:
+            self.close()
+
+    def left(self, done: int, now_s: float) -> str:
+        """At the pace since the first step that was shown; nothing is known at that step."""
+        assert self.first is not None
+        step, time_s = self.first
+        return f"  {clock((now_s - time_s) / (done - step) * (self.steps - done))} left" if done > step else ""
+
+    def close(self) -> None:
+        """Ends the terminal's line, so that what is printed next has one of its own."""
+        if self.is_open:
+            self.stream.write("\n")
+            self.stream.flush()
+        self.is_open = False
 
 
 def clock(seconds: float) -> str:

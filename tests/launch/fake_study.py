@@ -10,6 +10,7 @@ from typing import Any
 from mxstudy.launch import Composed
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
 
 Outcome = Callable[[RunFolder], str]
 
@@ -43,12 +44,10 @@ class FakeStudy:
         folder.update(state=state)
         return state
 
-    def catch_up(self, config: Any, folder: RunFolder, label: str) -> str | None:
-        return None
-
-    def summarize(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> None:
+    def summarize(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         self.summarized += [(label, folder.status().state) for label, folder in arms.items()]
         self.baseline = baseline
+        return Summary(f"{len(arms)} arms")
 
 
 def composed(runs: Path, *overrides: str, **values: Any) -> Composed:

@@ -22,7 +22,7 @@ from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_run import connect
 
 TINY: dict[str, Any] = {"draws": 2, "rows": 8, "hidden_size": 256, "max_blocks": 4, "elements": 4096}
-R_SQUARED = "approximation/r_squared/B32_p2"
+R_SQUARED = "approximation/r_squared.B32_p2"
 
 
 def table(name: str, **values: Any) -> pd.DataFrame:
@@ -137,7 +137,7 @@ def test_mlflow_has_the_curves_the_choices_and_the_tables(said: str, folder: Pat
     one, uri = the_run(folder), f"sqlite:///{folder}/mlflow.db"
     client = connect(uri)
     mirrored = client.get_run(one.status().mlflow_run_id)
-    assert (mirrored.info.status, mirrored.data.tags["state"]) == ("FINISHED", "finished")
+    assert (mirrored.info.status, mirrored.data.tags["status"]) == ("FINISHED", "finished")
     assert (mirrored.data.tags["experiment"], mirrored.data.params["max_blocks"]) == ("approximation", "4")
     rows = {row["step"]: row["values"] for row in read_journal(one.journal_path)}
     curve = {point.step: point.value for point in client.get_metric_history(one.status().mlflow_run_id, R_SQUARED)}

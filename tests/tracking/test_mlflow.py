@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_server import Server
 from tracked import FINGERPRINT, make_folder, training_row, write_rows
 
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.tracking import mlflow as module
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
-from mxstudy.tracking.mlflow import Mirror, catch_up, create_store
+from mxstudy.tracking.mlflow import Mirror, create_store
 from mxstudy.tracking.mlflow_run import connect
 
 TRAINS_FOREVER = """
@@ -48,34 +43,12 @@ for step in range(10**6):
 """
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database takes two seconds to make, and none to copy."""
-    path, said = tmp_path_factory.mktemp("store") / "new" / "mlflow.db", io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
-        assert create_store(f"sqlite:///{path}") is None
-    assert said.getvalue() == ""
-    return path
-
-
-@pytest.fixture
-def uri(tmp_path: Path, empty_store: Path) -> str:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return make_folder(tmp_path / "runs")
-
-
 def mirror(uri: str, folder: RunFolder, **changes: Any) -> Mirror:
     settings: dict[str, Any] = {
         "experiment": "quick",
         "run_name": "norm=mxnorm_p2",
         "params": flatten(plain(folder.config())),
         "tags": {"norm": "mxnorm_p2"},
-        "artifacts": [folder.config_path],
     }
     return Mirror(uri, folder, **settings | changes)
 
@@ -148,12 +121,13 @@ def test_every_number_arrives_with_the_journals_time(uri: str, folder: RunFolder
     training = {
         (f"train/{key}", row["step"], float(row[key]), int(row["time_s"] * 1000))
         for row in (rows[1], rows[3])
-        for key in ("tokens", "loss", "lr", "grad_norm", "tokens_per_s")
+        for key in ("tokens", "loss", "lr", "grad_norm")
     }
     assert found == training | {
+        *(("system/tokens_per_s", row["step"], 100.0, int(row["time_s"] * 1000)) for row in (rows[1], rows[3])),
         ("val/unigram_entropy_nats", 0, 3.5, 9000),
-        ("norm_output_rms/layers.0.norm/rms", 1, 0.5, 11500),
-        ("train/mfu", 1, 0.25, 12000),
+        ("norm_rms/layers.0.norm.rms", 1, 0.5, 11500),
+        ("system/mfu", 1, 0.25, 12000),
         ("val/loss", 1, 4.5, 13000),
     }
 
@@ -165,7 +139,7 @@ def test_a_run_says_what_it_is(uri: str, folder: RunFolder) -> None:
     )
     run, origin = the_run(uri), folder.provenance()
     assert run.info.run_name == "norm=mxnorm_p2"
-    assert (run.info.status, run.data.tags["state"]) == ("FINISHED", "finished")
+    assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "finished")
     assert run.info.start_time == int(folder.status().started_s * 1000)
     assert len(run.data.params) == 152
     assert run.data.params["precision.plan.layers._"] == "mxfp8"
@@ -175,7 +149,7 @@ def test_a_run_says_what_it_is(uri: str, folder: RunFolder) -> None:
     assert {key: run.data.tags[key] for key in ("dirty", "torch", "gpu")} == {
         key: str(origin[key]) for key in ("dirty", "torch", "gpu")
     }
-    assert [file.path for file in connect(uri).list_artifacts(run.info.run_id)] == ["config.yaml"]
+    assert [file.path for file in connect(uri).list_artifacts(run.info.run_id)] == ["config.yaml", "provenance.json"]
     assert (Path(uri.removeprefix("sqlite:///")).parent / "mlruns" / "quick").is_dir()
 
 
@@ -186,8 +160,34 @@ def test_a_run_says_what_it_is(uri: str, folder: RunFolder) -> None:
 def test_how_a_run_ended(uri: str, folder: RunFolder, state: str, status: str) -> None:
     write_rows(folder, [training_row(0), training_row(1, loss=math.nan)])
     send(uri, folder, state, covered=1)
-    assert (the_run(uri).info.status, the_run(uri).data.tags["state"]) == (status, state)
+    assert (the_run(uri).info.status, the_run(uri).data.tags["status"]) == (status, state)
     assert len(points(uri)) == (2 if state == "diverged" else 1)
+
+
+def test_spikes_are_counted_once_whatever_was_resumed_or_sent_before(uri: str, folder: RunFolder) -> None:
+    spike = {"spike": {"loss": 9.0, "mean": 4.0, "std": 0.1}}
+    rows = [training_row(step) for step in range(8)]
+    write_rows(folder, [*rows[:2], {"step": 1} | spike, *rows[2:6], {"step": 5} | spike])
+    send(uri, folder, "preempted", covered=4)
+    assert points(uri, "train/spikes") == [(1, 1.0)]
+    write_rows(folder, [*rows[4:7], {"step": 6} | spike, rows[7]], resumed_from=4)
+    send(uri, folder)
+    assert points(uri, "train/spikes") == [(1, 1.0), (6, 2.0)]
+
+
+def test_the_status_is_kept_up_to_date_and_a_reason_is_given(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(step) for step in range(3)])
+    follower = mirror(uri, folder)
+    follower.start()
+    follower.covered(3)
+    deadline_s = time.time() + 30
+    while len(connect(uri).search_runs(["1"])) == 0 or len(points(uri)) < 3:
+        assert time.time() < deadline_s
+        time.sleep(0.02)
+    assert (the_run(uri).info.status, the_run(uri).data.tags["status"]) == ("RUNNING", "running")
+    assert follower.finish("diverged", "loss nan at step 3") is None
+    tags = the_run(uri).data.tags
+    assert (tags["status"], tags["reason"]) == ("diverged", "loss nan at step 3")
 
 
 def test_non_finite_values_do_not_hold_up_the_others(uri: str, folder: RunFolder) -> None:
@@ -275,7 +275,7 @@ def test_a_store_that_is_away_is_one_warning_and_caught_up_with_later(
     folder.update(state="finished")
     path.rmdir()
     shutil.copy(empty_store, path)
-    assert catch_up(mirror(uri, folder)) is None
+    assert mirror(uri, folder).catch_up() is None
     assert points(uri) == losses(folder)
     assert the_run(uri).info.status == "FINISHED"
 
@@ -287,7 +287,7 @@ def test_nothing_is_asked_of_a_store_that_has_everything(
     send(uri, folder)
     folder.update(state="finished")
     monkeypatch.setattr(module, "connect", lambda uri: pytest.fail("asked"))
-    assert catch_up(mirror(uri, folder)) is None
+    assert mirror(uri, folder).catch_up() is None
 
 
 @pytest.mark.integration
@@ -307,44 +307,6 @@ def test_a_process_that_is_killed_and_resumed_leaves_every_step_once(uri: str, f
     send(uri, folder)
     assert points(uri) == losses(folder)
     assert [step for step, _ in points(uri)] == list(range(checkpoint + 20))
-
-
-@pytest.fixture
-def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
-    started = Server(tmp_path, empty_store)
-    yield started
-    started.kill()
-
-
-class Server:
-    """A real `mlflow server` on a free port of 127.0.0.1, to be killed and started again."""
-
-    def __init__(self, folder: Path, empty_store: Path) -> None:
-        self.folder, self.process = folder, None
-        shutil.copy(empty_store, folder / "server.db")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        options = ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}", "--workers", "1"]
-        options += ["--artifacts-destination", str(self.folder / "artifacts"), "--port", str(self.port)]
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", *options]
-        with (self.folder / "server.log").open("a") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-        deadline_s = time.time() + 90
-        while time.time() < deadline_s:
-            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=1):
-                return
-            time.sleep(0.2)
-        pytest.fail((self.folder / "server.log").read_text())
-
-    def kill(self) -> None:
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
 
 
 @pytest.mark.slow
@@ -372,4 +334,7 @@ def test_a_server_that_is_killed_and_restarted_gets_every_point_once(
     assert [step for step, _ in arrived] == list(range(400))
     assert [(step, loss) for step, loss in arrived if step != 333] == journal
     assert the_run(server.uri).info.status == "FINISHED"
-    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == ["config.yaml"]
+    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == [
+        "config.yaml",
+        "provenance.json",
+    ]

@@ -1,0 +1,92 @@
+"""What a launcher says to MLflow about a sweep as a whole: at its beginning, and at its end or whenever it is asked.
+
+A sweep is what one launch asks of one experiment and one store, if that is more than one job.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mxstudy.launch.plan import DONE, Job, varying
+from mxstudy.studies import STUDIES
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.mlflow import create_store, one_line
+from mxstudy.tracking.sweep import Summary, Sweep
+
+AGAIN = "the same command, run again, puts it right"
+
+
+def begin(jobs: list[Job]) -> list[Job]:
+    """The jobs with their parents' ids, for their folders; each tracking database is made once, before they need it.
+
+    A store that cannot be reached is a line, and the jobs go on with their journals.
+    """
+    uris = {job.config.tracking.uri for job in jobs} - {None}
+    away = {uri: reason for uri in sorted(uris) if (reason := create_store(uri))}
+    for reason in away.values():
+        say(f"tracking: {reason}; the runs go on with their journals")
+    parents: dict[str, str] = {}
+    for sweep in sweeps(jobs):
+        if sweep.uri not in away:
+            try:
+                parents |= dict.fromkeys(sweep.folders, sweep.begin())
+            except Exception as error:  # whatever a server or a driver comes up with
+                say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
+    return [replace(job, parent_id=parents.get(job.fingerprint)) for job in jobs]
+
+
+def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
+    """Parents get their children, their summary and how it ended: `jobs` as they are now, summaries by `study`."""
+    states = {job.fingerprint: job for job in jobs}
+    for sweep in sweeps(jobs):
+        own = [states[fingerprint] for fingerprint in sweep.folders]
+        summary = summaries.get(own[0].config.study, Summary(""))
+        try:
+            sweep.end(state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
+        except Exception as error:
+            say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
+
+
+def summarize(jobs: list[Job]) -> dict[str, Summary]:
+    """Each kind of run sums up what it has, runs that were skipped included: by `study`."""
+    summaries = {}
+    for kind, study in STUDIES.items():
+        done = [job for job in jobs if job.config.study == kind and job.state in DONE]
+        if done:
+            arms = {job.label: RunFolder(job.folder) for job in done}
+            summaries[kind] = study.summarize(arms, done[0].config.baseline)
+    return summaries
+
+
+def sweeps(jobs: list[Job]) -> list[Sweep]:
+    groups: dict[tuple[str, str], list[Job]] = defaultdict(list)
+    for job in jobs:
+        if job.config.tracking.uri is not None:
+            groups[job.config.tracking.uri, job.config.experiment].append(job)
+    return [sweep_of(*key, group) for key, group in groups.items() if len(group) > 1]
+
+
+def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
+    """Named after its file and what varies; its tags are the choices that all its jobs share."""
+    shared = set.intersection(*(set(job.choices.items()) for job in jobs))
+    tags = dict(sorted(shared)) | {"experiment": experiment, "study": jobs[0].config.study}
+    keys = ", ".join(varying([job.overrides for job in jobs]))
+    name = f"{tags.get('sweep', experiment)}: {keys}"
+    return Sweep(uri, experiment, name, tags, {job.fingerprint: RunFolder(job.folder) for job in jobs})
+
+
+def state_of(jobs: list[Job]) -> str:
+    """The worst of the jobs' states; what diverged is done."""
+    states = {job.state for job in jobs}
+    return next((state for state in ("preempted", "failed", "running") if state in states), "finished")
+
+
+def not_done(jobs: list[Job]) -> str:
+    lines = [f"- {job.state}: {job.label}" for job in jobs if job.state not in DONE]
+    return "\n".join(["", "", "Not done:", "", *lines]) if lines else ""
+
+
+def say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,124 @@
+"""A sweep in MLflow: a parent run that has its jobs' runs as children, and on its page what came out of them.
+
+Whatever is done here may be done again, from any process: a sweep finds its parent by what its jobs are, and every
+tag, artifact and time that it sets is the same the second time. So a server that was away lacks nothing after the same
+command has run once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.mlflow import STATES, position_of
+from mxstudy.tracking.mlflow_run import (
+    PARENT,
+    TEXT_LENGTH,
+    active_run,
+    connect,
+    create_run,
+    find_run,
+    get_experiment,
+    origin,
+)
+from mxstudy.tracking.provenance import provenance
+
+NOTE = "mlflow.note.content"  # shown on a run's page, as Markdown
+SUMMARY = "summary.md"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a study says at the end of a sweep: Markdown, and figures."""
+
+    markdown: str
+    figures: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`folders` by the jobs' fingerprints: where their runs are, or will be; those decide which sweep it is."""
+
+    uri: str
+    experiment: str
+    name: str
+    tags: Mapping[str, str]
+    folders: Mapping[str, RunFolder]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the set of its jobs, in whatever order."""
+        return hashlib.sha256(" ".join(sorted(self.folders)).encode()).hexdigest()
+
+    def begin(self) -> str:
+        """The id of the parent, which runs from now on; raises what MLflow raises."""
+        client = connect(self.uri)
+        parent_id = self._parent(client)
+        client.set_tag(parent_id, "status", "running")
+        client.update_run(parent_id, status="RUNNING")
+        return parent_id
+
+    def end(self, state: str, summary: Summary) -> None:
+        """Adopts what has no parent, shows the summary, and says how it ended; raises what MLflow raises.
+
+        `state`: one of a run's; running leaves it open, for another process has some of the jobs.
+        """
+        client = connect(self.uri)
+        parent_id = self._parent(client)
+        adopt(client, parent_id, [run_id for folder in self._begun() if (run_id := run_id_of(folder, self.uri))])
+        client.log_text(parent_id, summary.markdown, SUMMARY)
+        for path in summary.figures:
+            client.log_artifact(parent_id, str(path))
+        client.set_tag(parent_id, NOTE, f"{link_to_charts(client, parent_id)}\n\n{summary.markdown}"[:TEXT_LENGTH])
+        client.set_tag(parent_id, "status", state)
+        if state in STATES:
+            written_s = [f.journal_path.stat().st_mtime for f in self._begun() if f.journal_path.exists()]
+            client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
+
+    def _parent(self, client: Any) -> str:
+        """Found, or made: as old as the oldest of its jobs' runs."""
+        experiment_id, mine = get_experiment(client, self.experiment), {"sweep_fingerprint": self.fingerprint}
+        found = find_run(client, experiment_id, mine)
+        if found is None:
+            tags = origin(provenance()) | dict(self.tags) | mine | {"jobs": str(len(self.folders))}
+            started_s = min([time.time(), *(folder.status().started_s for folder in self._begun())])
+            found = create_run(client, experiment_id, self.name, started_s, tags)
+        return str(found.info.run_id)
+
+    def _begun(self) -> list[RunFolder]:
+        return [folder for folder in self.folders.values() if folder.status_path.exists()]
+
+
+def link_to_charts(client: Any, parent_id: str) -> str:
+    """To the page that draws the children's metrics into the same charts; sorted by time, they would be folded away."""
+    query = {
+        "workflowType": "machine_learning",
+        "compareRunsMode": "CHART",
+        "searchFilter": f"tags.{PARENT}='{parent_id}'",
+        "orderByKey": "metrics.`val/loss`",
+        "orderByAsc": "true",
+    }
+    experiment_id = client.get_run(parent_id).info.experiment_id
+    return f"[Charts of its runs](#/experiments/{experiment_id}/runs?{urlencode(query)})"
+
+
+def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> None:
+    """Makes those runs the parent's children that have no parent, or one that was deleted in MLflow."""
+    for run_id in run_ids:
+        run = active_run(client, run_id)
+        if run is not None:
+            before = run.data.tags.get(PARENT)
+            if before != parent_id and (before is None or active_run(client, before) is None):
+                client.set_tag(run_id, PARENT, parent_id)
+
+
+def run_id_of(folder: RunFolder, uri: str) -> str | None:
+    """The run that this store has of a folder."""
+    position = position_of(folder, uri)
+    return position.run_id if position else None

@@ -1,0 +1,126 @@
+"""What a launch tells MLflow about its sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study import FakeStudy, composed, seeds
+
+from mxstudy.launch import inline, sweep
+from mxstudy.launch.plan import plan
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Sweep
+
+URI = "sqlite:///mlflow.db"
+
+
+class Store:
+    """In place of MLflow: what was begun and ended there, by a sweep's name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = False
+        self.begun: list[str] = []
+        self.ended: dict[str, tuple[str, str]] = {}
+        monkeypatch.setattr(sweep, "create_store", lambda uri: "away" if self.away else None)
+        monkeypatch.setattr(Sweep, "begin", lambda each: self.begin(each))
+        monkeypatch.setattr(Sweep, "end", lambda each, state, summary: self.end(each, state, summary.markdown))
+        monkeypatch.setattr(inline, "mirror_of", lambda *of: None)
+
+    def begin(self, each: Sweep) -> str:
+        self.begun.append(each.name)
+        return f"parent of {each.name}"
+
+    def end(self, each: Sweep, state: str, markdown: str) -> None:
+        if self.away:
+            raise ConnectionError("nobody there")
+        self.ended[each.name] = state, markdown
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+def tracked(runs: Path, *numbers: int, **values: Any) -> list[Any]:
+    return plan(seeds(runs, *numbers, tracking={"uri": URI}, **values))
+
+
+def test_a_sweep_is_named_after_what_varies_and_tagged_with_what_does_not(tmp_path: Path, study: FakeStudy) -> None:
+    jobs = plan(
+        [
+            composed(tmp_path, f"norm={norm}", f"seed={seed}", "rerun=false", seed=seed, tracking={"uri": URI})
+            for norm, seed in (("rmsnorm", 0), ("mxnorm_p2", 1), ("rmsnorm", 2))
+        ]
+    )
+    jobs[1].choices["norm"] = "mxnorm_p2"
+    (found,) = sweep.sweeps(jobs)
+    assert (found.uri, found.experiment, found.name) == (URI, "quick", "quick: norm, seed")
+    assert found.tags == {"experiment": "quick", "study": "pretrain"}
+    assert found.folders == {job.fingerprint: RunFolder(job.folder) for job in jobs}
+    named = [dataclasses.replace(job, choices=job.choices | {"sweep": "three_norms"}) for job in jobs]
+    assert sweep.sweeps(named)[0].name == "three_norms: norm, seed"
+
+
+def test_one_job_and_untracked_jobs_have_no_parent(tmp_path: Path, study: FakeStudy) -> None:
+    assert sweep.sweeps(tracked(tmp_path, 1)) == []
+    assert sweep.sweeps(plan(seeds(tmp_path, 1, 2))) == []
+    two = tracked(tmp_path, 1, 2) + tracked(tmp_path, 3, experiment="other")
+    assert [each.name for each in sweep.sweeps(two)] == ["quick: seed"]
+
+
+def test_folders_know_their_parent_before_their_jobs_run(tmp_path: Path, study: FakeStudy, store: Store) -> None:
+    known: list[str | None] = []
+
+    def look(folder: RunFolder) -> str:
+        known.append(folder.status().mlflow_parent_id)
+        return "finished"
+
+    study.outcomes |= {"seed=1": look, "seed=2": look}
+    assert inline.run(tracked(tmp_path, 1, 2)) == 0
+    assert known == ["parent of quick: seed"] * 2
+    assert store.ended == {"quick: seed": ("finished", "2 arms")}
+
+
+def test_what_is_skipped_is_summed_up_for_the_parent_again(tmp_path: Path, study: FakeStudy, store: Store) -> None:
+    inline.run(tracked(tmp_path, 1, 2))
+    store.ended.clear()
+    assert inline.run(tracked(tmp_path, 1, 2)) == 0
+    assert store.begun == ["quick: seed"] * 2
+    assert store.ended == {"quick: seed": ("finished", "2 arms")}
+
+
+def test_a_failure_is_in_the_summary(tmp_path: Path, study: FakeStudy, store: Store) -> None:
+    study.outcomes |= {"seed=1": lambda folder: "failed", "seed=2": lambda folder: "diverged"}
+    assert inline.run(tracked(tmp_path, 1, 2)) == 1
+    assert store.ended == {"quick: seed": ("failed", "1 arms\n\nNot done:\n\n- failed: seed=1")}
+
+
+def test_a_signal_leaves_the_sweep_preempted_and_a_resumed_job_its_parent(
+    tmp_path: Path, study: FakeStudy, store: Store
+) -> None:
+    store.away = True
+    study.outcomes["seed=1"] = lambda folder: "preempted"
+    assert inline.run(tracked(tmp_path, 1, 2)) == 143
+    assert (store.begun, store.ended) == ([], {})
+    store.away = False
+    assert inline.run(tracked(tmp_path, 1, 2)) == 143
+    state, markdown = store.ended["quick: seed"]
+    assert state == "preempted"
+    assert markdown.splitlines()[-2:] == ["- preempted: seed=1", "- new: seed=2"]
+    (job, _) = tracked(tmp_path, 1, 2)
+    assert RunFolder(job.folder).status().mlflow_parent_id == "parent of quick: seed"
+
+
+def test_a_server_that_is_away_is_a_line_at_the_start_and_one_at_the_end(
+    tmp_path: Path, study: FakeStudy, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.away = True
+    assert inline.run(tracked(tmp_path, 1, 2)) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tracking: ")]
+    assert said == [
+        "tracking: away; the runs go on with their journals",
+        f"tracking: {URI}: ConnectionError: nobody there; the same command, run again, puts it right",
+    ]

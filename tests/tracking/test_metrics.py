@@ -1,0 +1,85 @@
+"""Where a journal's numbers are in MLflow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mxstudy.tracking.metrics import metrics_of
+
+
+def probe(name: str, **values: object) -> dict[str, float]:
+    row = {"step": 3, "time_s": 9.0, "probe": name, "values": {k.replace("__", "/"): v for k, v in values.items()}}
+    return dict(metrics_of(row))
+
+
+def test_a_step_is_in_train_and_its_speed_in_system() -> None:
+    row = {"step": 3, "time_s": 9.0, "tokens": 128, "loss": 5.5, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 100.0}
+    assert dict(metrics_of(row | {"memory_gib": 2.0, "mfu": 0.5})) == {
+        "train/tokens": 128.0,
+        "train/loss": 5.5,
+        "train/lr": 1e-3,
+        "train/grad_norm": 1.0,
+        "system/tokens_per_s": 100.0,
+        "system/memory_gib": 2.0,
+        "system/mfu": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "metrics"),
+    [
+        ({"step": 3, "validation_loss": 4.5}, {"val/loss": 4.5}),
+        ({"step": 0, "precision": [["layers.0", "x"]], "parameters": 7}, {"system/parameters": 7.0}),
+        ({"step": 3, "spike": {"loss": 9.0, "ring": "f"}}, {"train/spikes": 2.0, "train/spike_loss": 9.0}),
+    ],
+)
+def test_other_rows(row: dict, metrics: dict) -> None:
+    assert dict(metrics_of(row, spikes=2)) == metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("norm_output_rms", "norm_rms/layers.0.norm.rms"),
+        ("memory", "system/layers.0.norm.rms"),
+        ("timing", "system/layers.0.norm.rms"),
+        ("one_of_tomorrow", "one_of_tomorrow/layers.0.norm.rms"),
+    ],
+)
+def test_a_probe_has_a_folder_and_names_one_slash(name: str, metric: str) -> None:
+    assert probe(name, **{"layers.0.norm__rms": 0.5, "layers.0.norm__counts": [1, 2]}) == {metric: 0.5}
+
+
+def test_histograms_and_their_constant_bounds_stay_in_the_journal() -> None:
+    assert probe("activation_histograms", norm__input=[1, 2], norm__bound=5.6) == {}
+
+
+def test_saturation_is_told_by_operand_over_all_linears_and_without_its_constants() -> None:
+    values = {
+        f"{linear}__forward_x__{quantity}": value
+        for linear, value in {"layers.0.wo": 0.25, "layers.1.wo": 0.75, "layers.1.w2": math.nan}.items()
+        for quantity in ("overflow_fraction", "overflow_fraction_gaussian", "sqnr_db", "scale_exponent_min")
+    }
+    assert probe("saturation", **values) == {
+        "saturation/forward_x.overflow_fraction_mean": 0.5,
+        "saturation/forward_x.overflow_fraction_max": 0.75,
+        "saturation/forward_x.sqnr_db_mean": 0.5,
+        "saturation/forward_x.sqnr_db_min": 0.25,
+        "saturation/forward_x.scale_exponent_min": 0.25,
+    }
+
+
+def test_weights_and_outliers_are_told_over_layers() -> None:
+    gain = {"layers.0.norm.weight__min": 0.5, "layers.11.norm.weight__min": 0.25, "norm.weight__min": 0.75}
+    assert probe("weights", **gain) == {"weights/layers.norm.weight.min": 0.25, "weights/norm.weight.min": 0.75}
+    largest = {"layers.0.norm__absmax": 2.0, "layers.1.norm__absmax": 4.0, "layers.1.norm__feature": 17}
+    assert probe("outlier_features", **largest) == {
+        "outlier_features/layers.norm.absmax_mean": 3.0,
+        "outlier_features/layers.norm.absmax": 4.0,
+    }
+
+
+def test_gradient_bias_is_told_of_the_whole_model() -> None:
+    assert probe("gradient_bias", model__ratio=0.5, **{"layers.0.w__ratio": 0.75}) == {"gradient_bias/ratio": 0.5}

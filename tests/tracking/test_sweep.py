@@ -1,0 +1,117 @@
+"""A sweep's parent run: one of it, whatever was launched again, deleted or away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tracked import make_folder, training_row, write_rows
+
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.mlflow import mirror_of
+from mxstudy.tracking.mlflow_run import PARENT, active_run, connect
+from mxstudy.tracking.sweep import NOTE, SUMMARY, Summary, Sweep
+
+TABLE = Summary("| arm | val loss |\n| --- | --- |\n| rmsnorm | 4.5 |")
+
+
+def make(uri: str, runs: Path, digit: str) -> RunFolder:
+    folder = make_folder(runs, digit * 64, tracking={"uri": uri})
+    write_rows(folder, [training_row(step) for step in range(3)])
+    return folder
+
+
+def sweep_of(uri: str, *folders: RunFolder) -> Sweep:
+    named = {folder.status().fingerprint: folder for folder in folders}
+    return Sweep(uri, "quick", "quick: seed", {"norm": "rmsnorm"}, named)
+
+
+def send(folder: RunFolder, parent_id: str | None = None) -> str:
+    folder.update(mlflow_parent_id=parent_id)
+    follow = mirror_of(folder.config(), folder, "norm=rmsnorm")
+    follow.start()
+    assert follow.finish("finished") is None
+    return follow.run_id
+
+
+def get(uri: str, run_id: str) -> Any:
+    return connect(uri).get_run(run_id)
+
+
+def test_a_child_knows_its_parent_from_the_start_and_the_parent_what_came_out(uri: str, tmp_path: Path) -> None:
+    folders = [make(uri, tmp_path / "runs", digit) for digit in "ab"]
+    sweep = sweep_of(uri, *folders)
+    parent_id = sweep.begin()
+    assert (get(uri, parent_id).info.status, get(uri, parent_id).data.tags["status"]) == ("RUNNING", "running")
+    children = [send(folder, parent_id) for folder in folders]
+    assert [get(uri, child).data.tags[PARENT] for child in children] == [parent_id] * 2
+    figure = tmp_path / "losses.png"
+    figure.write_bytes(b"\x89PNG")
+    sweep.end("finished", Summary(TABLE.markdown, [figure]))
+    parent = get(uri, parent_id)
+    assert (parent.info.run_name, parent.info.status) == ("quick: seed", "FINISHED")
+    assert parent.info.start_time == int(folders[0].status().started_s * 1000)
+    assert parent.info.end_time == int(folders[1].journal_path.stat().st_mtime * 1000)
+    assert {"status": "finished", "norm": "rmsnorm", "jobs": "2"}.items() <= parent.data.tags.items()
+    link, note = parent.data.tags[NOTE].split("\n\n", 1)
+    assert note == TABLE.markdown
+    assert f"&searchFilter=tags.mlflow.parentRunId%3D%27{parent_id}%27&" in link
+    assert {file.path for file in connect(uri).list_artifacts(parent_id)} == {SUMMARY, "losses.png"}
+
+
+def test_the_same_sweep_again_in_another_order_adds_nothing(uri: str, tmp_path: Path) -> None:
+    first, second = (make(uri, tmp_path / "runs", digit) for digit in "ab")
+    parent_id = sweep_of(uri, first, second).begin()
+    send(first, parent_id)
+    send(second, parent_id)
+    for again in ((first, second), (second, first)):
+        sweep = sweep_of(uri, *again)
+        assert sweep.begin() == parent_id
+        sweep.end("finished", TABLE)
+    assert len(connect(uri).search_runs(["1"])) == 3
+    assert sweep_of(uri, first).fingerprint != sweep_of(uri, first, second).fingerprint
+
+
+def test_a_parent_that_could_not_be_made_at_the_start_adopts_at_the_end(uri: str, tmp_path: Path) -> None:
+    folders = [make(uri, tmp_path / "runs", digit) for digit in "ab"]
+    children = [send(folder) for folder in folders]
+    unsent = make(uri, tmp_path / "runs", "c")
+    sweep = sweep_of(uri, *folders, unsent)
+    sweep.end("running", TABLE)
+    (parent_id,) = {get(uri, child).data.tags[PARENT] for child in children}
+    assert (get(uri, parent_id).info.status, get(uri, parent_id).data.tags["status"]) == ("RUNNING", "running")
+    assert get(uri, parent_id).data.tags["jobs"] == "3"
+
+
+def test_a_run_stays_with_the_first_sweep_that_asked_for_it(uri: str, tmp_path: Path) -> None:
+    shared, other = (make(uri, tmp_path / "runs", digit) for digit in "ab")
+    first = sweep_of(uri, shared)
+    child = send(shared, first.begin())
+    second = sweep_of(uri, shared, other)
+    second.end("finished", TABLE)
+    assert get(uri, child).data.tags[PARENT] == first.begin()
+    connect(uri).delete_run(first.begin())
+    second.end("finished", TABLE)
+    assert get(uri, child).data.tags[PARENT] == second.begin()
+
+
+def test_a_parent_of_another_store_is_no_parent(uri: str, tmp_path: Path) -> None:
+    child = send(make(uri, tmp_path / "runs", "a"), parent_id="f" * 32)
+    assert PARENT not in get(uri, child).data.tags
+    assert active_run(connect(uri), "f" * 32) is None
+
+
+def test_a_parent_that_was_deleted_is_made_anew(uri: str, tmp_path: Path) -> None:
+    folder = make(uri, tmp_path / "runs", "a")
+    deleted = sweep_of(uri, folder).begin()
+    connect(uri).delete_run(deleted)
+    assert sweep_of(uri, folder).begin() != deleted
+
+
+@pytest.mark.parametrize(("state", "status"), [("preempted", "KILLED"), ("failed", "FAILED")])
+def test_a_sweep_that_did_not_get_through_says_so(uri: str, tmp_path: Path, state: str, status: str) -> None:
+    sweep = sweep_of(uri, make(uri, tmp_path / "runs", "a"))
+    sweep.end(state, TABLE)
+    parent = get(uri, sweep._parent(connect(uri)))
+    assert (parent.info.status, parent.data.tags["status"]) == (status, state)
