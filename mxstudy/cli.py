@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
 import os
 import re
 import signal
@@ -99,7 +100,8 @@ def _never_called(config: DictConfig) -> None:
 
 
 def register() -> None:
-    """The schema's defaults as the base of every group, and sweeps/*.yaml as the group `sweep`."""
+    """The schema's defaults as the base of every group, sweeps/*.yaml as the group `sweep`, ${times:A,B} for sizes."""
+    OmegaConf.register_new_resolver("times", operator.mul, replace=True)
     store = ConfigStore.instance().store
     for name, cls in schemas.STUDIES.items():
         store(group="study", name=f"base_{name}", node=defaults(cls), package="_global_")

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from composing import compose, compose_job
+from composing import compose, compose_job, handed_over
 
 from mxstudy import cli
 from mxstudy.config import Decoder
@@ -15,7 +15,7 @@ from mxstudy.reader import ConfigError
 from mxstudy.studies import pretrain
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
-SWEEPS = sorted(cli.SWEEPS.glob("*.yaml"))
+SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
 GROUPS = {g: c for g, c in cli.groups().items() if g not in {"experiment", "sweep", "study", "debug", "hydra/launcher"}}
 
 # What a choice cannot be used without.
@@ -116,3 +116,22 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: fl
     gains = 2 * width
     total = model.num_layers * (attention + 3 * width * model.ffn_size + gains) + width
     assert total / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_the_sizes_and_budgets_of_the_instability_paper() -> None:
+    """Six budgets from 2e17 to 1e19 FLOPs in equal ratios and two more; steps of 512 x 512 tokens; 2 < D / N < 200."""
+    budgets = [2e17 * 50 ** (i / 5) for i in range(6)] + [2.2e19, 4.84e19]
+    grid = []
+    for flops in budgets:
+        for n in [*range(4, 23), 24, 26, 28, 30, 32]:
+            width = 64 * n
+            parameters = 2 * 32_000 * width + 12 * width**2 * n + 4 * width * n + width
+            steps = int(flops / (6 * parameters) / 512**2)
+            if 2 < steps * 512**2 / parameters < 200:
+                grid.append((f"model.num_heads={n}", f"train.steps={steps}"))
+    assert len(grid) == 95
+    _, _, jobs = handed_over("+sweep=olmo_precision_grid")
+    arms = {precision: [job for job in jobs if f"precision={precision}" in job] for precision in ("bf16", "mxfp8_e5m2")}
+    assert len(jobs) == 2 * len(grid)
+    for arm in arms.values():
+        assert [tuple(line for line in job if line.startswith(("model.", "train."))) for job in arm] == grid

@@ -95,6 +95,9 @@ class PostRoundMXNorm:
 Norm = RMSNorm | LayerNorm | MXNorm | PostRoundMXNorm
 
 
+BLOCKS = "layers.*"  # the pattern of a plan that means the linears of every block
+
+
 @schema
 class PrecisionRow:
     """From this step on, the linears whose module name matches a pattern run in that row of PRECISIONS.
@@ -112,6 +115,7 @@ class Precision:
 
     `backend`: emulated decodes operands and multiplies them in high precision; native is the hardware's MX GEMM,
     compute capability 10.0 (SM100) and later; auto is native where there is one for the row, emulated elsewhere.
+    `head`: whether the output linear runs in the row that the plan has for all blocks (its pattern `layers.*`).
     `skip_blocks`: so many of the first and as many of the last blocks stay in `train.compute`, whatever the plan says.
     """
 
@@ -121,6 +125,7 @@ class Precision:
     rounding: Literal["even", "away"] = "even"
     operand_pre_round: bool = False
     backend: Literal["auto", "emulated", "native"] = "auto"
+    head: bool = False
     skip_blocks: int = 0
 
     def __post_init__(self) -> None:
@@ -128,5 +133,9 @@ class Precision:
         require(
             starts[:1] == [0] and starts == sorted(set(starts)),
             f"schedule: rows must start at step 0 and ascend, not {starts}",
+        )
+        require(
+            not self.head or all(BLOCKS in row.plan for row in self.schedule),
+            f"head: takes its row from the plan's pattern {BLOCKS!r}, and there is none; give the plan one for 'output'",
         )
         require(self.skip_blocks >= 0, f"skip_blocks: must not be negative, not {self.skip_blocks}")

@@ -23,18 +23,19 @@ class AdamW:
 
 @schema
 class Schedule:
-    """Learning rate over lr: linear warm-up, then the named shape down to `final_ratio`.
+    """Learning rate over lr: linear warm-up from `initial_ratio`, then the named shape down to `final_ratio`.
 
     wsd decays over the last `decay_fraction` of the steps; cosine and linear from the end of the warm-up on.
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"]
     warmup_fraction: float = 0.1
+    initial_ratio: float = 0.0
     final_ratio: float = 0.01
     decay_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("warmup_fraction", "final_ratio", "decay_fraction"):
+        for name in ("warmup_fraction", "initial_ratio", "final_ratio", "decay_fraction"):
             require(0 <= getattr(self, name) <= 1, f"{name}: must lie in 0..1, not {getattr(self, name)}")
         if self.kind != "wsd":
             require(self.decay_fraction == 0.2, f"decay_fraction: only wsd has one, not {self.kind}")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mxstudy import config
+from mxstudy.config.model import BLOCKS
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import PostRoundMXNorm
 from mxstudy.numerics.cast import BlockCast, check_nvfp4
@@ -19,6 +20,7 @@ from mxstudy.numerics.matmul import PRECISIONS, Gemms
 from mxstudy.numerics.native import why_not_native
 from mxstudy.reader import ConfigError, suggest
 
+HEAD = "output"  # the module's name in the decoder
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -35,6 +37,8 @@ def apply_precision(
     sizes that the block does not divide, a backend that is not there.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
+    if precision.head:
+        plan = plan | {HEAD: plan[BLOCKS]}
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     rows = match_plan(plan, list(linears), default=compute)
     rows |= dict.fromkeys(end_blocks(list(linears), precision.skip_blocks), compute)

@@ -61,13 +61,17 @@ PRECISIONS = {
     "mxfp8_e5m2_grad": Gemms(E4M3, E4M3, E5M2, E4M3, E5M2, E4M3),  # MXNorm paper; HYBRID in Transformer Engine
     "mx_mix": Gemms(E4M3, E4M3, E5M2, E5M2, E5M2, E4M3),  # instability paper
     "mxfp8_forward_only": Gemms(E4M3, E4M3, None, None, None, None),
+    "mxfp8_e5m2_forward_only": Gemms(E5M2, E5M2, None, None, None, None),
     "mxfp8_backward_only": Gemms(None, None, E4M3, E4M3, E4M3, E4M3),
     "mxfp8_bf16_act_fwd": Gemms(None, E4M3, E4M3, E4M3, E4M3, None),
     "mxfp8_bf16_act": Gemms(None, E4M3, None, E4M3, None, None),
+    "mxfp8_e5m2_bf16_act": Gemms(None, E5M2, None, E5M2, None, None),
+    "mxfp6_e2m3_bf16_act": Gemms(None, E2M3, None, E2M3, None, None),
     "mxfp8_bf16_weight": Gemms(E4M3, None, E4M3, None, E4M3, E4M3),
     "mxfp8_e5m2": Gemms(E5M2, E5M2, E5M2, E5M2, E5M2, E5M2),
     "mxfp8_e5m2_weight": Gemms(E4M3, E5M2, E4M3, E5M2, E4M3, E4M3),
     "mxfp8_e5m2_act": Gemms(E5M2, E4M3, E4M3, E4M3, E4M3, E5M2),
+    "mxfp8_e5m2_act_grad": Gemms(E5M2, E4M3, E5M2, E4M3, E5M2, E5M2),  # instability paper: E4M3 weights alone
     "mxfp6_e2m3": Gemms(E2M3, E2M3, E2M3, E2M3, E2M3, E2M3),
     "mxfp6_e3m2": Gemms(E3M2, E3M2, E3M2, E3M2, E3M2, E3M2),
     "mxfp4": Gemms(E2M1, E2M1, E2M1, E2M1, E2M1, E2M1),

@@ -19,7 +19,7 @@ def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
     """Learning rate over its peak in `step` (0 .. steps - 1); the first step after the warm-up is at the peak."""
     warmup_steps = round(schedule.warmup_fraction * steps)
     if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
+        return schedule.initial_ratio + (1.0 - schedule.initial_ratio) * (step + 1) / (warmup_steps + 1)
     decay_start = steps - round(schedule.decay_fraction * steps) if schedule.kind == "wsd" else warmup_steps
     progress = max(0.0, step - decay_start) / max(1, steps - 1 - decay_start)
     height = SHAPES[schedule.kind](progress)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
+from composing import compose_job
 
 from mxstudy import config
-from mxstudy.cli import CONF
+from mxstudy.launch.plan import validate
 from mxstudy.model import Decoder, LayerNorm, RMSNorm
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics import BlockCast
-from mxstudy.reader import ConfigError, read
+from mxstudy.reader import ConfigError
 
 OLMO = config.Decoder(
     hidden_size=64,
@@ -200,37 +200,22 @@ def test_flops_count_ungated_mlps_and_no_norms():
     assert decoder.num_params() == matmul + 64 * 64 + gains
 
 
-def conf_model(name: str) -> config.Decoder:
-    """conf/model/NAME.yaml over the files of conf/model that it starts from."""
-    values = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
-    files = [base for base in values.pop("defaults") if (CONF / "model" / f"{base}.yaml").exists()]
-    for base in files:
-        inherited = yaml.safe_load((CONF / "model" / f"{base}.yaml").read_text())
-        inherited.pop("defaults")
-        values = inherited | values
-    return read(config.Decoder, values)
+def conf_model(*overrides: str) -> config.Decoder:
+    return validate(compose_job("+experiment=quickstart", *overrides)).model
 
 
-def counted(name: str, norm: config.Norm) -> int:
+def counted(model: config.Decoder, norm: config.Norm) -> int:
     with torch.device("meta"):
-        return Decoder(conf_model(name), norm, BlockCast(), torch.bfloat16).num_params()
+        return Decoder(model, norm, BlockCast(), torch.bfloat16).num_params()
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "parameters"),
-    [
-        ("olmo_20m", 4, 19_534_080),
-        ("olmo_73m", 9, 72_717_120),
-        ("olmo_267m", 16, 266_929_152),
-        ("olmo_1742m", 32, 1_741_948_928),
-    ],
-)
-def test_the_sizes_of_the_instability_paper(name, n, parameters):
+@pytest.mark.parametrize(("n", "parameters"), [(4, 19_534_080), (9, 72_717_120), (32, 1_741_948_928)])
+def test_the_sizes_of_the_instability_paper(n, parameters):
     """N of its scaling laws: embedding and head, 12 d^2 a layer, and every gain: 4 d a layer and the final d."""
-    model = conf_model(name)
+    model = conf_model("model=olmo", f"model.num_heads={n}")
     assert (model.num_layers, model.num_heads, model.num_kv_heads) == (n, n, n)
     assert (model.hidden_size, model.ffn_size) == (64 * n, 256 * n)
-    assert counted(name, LAYERNORM) == parameters
+    assert counted(model, LAYERNORM) == parameters
 
 
 @pytest.mark.parametrize(
@@ -242,12 +227,12 @@ def test_the_sizes_of_the_instability_paper(name, n, parameters):
     ],
 )
 def test_the_sizes_of_the_mxfp8_recipe(name, shape, heads, blocks):
-    model = conf_model(name)
+    model = conf_model(f"model={name}")
     assert (model.num_layers, model.hidden_size) == shape
     assert (model.num_heads, model.num_kv_heads) == heads
     assert (model.mlp, model.ffn_size) == ("relu2", 4 * model.hidden_size)
     nominal = {"nemotron_843m": 843e6, "nemotron_2b": 2.26e9, "nemotron_8b": 7.73e9}[name]
-    total = counted(name, config.LayerNorm(bias=True))
+    total = counted(model, config.LayerNorm(bias=True))
     assert total == pytest.approx(nominal, rel=0.02)
     assert (total - 2 * 256_000 * model.hidden_size) / 1e6 == pytest.approx(blocks, abs=0.1)
 

@@ -44,3 +44,9 @@ def test_wsd_is_flat_until_its_decay():
 
 def test_constant_stays():
     assert set(ratios(kind="constant")[10:]) == {1.0}
+
+
+def test_a_warm_up_may_begin_above_zero():
+    curve = ratios(kind="cosine", initial_ratio=0.1)
+    assert curve[:10] == pytest.approx([0.1 + 0.9 * (step + 1) / 11 for step in range(10)])
+    assert curve[10] == 1.0
