@@ -136,6 +136,6 @@ class Precision:
         )
         require(
             not self.head or all(BLOCKS in row.plan for row in self.schedule),
-            f"head: takes its row from the plan's pattern {BLOCKS!r}, and there is none; give the plan one for 'output'",
+            f"head: takes its row from the plan's pattern {BLOCKS!r}, and there is none; give one for 'output'",
         )
         require(self.skip_blocks >= 0, f"skip_blocks: must not be negative, not {self.skip_blocks}")

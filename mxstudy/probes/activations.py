@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.norm import center, normalize, rms_exact, row_mean
+from mxstudy.numerics.norm import center, row_mean
 from mxstudy.probes.base import StepView, Values
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT, BINS_PER_OCTAVE = -16, 12, 4
@@ -76,16 +76,19 @@ def norm_output(module: nn.Module, x: Tensor) -> Tensor:
     return module.read(output) if isinstance(module, NormLinear) and norm.fold_gain else output
 
 
-def exact_output(norm: Norm, x: Tensor) -> Tensor:
-    """What the norm would put out, before its gain, if it divided by the exact RMS: float32."""
+def exact_mean_square(norm: Norm, x: Tensor) -> Tensor:
+    """Of what the norm would put out, before its gain, if it divided by the exact RMS, sqrt(s + eps): float32.
+
+    In each row that is s / (s + eps), s the mean square of what goes in; the quotients themselves are not needed.
+    """
     centered = center(x, row_mean(x) if norm.centers else None)
-    return normalize(centered, rms_exact(centered, norm.eps))
+    square = centered.float().square().mean(-1)
+    return (square / (square + norm.eps)).mean()
 
 
 def mean_squares(module: nn.Module, x: Tensor) -> Tensor:
     """Of the norm's output, and of what the exact norm would put out: float32 [2]."""
-    outputs = norm_output(module, x), exact_output(norm_of(module), x)
-    return torch.stack([output.square().mean(-1).mean() for output in outputs])
+    return torch.stack([norm_output(module, x).square().mean(-1).mean(), exact_mean_square(norm_of(module), x)])
 
 
 def input_and_output_counts(module: nn.Module, x: Tensor) -> Tensor:
