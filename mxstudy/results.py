@@ -19,6 +19,7 @@ from mxstudy.probes.build import PROBES as PROBES
 from mxstudy.probes.outliers import read_ring
 from mxstudy.probes.spikes import is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
+from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
@@ -28,23 +29,29 @@ STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as i
 
 
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
-    """Each path is the folder of a run, an experiment or all experiments. Raises ConfigError if one has no run.
+    """Each path is the folder of a run, an experiment or all experiments, or mlflow:EXPERIMENT for what MLflow has.
 
-    A path's runs come in the order in which they were begun.
+    A path's runs come in the order in which they were begun. Raises ConfigError if one has no run.
     """
     found: list[RunFolder] = []
-    for path in map(Path, paths):
-        inside = [RunFolder(path)] if (path / "status.json").exists() else find_runs(path, "*") or find_runs(path)
-        require(bool(inside), f"{path}: has no runs; give a run's folder, an experiment's, or runs/")
+    for path in map(str, paths):
+        inside = fetch(path.removeprefix(SCHEME)) if path.startswith(SCHEME) else runs_in(Path(path))
+        require(
+            bool(inside), f"{path}: has no runs; give a run's folder, an experiment's, runs/, or {SCHEME}EXPERIMENT"
+        )
         found += sorted(inside, key=lambda run: run.status().started_s)
     return found
+
+
+def runs_in(path: Path) -> list[RunFolder]:
+    return [RunFolder(path)] if (path / "status.json").exists() else find_runs(path, "*") or find_runs(path)
 
 
 def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
     """The rows of one kind: runs, metrics, validation, or what a probe or a study's table of that name holds.
 
-    A path is a folder of runs, a .parquet file of `write_table`, or what files of results/ begin with:
-    results/NAME stands for results/NAME_<kind>.parquet. Raises ConfigError if nothing is there.
+    A path is one of `folders_of`, a .parquet file of `write_table`, or what files of results/ begin with: results/NAME
+    stands for results/NAME_<kind>.parquet. Raises ConfigError if nothing is there.
     """
     frames = [read_table(table)[0] if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
     frame = pd.concat(frames, ignore_index=True)

@@ -30,6 +30,12 @@ from mxstudy.reader import ConfigError, plain, read, require
 STALE_AFTER_S = 60.0
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 
+# What MLflow gets of it.
+ARTIFACTS = (
+    *("status.json", "config.yaml", "provenance.json", "shards.json", "metrics.jsonl", "error.log"),
+    *("tables/*.parquet", "spikes/*.safetensors"),
+)
+
 State = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
 
 
@@ -79,9 +85,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def artifacts(self) -> list[Path]:
-        """The small files that say what this run was and found; not its journal, nor its checkpoints."""
-        small = [self.config_path, *(self.path / name for name in ("provenance.json", "shards.json", "error.log"))]
-        return [path for path in small if path.exists()] + sorted(self.path.glob("tables/*.parquet"))
+        """Everything that says what this run was and found, its journal too; checkpoints stay where they are."""
+        return sorted(path for pattern in ARTIFACTS for path in self.path.glob(pattern))
 
     @classmethod
     def create(

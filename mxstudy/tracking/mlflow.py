@@ -243,7 +243,8 @@ class Mirror:
     def _end(self, session: Session, state: str) -> None:
         run_id = session.position.run_id
         for path in self.folder.artifacts():
-            session.client.log_artifact(run_id, str(path))
+            inside = path.parent.relative_to(self.folder.path).as_posix()
+            session.client.log_artifact(run_id, str(path), None if inside == "." else inside)
         session.client.set_tag(run_id, "status", state)
         if self._reason:
             session.client.set_tag(run_id, "reason", self._reason[:TEXT_LENGTH])

@@ -145,7 +145,9 @@ def test_mlflow_has_the_curves_the_choices_and_the_tables(said: str, folder: Pat
     assert curve == pytest.approx(means.to_dict())
     assert sorted(rows) == [2**i for i in range(7)]  # as far as Theorem 1 goes
     kept = {artifact.path for artifact in client.list_artifacts(one.status().mlflow_run_id)}
-    assert kept == {"config.yaml", "provenance.json", *(f"{name}.parquet" for name in TABLES)}
+    assert kept == {"config.yaml", "provenance.json", "status.json", "metrics.jsonl", "tables"}
+    tables = {artifact.path for artifact in client.list_artifacts(one.status().mlflow_run_id, "tables")}
+    assert tables == {f"tables/{name}.parquet" for name in TABLES}
 
 
 @pytest.mark.integration

@@ -7,10 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from mlflow_server import Server
 from tracked import make_folder, training_row, write_rows
 
+from mxstudy import results
+from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow import create_store, mirror_of
 from mxstudy.tracking.sweep import Summary, Sweep
@@ -44,7 +47,7 @@ def tags_of(run: dict[str, Any]) -> dict[str, str]:
     return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
 
 
-def test_the_server_serves_a_sweep(server: Server, tmp_path: Path) -> None:
+def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.start()
     assert create_store(server.uri) is None
     arms = {"a": ("rmsnorm", False), "b": ("mxnorm_p1", False), "c": ("mxnorm_p2", True)}
@@ -56,6 +59,7 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path) -> None:
         mirror = mirror_of(folder.config(), folder, f"norm={norm}")
         mirror.start()
         state, reason = ("diverged", "loss nan at step 3") if diverges else ("finished", None)
+        folder.update(state=state, reason=reason)
         assert mirror.finish(state, reason) is None
     figure = tmp_path / "losses.png"
     figure.write_bytes(PNG)
@@ -74,6 +78,16 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path) -> None:
     assert tags_of(children["norm=mxnorm_p2"])["reason"] == "loss nan at step 3"
     wanted = {"experiment": "quick", "study": "pretrain", "seed": "0", "data_seed": "0", "status": "finished"}
     assert wanted.items() <= tags_of(children["norm=rmsnorm"]).items()
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    here, there = (results.load(paths, "runs") for paths in ([tmp_path / "runs" / "quick"], ["mlflow:quick"]))
+    differs = {"folder"}
+    pd.testing.assert_frame_equal(here.drop(columns=[*differs]), there.drop(columns=[*differs]))
+    for kind in ("metrics", "norm_output_rms", "spikes"):
+        columns = results.load([tmp_path / "runs" / "quick"], kind)
+        pd.testing.assert_frame_equal(columns, results.load(["mlflow:quick"], kind))
+    with pytest.raises(ConfigError, match=r"mlflow:quack: .* has no such experiment; it has Default, quick"):
+        results.load(["mlflow:quack"], "runs")
 
     metrics = {metric["key"]: metric["value"] for metric in children["norm=rmsnorm"]["data"]["metrics"]}
     assert {name.split("/")[0] for name in metrics} == {"train", "val", "norm_rms", "saturation", "system"}

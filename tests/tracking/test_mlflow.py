@@ -42,6 +42,8 @@ for step in range(10**6):
         time.sleep(0.02)
 """
 
+ARTIFACTS = ["config.yaml", "metrics.jsonl", "provenance.json", "status.json"]
+
 
 def mirror(uri: str, folder: RunFolder, **changes: Any) -> Mirror:
     settings: dict[str, Any] = {
@@ -149,7 +151,7 @@ def test_a_run_says_what_it_is(uri: str, folder: RunFolder) -> None:
     assert {key: run.data.tags[key] for key in ("dirty", "torch", "gpu")} == {
         key: str(origin[key]) for key in ("dirty", "torch", "gpu")
     }
-    assert [file.path for file in connect(uri).list_artifacts(run.info.run_id)] == ["config.yaml", "provenance.json"]
+    assert [file.path for file in connect(uri).list_artifacts(run.info.run_id)] == ARTIFACTS
     assert (Path(uri.removeprefix("sqlite:///")).parent / "mlruns" / "quick").is_dir()
 
 
@@ -334,7 +336,4 @@ def test_a_server_that_is_killed_and_restarted_gets_every_point_once(
     assert [step for step, _ in arrived] == list(range(400))
     assert [(step, loss) for step, loss in arrived if step != 333] == journal
     assert the_run(server.uri).info.status == "FINISHED"
-    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == [
-        "config.yaml",
-        "provenance.json",
-    ]
+    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == ARTIFACTS
