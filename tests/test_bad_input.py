@@ -125,6 +125,7 @@ CORPORA = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", CORPORA)
 def test_a_corpus_that_will_not_do_fails_before_the_training(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
@@ -140,6 +141,7 @@ def test_a_corpus_that_will_not_do_fails_before_the_training(
     assert not (the_run(here) / "checkpoints").exists()
 
 
+@pytest.mark.integration
 def test_a_tokenizer_larger_than_the_model_fails_before_the_training(here: Path) -> None:
     load_tokenizer(Bytes(), lambda: iter([]), here / "none").save(here / "own.json")
     pretrained = ("tokenizer=pretrained", f"tokenizer.name={here / 'own.json'}", "model.vocab_size=128")

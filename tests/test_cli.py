@@ -112,6 +112,7 @@ def test_the_command_line_beats_the_sweep_file() -> None:
     assert {job.choices["norm"] for job in jobs} == {"rmsnorm_folded"}
 
 
+@pytest.mark.integration
 def test_a_sweep_runs_on_another_experiment() -> None:
     (one, *_) = compose("+sweep=quickstart", "experiment=mxnorm_pretrain")
     assert value(one, "experiment") == "mxnorm_pretrain"
@@ -138,6 +139,7 @@ def test_a_sweep_multiplies_its_axes_for_each_case(tmp_path: Path, monkeypatch: 
     ]
 
 
+@pytest.mark.integration
 def test_shared_compositions_equal_full_ones() -> None:
     loader, master, jobs = handed_over(
         QUICK,

@@ -34,6 +34,7 @@ def stem(value: object) -> str:
     return value.stem if isinstance(value, Path) else str(value)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", EXPERIMENTS + SWEEPS, ids=stem)
 def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(path: Path) -> None:
     package, command = path.read_text().splitlines()[:2]
@@ -84,6 +85,7 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
     assert len({pretrain.identity_key(job) for job in jobs}) == 2
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))

@@ -243,6 +243,7 @@ def child(data, cache):
         process.kill()
 
 
+@pytest.mark.integration
 def test_two_processes_prepare_once(data, cache, child):
     """The child holds the lock until we have said that we wait for it; then we open what it made."""
     lines = []
@@ -259,6 +260,7 @@ def test_two_processes_prepare_once(data, cache, child):
     assert documents(shards, "train") == [row for row in ROWS if split_of(row, 0.2) == "train"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("lines", [1, 3])
 def test_a_killed_process_leaves_nothing_half_made(data, cache, tmp_path, child, lines):
     """Killed after the tokenizer was trained, and between batches of documents."""

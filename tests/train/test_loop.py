@@ -26,6 +26,7 @@ def test_the_same_config_gives_the_same_bits():
     assert tiny.losses() == tiny.losses()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM])
 def test_probes_do_not_touch(norm):
     plain = replace(tiny.CONFIG, norm=norm)
@@ -56,6 +57,7 @@ def test_accumulation_equals_one_batch_in_fp32():
     assert parts[1] == pytest.approx(whole[1], rel=1e-6)
 
 
+@pytest.mark.integration
 def test_accumulation_stays_near_one_batch_in_bf16():
     """Contract: 2e-3 nats after 20 steps; blocks of the token axis do not cross micro-batches of 64 tokens."""
     whole, parts = (tiny.losses(micro_batch_size=size) for size in (4, 1))
