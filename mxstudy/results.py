@@ -17,7 +17,7 @@ import pandas as pd
 from mxstudy.probes.activations import bin_edges as bin_edges
 from mxstudy.probes.build import PROBES as PROBES
 from mxstudy.probes.outliers import read_ring
-from mxstudy.probes.spikes import is_cut, spike_score
+from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
@@ -98,6 +98,7 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
         **{key: next((row[key] for row in rows if key in row), math.nan) for key in STARTS},
         "spike_score": spike_score(losses),
         "spike_score_cut": is_cut(losses),
+        "spikes": count_spikes(losses),
         "tokens_per_s": pd.Series([row["tokens_per_s"] for row in steps], dtype=float).median(),
         "mfu": pd.Series([row.get("mfu") for row in steps], dtype=float).median(),
         "memory_gib": pd.Series([row.get("memory_gib") for row in steps], dtype=float).max(),

@@ -24,7 +24,11 @@ def runs(rows: list[dict[str, object]]) -> pd.DataFrame:
     frame["config.norm.kind"], frame["config.seed"] = frame["norm"], frame["seed"]
     frame["config.data_seed"], frame["fingerprint"] = frame["seed"], [f"{i:064x}" for i in range(len(frame))]
     frame["state"] = frame.get("state", "finished")
-    return frame.assign(spike_score=frame.get("spike_score", 0.0), **{"config.runs_dir": frame["fingerprint"]})
+    return frame.assign(
+        spike_score=frame.get("spike_score", 0.0),
+        spikes=frame.get("spikes", 1),
+        **{"config.runs_dir": frame["fingerprint"]},
+    )
 
 
 def arms(norm: str, losses: list[float], **others: object) -> list[dict[str, object]]:
@@ -91,6 +95,7 @@ def test_more_spikes(scores: list[float], state: str) -> None:
     ours = [row | {"spike_score": score} for row, score in zip(arms("mxnorm_p1", [2.0] * 3), scores, strict=True)]
     frame = runs([*ours, *arms("rmsnorm", [2.0] * 3, spike_score=10.0)])
     assert verdicts(frame)["p=1 spikes more than RMSNorm"] == state
+    assert verdicts(frame.assign(spikes=0))["p=1 spikes more than RMSNorm"] == UNCLEAR  # scores of noise
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_divergence_is_flagged(tmp_path: Path) -> None:
     write_rows(folder, [training_row(0), training_row(1, loss=math.nan)])
     folder.update(state="diverged")
     run = load_runs([folder]).iloc[0]
-    assert (run["state"], run["spike_score_cut"]) == ("diverged", True)
+    assert (run["state"], run["spike_score_cut"], run["spikes"]) == ("diverged", True, 1)
     assert math.isnan(run["loss"])
 
 

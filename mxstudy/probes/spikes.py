@@ -82,6 +82,13 @@ class SpikeDetector:
         return Spike(loss, mean, std) if begins else None
 
 
+def count_spikes(losses: Sequence[float]) -> int:
+    """How many the detector finds in a whole curve, by its defaults; an end that is not finite is one of them."""
+    defaults = config.Spikes()
+    detector = SpikeDetector(defaults.window_steps, defaults.threshold)
+    return sum(detector.see(loss, math.isfinite(loss)) is not None for loss in losses)
+
+
 class SpikeWatch:
     """As a spike begins, keeps the last checkpoint before it, and writes the ring of features to `folder`/spikes/.
 

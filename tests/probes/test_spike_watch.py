@@ -9,13 +9,14 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from mxstudy.config import observation
 from mxstudy.probes.base import StepView
 from mxstudy.probes.outliers import FeatureRing, read_ring
-from mxstudy.probes.spikes import SpikeDetector, SpikeWatch
+from mxstudy.probes.spikes import SpikeDetector, SpikeWatch, count_spikes
 
 SETTINGS = observation.Spikes(every_steps=1, window_steps=16, threshold=4.0)
 
@@ -174,3 +175,14 @@ def test_a_checkpoint_that_cannot_be_pinned_is_said_too(tmp_path: Path) -> None:
     assert row is not None
     assert row["spike"]["checkpoint"] is None
     assert "No space left on device" in row["spike"]["checkpoint_error"]
+
+
+def test_spikes_of_a_whole_curve_are_counted() -> None:
+    draw = np.random.default_rng(0)
+    losses = (2.0 + 0.01 * draw.standard_normal(600)).tolist()
+    assert count_spikes(losses) == 0
+    losses[300:303] = [3.0, 3.0, 3.0]  # one spike
+    losses[20] = 3.0  # before the window is full
+    losses[500] = 9.0
+    assert count_spikes(losses) == 2
+    assert count_spikes([*losses, math.nan]) == 3
