@@ -1,0 +1,1 @@
+"""What a checkpoint knows: the OLMES tasks, scored through lm-eval."""

@@ -1,0 +1,54 @@
+"""The ten OLMES tasks: their data, how many documents of it, their metric, their prompts (OLMES, arXiv 2406.08446)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mxstudy.evaluation import templates
+from mxstudy.evaluation.templates import Template
+
+SUBSET_SEED, SUBSET_SIZE, SUBSET_ABOVE = 1234, 1000, 1500
+
+
+@dataclass(frozen=True)
+class Task:
+    """`path`, `name`, `split`: on the Hugging Face hub. `metric`: in cloze form; multiple choice is always `raw`."""
+
+    path: str
+    name: str | None
+    split: str
+    metric: str
+    template: Template
+
+    def metric_of(self, form: str) -> str:
+        return self.metric if form == "cf" else "raw"
+
+
+TASKS = {
+    "arc_challenge": Task("allenai/ai2_arc", "ARC-Challenge", "test", "uncond", Template(templates.arc)),
+    "arc_easy": Task("allenai/ai2_arc", "ARC-Easy", "test", "per_char", Template(templates.arc)),
+    "boolq": Task("aps/super_glue", "boolq", "validation", "raw", Template(templates.boolq)),
+    "csqa": Task("tau/commonsense_qa", None, "validation", "uncond", Template(templates.arc)),
+    "hellaswag": Task("Rowan/hellaswag", None, "validation", "per_char", Template(templates.hellaswag)),
+    "mmlu": Task("cais/mmlu", "all", "test", "per_char", Template(templates.mmlu)),
+    "openbookqa": Task("allenai/openbookqa", "main", "test", "uncond", Template(templates.openbookqa)),
+    "piqa": Task("ybisk/piqa", None, "validation", "per_char", Template(templates.piqa)),
+    "socialiqa": Task("allenai/social_i_qa", None, "validation", "per_char", Template(templates.socialiqa)),
+    "winogrande": Task(
+        "allenai/winogrande",
+        "winogrande_xl",
+        "validation",
+        "raw",
+        Template(templates.winogrande, templates.fill_the_blank),
+    ),
+}
+
+
+def subset(rows: Sequence[Any], task: str) -> list[Any]:
+    """The rows that OLMES scores, in its order: of more than 1,500 a thousand by seed 1234; of MMLU all."""
+    if task == "mmlu" or len(rows) <= SUBSET_ABOVE:
+        return list(rows)
+    return random.Random(SUBSET_SEED).sample(list(rows), SUBSET_SIZE)
