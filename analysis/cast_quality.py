@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.style import TWO_COLUMNS, caption, load_tables, parser, plt, save
+from analysis.style import TWO_COLUMNS, load_last, make_figure, plt
 
 RULES = {"floor": "#D55E00", "ceil": "#E69F00", "even": "#56B4E9", "rceil": "#0072B2", "E4M3": "#009E73"}
 SHIFTS = {"floor": -0.27, "ceil": -0.09, "even": 0.09, "rceil": 0.27, "E4M3": 0.0}  # of the places of their points
@@ -81,10 +81,7 @@ def legend() -> tuple[list[plt.Line2D], list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    chosen = options.parse_args(arguments)
-    (rows,) = load_tables(options, chosen.runs, "quality")
-    save(draw(rows), "cast_quality", caption(rows, __doc__))
+    make_figure(__file__, __doc__, arguments, draw, "quality", query=load_last)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 RESULTS = Path("results")
@@ -18,8 +19,9 @@ RESULTS = Path("results")
 
 @dataclass(frozen=True)
 class Figure:
-    """`name`: of a module of analysis. `kinds`: the rows that it is drawn from; `results`: the tables of results/ that
-    have them, by what their names begin with, or None. `command`: what makes such runs."""
+    """`name`: of its files, and of the module of analysis unless `script` is. `kinds`: the rows that it is drawn from;
+    `results`: the tables of results/ that have them, by what their names begin with, or None. `command`: what makes
+    such `runs`. `arguments`: what the script has beside them."""
 
     name: str
     shows: str
@@ -27,28 +29,171 @@ class Figure:
     command: str
     runs: str
     results: str | None = None
+    script: str | None = None
+    arguments: str = ""
+
+    @property
+    def module(self) -> str:
+        return f"analysis.{self.script or self.name}"
 
     def backing(self) -> list[Path]:
         """The tables of results/ that it is drawn from."""
         return [RESULTS / f"{self.results}_{kind}.parquet" for kind in self.kinds] if self.results else []
 
+    def options(self, runs: str) -> list[str]:
+        return ["--runs", *runs.split(), *self.arguments.split(), *(["--name", self.name] if self.script else [])]
+
+
+def sweep(*names: str) -> tuple[str, str]:
+    """The commands, and where their runs are."""
+    return " && ".join(f"python -m mxstudy +sweep={name}" for name in names), " ".join(f"runs/{name}" for name in names)
+
 
 APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximation")
 PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mxnorm_pretrain", "mxnorm_pretrain")
-SIZES = (
-    "python -m mxstudy +experiment=lr_sensitivity model=llama_125m,llama_250m,llama_1b train.steps=5000,10000,20000",
-    "runs/lr_sensitivity",
-)
+PROXY = (*sweep("spike_proxy"), "spike_proxy")
+CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
+RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
+
+comparison = partial(Figure, script="loss_comparison")
+curves = partial(Figure, script="loss_and_gradient_norm")
+fits = partial(Figure, script="instability_table02_scaling_fits")
+models = partial(Figure, script="models_table")
 FIGURES = (
     Figure("loss_curves", "training losses", ("metrics",), *PROBED),
     Figure("mxnorm_fig02_approximation", "MXNorm paper, figure 2", ("distributions", "fidelity"), *APPROXIMATION),
     Figure("mxnorm_theorem1_bounds", "MXNorm paper, Theorem 1, lemmas", ("convergence", "bounds"), *APPROXIMATION),
-    Figure("mxnorm_fig06_norm_rms", "MXNorm paper, figure 6", ("norm_output_rms",), *PROBED),
-    Figure("mxnorm_fig07_histograms", "MXNorm paper, figure 7", ("activation_histograms",), *PROBED),
-    Figure("mxnorm_figa3_spike_scores", "MXNorm paper, figure A.3", ("runs",), *PROBED),
+    Figure("mxnorm_fig03_lr_sensitivity", "MXNorm paper, figure 3", RUNS, *sweep("lr_sensitivity"), "lr_sensitivity"),
+    comparison(
+        "mxnorm_fig04_convergence",
+        "MXNorm paper, figure 4",
+        TRAINED,
+        *CONVERGENCE,
+        arguments="--only model=llama_8b --baseline norm=rmsnorm",
+    ),
+    Figure("mxnorm_fig05_outlier_feature", "MXNorm paper, figure 5", ("metrics", "outlier_features"), *PROXY),
+    Figure("mxnorm_fig06_norm_rms", "MXNorm paper, figure 6", ("norm_output_rms",), *PROXY),
+    Figure("mxnorm_fig07_histograms", "MXNorm paper, figure 7", ("activation_histograms",), *PROXY),
+    comparison(
+        "mxnorm_figa2_convergence",
+        "MXNorm paper, figure A.2",
+        TRAINED,
+        *CONVERGENCE,
+        arguments="--only model=llama_1b --baseline norm=rmsnorm",
+    ),
+    Figure("mxnorm_figa3_spike_scores", "MXNorm paper, figure A.3", RUNS, *PROXY),
+    comparison(
+        "mxnorm_figa4_post_round",
+        "MXNorm paper, figure A.4",
+        TRAINED,
+        *sweep("post_round"),
+        arguments="--only model=llama_8b --baseline norm=rmsnorm",
+    ),
+    models(
+        "mxnorm_table03_models",
+        "MXNorm paper, table 3",
+        RUNS,
+        *sweep("lr_sensitivity", "convergence"),
+        arguments="--paper mxnorm",
+    ),
     Figure("cast_quality", "every format, scale rule and rounding", ("quality",), *APPROXIMATION),
-    Figure("instability_table02_scaling_fits", "instability paper, table 2", ("runs",), *SIZES),
+    curves("instability_fig01_losses", "instability paper, figure 1", TRAINED, *sweep("olmo_precision_grid")),
+    curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
+    fits(
+        "instability_fig13_bf16_activations",
+        "instability paper, figure 13",
+        RUNS,
+        *MITIGATIONS,
+        arguments="--arms e4m3_bfloat16 e5m2_bfloat16",
+    ),
+    fits(
+        "instability_fig14_forward_only",
+        "instability paper, figure 14",
+        RUNS,
+        *MITIGATIONS,
+        arguments="--arms e4m3_e4m3_forward_only e5m2_e5m2_forward_only",
+    ),
+    fits(
+        "instability_fig15_baseline",
+        "instability paper, figure 15",
+        RUNS,
+        *MITIGATIONS,
+        arguments="--arms bfloat16_bfloat16 e2m3_bfloat16",
+    ),
+    curves(
+        "instability_fig16_forward_only",
+        "instability paper, figure 16",
+        TRAINED,
+        *MITIGATIONS,
+        arguments="--only precision=mxfp8_forward_only precision=mxfp8_e5m2_forward_only",
+    ),
+    curves(
+        "instability_fig17_bf16_activations",
+        "instability paper, figure 17",
+        TRAINED,
+        *MITIGATIONS,
+        arguments="--only precision=mxfp8_bf16_act precision=mxfp8_e5m2_bf16_act",
+    ),
+    curves(
+        "instability_fig18_code",
+        "instability paper, figure 18",
+        TRAINED,
+        *sweep("unstable_pairs", "olmo_precision_grid"),
+        arguments="--only precision=mxfp8 precision=mxfp8_e5m2",
+    ),
+    curves(
+        "instability_fig19_mxfp8_pairs",
+        "instability paper, figure 19",
+        TRAINED,
+        *sweep("unstable_pairs"),
+        arguments="--only precision=mxfp8_e5m2_weight precision=mxfp8_e5m2_act_grad",
+    ),
+    curves(
+        "instability_fig20_mxfp6",
+        "instability paper, figure 20",
+        TRAINED,
+        *sweep("unstable_pairs"),
+        arguments="--only precision=mxfp6_e2m3 precision=mxfp6_e3m2",
+    ),
+    Figure("instability_table02_scaling_fits", "instability paper, table 2", RUNS, *MITIGATIONS),
+    models(
+        "instability_table03_models",
+        "instability paper, table 3",
+        RUNS,
+        *sweep("olmo_precision_grid"),
+        arguments="--paper instability",
+    ),
+    Figure("instability_table04_mitigations", "instability paper, tables 1, 4 and 5", RUNS, *MITIGATIONS),
     Figure("formats_table", "MXFP8 recipe, table 1", ("formats",), *APPROXIMATION),
+    comparison(
+        "mxfp8_fig02_scale_rounding",
+        "MXFP8 recipe, figure 2",
+        VALIDATED,
+        *sweep("scale_rounding"),
+        arguments="--of validation_perplexity --baseline precision=bf16",
+    ),
+    comparison(
+        "mxfp8_fig03a_element_formats",
+        "MXFP8 recipe, figure 3 (a)",
+        VALIDATED,
+        *ELEMENTS,
+        arguments="--of validation_perplexity --without model=nemotron_8b --baseline precision=bf16",
+    ),
+    comparison(
+        "mxfp8_fig03b_element_formats",
+        "MXFP8 recipe, figure 3 (b)",
+        VALIDATED,
+        *ELEMENTS,
+        arguments="--of validation_perplexity --only model=nemotron_8b --baseline precision=mxfp8",
+    ),
+    comparison(
+        "mxfp8_fig05_mxfp8_vs_bf16",
+        "MXFP8 recipe, figure 5, top",
+        VALIDATED,
+        *sweep("mxfp8_vs_bf16"),
+        arguments="--of validation_perplexity --baseline precision=bf16",
+    ),
+    models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
 )
 
 
@@ -68,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nnot backed by results/; these commands make the runs, minutes on a laptop or days on GPUs:")
     for figure in rest:
         print(f"  {figure.name}: {figure.shows}\n    {figure.command}")
-        print(f"    python -m analysis.{figure.name} --runs {figure.runs}")
+        print(f"    python -m {figure.module} {' '.join(figure.options(figure.runs))}")
     if failed:
         print(f"could not be drawn: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -76,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def draw(figure: Figure) -> bool:
     try:
-        importlib.import_module(f"analysis.{figure.name}").main(["--runs", str(RESULTS / str(figure.results))])
+        importlib.import_module(figure.module).main(figure.options(str(RESULTS / str(figure.results))))
     except (Exception, SystemExit):  # one that fails must not keep the others from being drawn
         traceback.print_exc()
         return False

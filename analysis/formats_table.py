@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.style import FIGURES, load_tables, parser
+from analysis.style import figure_parser, load_last, save_table
 
 # Maximum, smallest number, binades. The smallest of E3M2 is a misprint: its own binades need 2^-4.
 PRINTED = {
@@ -34,12 +34,9 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
+    options = figure_parser(__file__, __doc__)
     chosen = options.parse_args(arguments)
-    path = FIGURES / "formats_table.md"
-    FIGURES.mkdir(exist_ok=True)
-    path.write_text(markdown(*load_tables(options, chosen.runs, "formats")))
-    print(path)
+    save_table(markdown(*load_last(options, chosen, "formats")), chosen.name)
 
 
 if __name__ == "__main__":

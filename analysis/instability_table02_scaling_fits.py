@@ -9,9 +9,7 @@ python -m analysis.instability_table02_scaling_fits --runs runs/lr_sensitivity
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,10 +18,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from analysis.chinchilla import Chinchilla, bootstrap, fit, need_columns
-from analysis.style import TWO_COLUMNS, caption, load, plt, save
+from analysis.scaling_runs import LOSS, read, source_options
+from analysis.scaling_runs import from_runs as from_runs
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, plt, save
 
 NAME = "instability_table02_scaling_fits"
-LOSS = "min_val_loss"  # of the losses that the paper's authors published, the one that gives their constants
 FORMATS = {"A": ".2e", "B": ".2e", "E": ".2f", "alpha": ".2f", "beta": ".2f", "a": ".2f"}  # as the paper prints them
 
 # The rows of table 2: weights, activations, what is printed. In the last two only the forward is quantised.
@@ -48,6 +47,12 @@ def by_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     if not arms:
         raise ValueError(f"no run has a {LOSS}")
     return {arm: arms[arm] for arm in dict.fromkeys([*PRINTED, *arms]) if arm in arms}
+
+
+def pick(arms: dict[str, pd.DataFrame], names: Sequence[str] | None) -> dict[str, pd.DataFrame]:
+    for name in set(names or ()) - arms.keys():
+        raise ValueError(f"--arms: no run is of {name}; choose from {', '.join(arms)}")
+    return {name: arms[name] for name in names or arms}
 
 
 def fit_arms(arms: dict[str, pd.DataFrame]) -> dict[str, Chinchilla]:
@@ -86,9 +91,10 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def draw(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla]) -> Figure:
-    lines = -(-len(laws) // 3)
-    size = (TWO_COLUMNS, 1 + 1.7 * lines)
-    figure, panels = plt.subplots(lines, 3, figsize=size, sharex=True, sharey=True, squeeze=False)
+    abreast = min(len(laws), 3)
+    lines = -(-len(laws) // abreast)
+    size = (TWO_COLUMNS if abreast > 1 else ONE_COLUMN, 1 + 1.7 * lines)
+    figure, panels = plt.subplots(lines, abreast, figsize=size, sharex=True, sharey=True, squeeze=False)
     params = pd.concat([arms[arm]["params"] for arm in laws])
     norm = LogNorm(params.min(), params.max())
     for axes, (arm, law) in zip(panels.flat, laws.items(), strict=False):
@@ -114,45 +120,19 @@ def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> 
     return points
 
 
-def from_csv(path: Path) -> tuple[pd.DataFrame, str]:
-    """A row a run, and what the caption says of them."""
-    runs = pd.read_csv(path)
-    need_columns(runs, [LOSS])
-    said = __doc__.rpartition("python -m")[0].strip()
-    return runs, f"{said}\n\n- {path.name}: {len(runs)} rows, {runs[LOSS].isna().sum()} of them without a loss\n"
-
-
-def from_runs(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The finished runs of a runs table under the names of the CSV; an arm is a precision and a norm."""
-    train = ["config.train.batch_size", "config.train.sequence_length"]
-    need_columns(table, ["parameters", "best_validation_loss", *train])
-    done = table[table["state"] == "finished"]
-    runs = {
-        "weight_activation": done["choice.precision"] + " " + done["choice.norm"],
-        "params": done["parameters"],
-        "tokens": done["step"] * done[train[0]] * done[train[1]],
-        LOSS: done["best_validation_loss"],
-    }
-    return pd.DataFrame(runs), caption(done, __doc__)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = options.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--losses", type=Path, metavar="FILE.csv", help="weight_activation, params, tokens, min_val_loss"
-    )
-    source.add_argument("--runs", nargs="+", type=Path, metavar="PATH", help="folders of runs, or tables of results/")
+    options = figure_parser(__file__, __doc__, source_options)
     options.add_argument("--resamples", type=int, default=300, help="of the runs, for the intervals")
+    options.add_argument("--arms", nargs="+", metavar="ARM", help="such as e4m3_bfloat16; all if not given")
     chosen = options.parse_args(arguments)
     try:
-        runs, said = from_csv(chosen.losses) if chosen.losses else from_runs(load(options, chosen.runs, "runs"))
-        arms = by_arm(runs)
+        runs, said = read(options, chosen, __doc__)
+        arms = pick(by_arm(runs), chosen.arms)
         laws = fit_arms(arms)
         rows = constants(arms, laws, chosen.resamples)
     except (ValueError, OSError) as error:
         options.error(str(error))
-    save(draw(arms, laws), NAME, f"{said}\n{markdown(rows)}")
+    save(draw(arms, laws), chosen.name, f"{said}\n{markdown(rows)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, caption, colors, load, parser, plt, save
+from analysis.style import ONE_COLUMN, colors, make_figure, plt
 
 HALF_LIFE = 0.01  # of the exponential mean, as a share of a run's steps
 
@@ -31,10 +31,7 @@ def draw(metrics: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    chosen = options.parse_args(arguments)
-    rows = load(options, chosen.runs, "metrics")
-    save(draw(rows), "loss_curves", caption(rows, __doc__))
+    make_figure(__file__, __doc__, arguments, draw, "metrics")
 
 
 if __name__ == "__main__":

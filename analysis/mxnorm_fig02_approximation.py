@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
-from analysis.style import TWO_COLUMNS, caption, colors, load_tables, parser, plt, save
+from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 
 ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # as style knows them
 DASHES = ("-", "--", ":")
@@ -96,10 +96,7 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    chosen = options.parse_args(arguments)
-    tables = load_tables(options, chosen.runs, "distributions", "fidelity")
-    save(draw(*tables), "mxnorm_fig02_approximation", caption(tables[0], __doc__))
+    make_figure(__file__, __doc__, arguments, draw, "distributions", "fidelity", query=load_last)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, caption, load, parser, plt, save
+from analysis.style import ONE_COLUMN, make_figure, plt
 
 
 def draw(rows: pd.DataFrame) -> Figure:
@@ -34,10 +34,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    chosen = options.parse_args(arguments)
-    rows = load(options, chosen.runs, "norm_output_rms")
-    save(draw(rows), "mxnorm_fig06_norm_rms", caption(rows, __doc__))
+    make_figure(__file__, __doc__, arguments, draw, "norm_output_rms")
 
 
 if __name__ == "__main__":

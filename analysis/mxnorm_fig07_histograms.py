@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, caption, colors, load, parser, plt, save
+from analysis.style import TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save
 from mxstudy.results import bin_edges
 
 LINEAR_BELOW = 2.0**-6  # the axis is logarithmic on both sides of it
@@ -61,16 +61,16 @@ def farthest(rows: pd.DataFrame, norms: Sequence[str]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
+    options = figure_parser(__file__, __doc__)
     options.add_argument("--norms", nargs="+", metavar="NAME", help="the first, the middle and the last if not given")
     chosen = options.parse_args(arguments)
-    rows = load(options, chosen.runs, "activation_histograms")
+    (rows,) = load_chosen(options, chosen, "activation_histograms")
     norms = [column.removesuffix("/input") for column in rows if column.endswith("/input")]
     for norm in set(chosen.norms or []) - set(norms):
         options.error(f"--norms: no norm is called {norm}; choose from {', '.join(norms)}")
     picked = chosen.norms or [norms[0], norms[len(norms) // 2], norms[-1]]
     last = rows.groupby("fingerprint", sort=False).tail(1)
-    save(draw(last, picked), "mxnorm_fig07_histograms", caption(last, __doc__))
+    save(draw(last, picked), chosen.name, caption(last, __doc__))
 
 
 if __name__ == "__main__":

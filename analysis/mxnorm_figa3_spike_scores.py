@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, caption, colors, load, parser, plt, save
+from analysis.style import ONE_COLUMN, colors, make_figure, plt
 
 ARM = ["choice.precision", "choice.norm"]
 
@@ -24,15 +24,12 @@ def draw(runs: pd.DataFrame) -> Figure:
         axes.plot([place] * len(scores), scores, "o", color=color[arm], markersize=4, alpha=0.8)
     labels = [f"{arm}\n{len(scores)} run{'s' * (len(scores) > 1)}" for arm, scores in arms.items()]
     axes.set_xticks(range(len(arms)), labels)
-    axes.set(ylabel="spike score", ylim=(0, None))
+    axes.set(ylabel="spike score", ylim=(0, 1.1 * max(1.0, runs["spike_score"].max())))
     return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    chosen = options.parse_args(arguments)
-    runs = load(options, chosen.runs, "runs")
-    save(draw(runs), "mxnorm_figa3_spike_scores", caption(runs, __doc__))
+    make_figure(__file__, __doc__, arguments, draw, "runs")
 
 
 if __name__ == "__main__":

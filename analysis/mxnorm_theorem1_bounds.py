@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, caption, colors, load_tables, parser, plt, save
+from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 
 DISTRIBUTIONS = {"laplace": "#E69F00", "gaussian": "#000000", "uniform": "#56B4E9"}
 POWERS = {1.0: ("o", "--"), 2.0: ("s", "-")}  # marker and line
@@ -86,10 +86,7 @@ def draw_by_input(axes: Axes, rows: pd.DataFrame, column: str, outline: str | No
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    chosen = options.parse_args(arguments)
-    tables = load_tables(options, chosen.runs, "convergence", "bounds")
-    save(draw(*tables), "mxnorm_theorem1_bounds", caption(tables[0], __doc__))
+    make_figure(__file__, __doc__, arguments, draw, "convergence", "bounds", query=load_last)
 
 
 if __name__ == "__main__":

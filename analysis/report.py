@@ -14,7 +14,13 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, mxnorm_figa3_spike_scores
+from analysis import (
+    loss_curves,
+    mxnorm_fig03_lr_sensitivity,
+    mxnorm_fig06_norm_rms,
+    mxnorm_fig07_histograms,
+    mxnorm_figa3_spike_scores,
+)
 from analysis.claims import judged
 from analysis.compare import Mean, differing, mean, paired
 from analysis.style import FIGURES, arm_of, load, parser, plt
@@ -27,6 +33,8 @@ NUMBERS = {
     "mfu": "MFU",
     "memory_gib": "memory, GiB",
 }
+BASELINE = "config.baseline."  # columns: by group the choice that the others are compared with
+MOST_RUNS = 9  # in a figure with a panel or a line a run
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto }
@@ -44,9 +52,9 @@ def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
     parts = {
         "What was asked": commands(runs),
         "Arms": arms(runs),
-        "Differences to the first arm": differences(runs),
+        "Differences": differences(runs),
         "What the papers claim": claims(runs),
-        "Figures": "".join(embedded(title, figure) for title, figure in figures.items()),
+        "Figures": "".join(embedded(title, figure) for title, figure in figures.items()) + left_out(runs),
         "What differs between the configs": configs(runs),
         "Runs and where they ran": environment(runs),
     }
@@ -93,18 +101,26 @@ def short(found: Mean, column: str) -> Number:
 
 
 def differences(runs: pd.DataFrame) -> str:
-    names = list(dict.fromkeys(runs["arm"]))
-    groups = [c.removeprefix("choice.") for c in runs if c.startswith("choice.") and runs[c].nunique(dropna=False) > 1]
-    others = tuple(column for column in differing(runs) if not column.startswith(tuple(f"config.{g}." for g in groups)))
-    varied = [*groups, *(column.removeprefix("config.").partition(".")[0] for column in others)]
+    """To the arm that the sweep names as its baseline, of the same seeds and all else; without one to the first arm."""
+    groups = [c.removeprefix(BASELINE) for c in runs if c.startswith(BASELINE)]
+    wanted = runs[[f"{BASELINE}{group}" for group in groups]].to_numpy()
+    is_baseline = pd.Series((runs[[f"choice.{group}" for group in groups]].to_numpy() == wanted).all(1), runs.index)
+    if not groups or not is_baseline.any():
+        is_baseline, groups = runs["arm"] == runs["arm"].iloc[0], every_group(runs)
     rows = [
-        [
-            html.escape(name),
-            paired(runs, "validation_loss", runs["arm"] == name, runs["arm"] == names[0], varied),
-        ]
-        for name in names[1:]
+        [html.escape(name), paired(runs, "validation_loss", runs["arm"] == name, is_baseline, groups)]
+        for name in dict.fromkeys(runs["arm"][~is_baseline])
     ]
-    return table(["arm", f"validation loss less that of {html.escape(names[0])}, same seeds"], rows)
+    names = ", ".join(dict.fromkeys(arm for arm in runs["arm"][is_baseline]))
+    shared = " ".join(f"{group}={wanted[0][number]}" for number, group in enumerate(groups)) if wanted.size else names
+    return table(["arm", f"validation loss less that of {html.escape(shared)}, same seeds and all else"], rows)
+
+
+def every_group(runs: pd.DataFrame) -> list[str]:
+    """The groups, and the fields beside them, in which any two runs differ."""
+    groups = [c.removeprefix("choice.") for c in runs if c.startswith("choice.") and runs[c].nunique(dropna=False) > 1]
+    others = (c for c in differing(runs) if not c.startswith(tuple(f"config.{group}." for group in groups)))
+    return [*groups, *(column.removeprefix("config.").partition(".")[0] for column in others)]
 
 
 def claims(runs: pd.DataFrame) -> str:
@@ -147,6 +163,13 @@ def environment(runs: pd.DataFrame) -> str:
     return table(["run", "fingerprint", "state", "commit", "torch", "GPU"], rows)
 
 
+def left_out(runs: pd.DataFrame) -> str:
+    few = (
+        f"<p>{len(runs)} runs are too many for a line or a panel each: loss curves, RMS and histograms are drawn of up "
+    )
+    return "" if is_few(runs) else f"{few}to {MOST_RUNS}; the scripts of analysis/ take --only.</p>"
+
+
 def embedded(title: str, figure: Figure) -> str:
     data = io.BytesIO()
     figure.savefig(data, format="png")
@@ -161,21 +184,34 @@ def histograms(rows: pd.DataFrame) -> Figure:
     return mxnorm_fig07_histograms.draw(last, [norms[0], norms[-1]])
 
 
-# What is drawn of the runs that have it: title, kind of rows, how.
-DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], Figure]], ...] = (
-    ("Training loss", "metrics", loss_curves.draw),
-    ("Spike scores", "runs", mxnorm_figa3_spike_scores.draw),
-    ("RMS of the norms' outputs", "norm_output_rms", mxnorm_fig06_norm_rms.draw),
-    ("Norms' inputs and outputs at the last step", "activation_histograms", histograms),
+def is_few(rows: pd.DataFrame) -> bool:
+    return rows["fingerprint"].nunique() <= MOST_RUNS
+
+
+def has_rates(runs: pd.DataFrame) -> bool:
+    return runs[mxnorm_fig03_lr_sensitivity.RATE].nunique() > 2
+
+
+def always(rows: pd.DataFrame) -> bool:
+    return True
+
+
+# What is drawn of the runs that have it: title, kind of rows, when, how.
+DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFrame], Figure]], ...] = (
+    ("Validation loss by learning rate", "runs", has_rates, mxnorm_fig03_lr_sensitivity.draw),
+    ("Training loss", "metrics", is_few, loss_curves.draw),
+    ("Spike scores", "runs", always, mxnorm_figa3_spike_scores.draw),
+    ("RMS of the norms' outputs", "norm_output_rms", is_few, mxnorm_fig06_norm_rms.draw),
+    ("Norms' inputs and outputs at the last step", "activation_histograms", is_few, histograms),
 )
 
 
 def drawn(paths: Sequence[Path]) -> dict[str, Figure]:
     figures = {}
-    for title, kind, draw in DRAWN:
+    for title, kind, suits, draw in DRAWN:
         frames = [frame for path in paths if (frame := rows_or_none(path, kind)) is not None]
-        if frames:
-            figures[title] = draw(pd.concat(frames, ignore_index=True))
+        if frames and suits(rows := pd.concat(frames, ignore_index=True)):
+            figures[title] = draw(rows)
     return figures
 
 

@@ -1,10 +1,15 @@
-"""How every figure looks, and where it goes: figures/NAME.png, .pdf and, the caption, .md."""
+"""How every figure looks, what all scripts share, and where it goes: figures/NAME.png, .pdf and, the caption, .md.
+
+A script is a query (`make_figure`, or `load_chosen`), a transformation and a plot (its `draw`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -18,8 +23,9 @@ from mxstudy import results
 FIGURES = Path("figures")
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
 
-# The palette of Okabe and Ito, made for colour-blind readers. An arm is known by the first of these texts that its
-# label contains, and has the same colour in every figure; arms that are not known share out the rest.
+# The palette of Okabe and Ito, made for colour-blind readers, with a wine red for its yellow, which is too
+# faint for a line. An arm is known by the first of these words that its label has, and has the same colour in every
+# figure; arms that are not known share out the rest.
 ARMS = {
     "bf16": "#000000",
     "fp32": "#666666",
@@ -27,7 +33,8 @@ ARMS = {
     "mxnorm_p2": "#009E73",
     "rmsnorm": "#0072B2",
 }
-OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+SEEDS = ("seed=", "data_seed=")
+OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#882255")
 
 mpl.use("Agg")  # files, no windows
 plt.rcParams.update(
@@ -52,23 +59,72 @@ def colors(labels: Iterable[str]) -> dict[str, str]:
     """The colour of each label."""
     others = cycle(OTHERS)
     return {
-        label: next((color for arm, color in ARMS.items() if arm in label), None) or next(others)
+        label: next((color for arm, color in ARMS.items() if arm in re.findall(r"\w+", label)), None) or next(others)
         for label in dict.fromkeys(labels)
     }
 
 
+def make_figure(
+    script: str,
+    shows: str | None,
+    arguments: Sequence[str] | None,
+    draw: Callable[..., Figure],
+    *kinds: str,
+    query: Callable[..., list[pd.DataFrame]] | None = None,
+) -> None:
+    """The whole command of a script without options of its own: `draw` has a frame of each of `kinds`.
+
+    `script`: its file, by which the figure is called; `shows`: its docstring; `query`: load_chosen or load_last.
+    """
+    options = figure_parser(script, shows)
+    chosen = options.parse_args(arguments)
+    frames = (query or load_chosen)(options, chosen, *kinds)
+    save(draw(*frames), chosen.name, caption(frames[0], shows))
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The option that every figure has."""
-    options = argparse.ArgumentParser(description=description)
-    options.add_argument(
-        "--runs",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="folders of runs, of experiments, or runs/ itself; or tables of results/ by what their names begin with",
-    )
+    """The option of all that reads runs."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    runs_option(options, required=True)
     return options
+
+
+def runs_option(options: argparse._ActionsContainer, required: bool = False) -> None:
+    what = "folders of runs, of experiments, or runs/ itself; or tables of results/ by what their names begin with"
+    options.add_argument("--runs", nargs="+", type=Path, metavar="PATH", help=what, required=required)
+
+
+def figure_parser(
+    script: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.ArgumentParser:
+    """The options that every figure has; `source` adds others in place of --runs."""
+    options = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
+    (source or partial(runs_option, required=True))(options)
+    what = {
+        "--only": "runs whose labels have these; of several with one key, one",
+        "--without": "runs with none of these",
+    }
+    for option, chooses_runs in what.items():
+        options.add_argument(option, nargs="+", default=[], metavar="WORD", help=chooses_runs)
+    options.add_argument("--name", default=Path(script).stem, help="of the files in figures/")
+    return options
+
+
+def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
+    """The rows of each kind of the runs that --runs, --only and --without choose."""
+    frames = [load(options, chosen.runs, kind) for kind in kinds]
+    kept = [frame[frame["label"].map(lambda label: chooses(label, chosen))] for frame in frames]
+    for frame, rows in zip(frames, kept, strict=True):
+        if rows.empty:
+            options.error(f"--only, --without: none is left of {'; '.join(dict.fromkeys(frame['label']))}")
+    return kept
+
+
+def chooses(label: str, chosen: argparse.Namespace) -> bool:
+    """Whether the label has one of the words of --only for each of their keys, and none of --without."""
+    words, keys = {*label.split()}, {word.partition("=")[0] for word in chosen.only}
+    wanted = [{word for word in chosen.only if word.partition("=")[0] == key} for key in keys]
+    return all(words & alternatives for alternatives in wanted) and not words & {*chosen.without}
 
 
 def load(options: argparse.ArgumentParser, runs: list[Path], kind: str) -> pd.DataFrame:
@@ -79,11 +135,11 @@ def load(options: argparse.ArgumentParser, runs: list[Path], kind: str) -> pd.Da
         options.error(str(error))
 
 
-def load_tables(options: argparse.ArgumentParser, runs: list[Path], *kinds: str) -> list[pd.DataFrame]:
-    """The tables of those kinds of one run: the one that was begun last if there are several, which a line says."""
-    if any(path.suffix == ".parquet" for path in runs):
+def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
+    """As load_chosen, of one run: the one that was begun last if there are several, which a line says."""
+    if any(path.suffix == ".parquet" for path in chosen.runs):
         options.error("--runs: give the folder of a run, or what the names of its tables begin with")
-    frames = [load(options, runs, kind) for kind in kinds]
+    frames = load_chosen(options, chosen, *kinds)
     last = frames[0].iloc[-1]
     if (frames[0]["fingerprint"] != last["fingerprint"]).any():
         print(f"of several runs the last: {last['label']}, {last['fingerprint'][:12]}", file=sys.stderr)
@@ -102,10 +158,35 @@ def caption(rows: pd.DataFrame, shows: str | None) -> str:
     return "\n".join([said, "", *lines]) + "\n"
 
 
-def arm_of(label: str) -> str:
-    """A run's label without its seeds: runs that share it repeat each other."""
-    words = [word for word in label.split() if not word.startswith(("seed=", "data_seed="))]
+def arm_of(label: str, but: tuple[str, ...] = SEEDS) -> str:
+    """A run's label without its seeds, or what else words begin with: runs that share it repeat each other."""
+    words = [word for word in label.split() if not word.startswith(but)]
     return " ".join(words) or label
+
+
+def arms_of(labels: Iterable[str], but: tuple[str, ...] = SEEDS) -> dict[str, str]:
+    """Of each label its arm, less the words that all of several arms share."""
+    arms = {label: arm_of(label, but).split() for label in dict.fromkeys(labels)}
+    common = set.intersection(*map(set, arms.values())) if len({*map(tuple, arms.values())}) > 1 else set()
+    return {label: " ".join(word for word in arm if word not in common) or label for label, arm in arms.items()}
+
+
+def heading(arm: str) -> str:
+    """A word of the arm a line, numbers in three digits."""
+    return re.sub(r"(?<==)[-+.\de]{5,}$", lambda number: f"{float(number[0]):.3g}", arm.replace(" ", "\n"), flags=re.M)
+
+
+def seed_of(label: str) -> str:
+    return " ".join(word for word in label.split() if word.startswith(SEEDS))
+
+
+def save_table(markdown: str, name: str) -> Path:
+    """Writes figures/NAME.md; prints and returns its path."""
+    FIGURES.mkdir(exist_ok=True)
+    path = FIGURES / f"{name}.md"
+    path.write_text(markdown)
+    print(path)
+    return path
 
 
 def save(figure: Figure, name: str, caption: str) -> Path:

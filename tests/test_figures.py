@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -13,19 +14,36 @@ from analysis.figures import FIGURES, RESULTS, Figure
 from analysis.style import arm_of, caption
 
 ROOT = Path(__file__).parents[1]
-NO_FIGURES = {"style", "figures", "export", "compare", "claims", "report", "chinchilla"}
+NO_FIGURES = {"style", "figures", "export", "compare", "claims", "report", "chinchilla", "scaling_runs"}
 BACKED = [figure for figure in FIGURES if figure.results]
 
 
-def test_every_script_is_in_the_list_once() -> None:
+def test_every_script_is_in_the_list_and_every_name_once() -> None:
     scripts = {path.stem for path in (ROOT / "analysis").glob("*.py")} - NO_FIGURES
-    assert sorted(figure.name for figure in FIGURES) == sorted(scripts)
+    assert {figure.script or figure.name for figure in FIGURES} == scripts
+    names = [figure.name for figure in FIGURES]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_the_commands_that_make_its_runs_are_there(figure: Figure) -> None:
+    for group, name in re.findall(r"\+(sweep|experiment)=(\w+)", figure.command):
+        folder = ROOT / {"sweep": "sweeps", "experiment": "conf/experiment"}[group]
+        assert (folder / f"{name}.yaml").exists()
+        assert f"runs/{name}" in figure.runs
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_its_script_takes_its_arguments(figure: Figure, capsys) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module(figure.module).main(figure.options("nowhere"))
+    assert "nowhere" in capsys.readouterr().err  # what is wrong is the runs alone
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_a_script_says_how_to_run_it(figure: Figure) -> None:
-    script = importlib.import_module(f"analysis.{figure.name}")
-    assert f"python -m analysis.{figure.name} --runs {figure.runs.partition('/')[0]}" in script.__doc__
+    script = importlib.import_module(figure.module)
+    assert f"python -m {figure.module} --runs {figure.runs.partition('/')[0]}" in script.__doc__
 
 
 @pytest.mark.parametrize("figure", BACKED, ids=lambda figure: figure.name)
@@ -43,7 +61,7 @@ def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, m
         assert (tmp_path / "figures" / f"{figure.name}.pdf").exists() == (figure in BACKED)
         assert (figure.command in printed) or figure in BACKED
     text = (tmp_path / "figures" / "mxnorm_fig06_norm_rms.md").read_text()
-    assert "- precision=mxfp8 norm=mxnorm_p2: 1 run (7c38a9fcf00a)" in text
+    assert "- norm=mxnorm_p2: 1 run (8601e0ddfdd1)" in text
     assert "python -m" not in text
 
 

@@ -1,0 +1,103 @@
+"""Validation losses of each mitigation less those of bf16, by budget and tokens per parameter.
+
+As the instability paper prints them in its tables 1, 4 and 5: the lowest validation loss in bf16, and for each pair of
+formats, weights / activations, how much is added to it. In brackets what is printed there for that size and budget.
+
+python -m analysis.instability_table04_mitigations --losses validation_losses.csv
+python -m analysis.instability_table04_mitigations --runs runs/mitigations
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.chinchilla import need_columns
+from analysis.scaling_runs import LOSS, read, source_options
+from analysis.style import figure_parser, save_table
+
+PRINTED = Path(__file__).parent / "printed" / "instability_tables_1_4_5.csv"
+BASELINE = "bfloat16_bfloat16"
+TOLERANCE = {"tokens_per_parameter": 0.01, "flops": 0.02}  # relative: by which a size here is one that is printed
+SHOWN = {
+    "e2m3_bfloat16": "E2M3 / bf16",
+    "e4m3_bfloat16": "E4M3 / bf16",
+    "e5m2_bfloat16": "E5M2 / bf16",
+    "e4m3_e4m3_forward_only": "E4M3, forward only",
+    "e5m2_e5m2_forward_only": "E5M2, forward only",
+}
+
+
+def differences(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a size: flops, params, tokens_per_parameter, the baseline's loss, and of each arm the difference to it.
+
+    Runs of an arm and size that differ in nothing but the seed are averaged. Raises ValueError: no run is in bf16.
+    """
+    need_columns(runs, ("weight_activation", "params", "tokens", LOSS))
+    sizes = runs.pivot_table(index=["params", "tokens"], columns="weight_activation", values=LOSS)
+    if BASELINE not in sizes:
+        raise ValueError(f"no run is in bf16 ({BASELINE}), and the others are shown by their difference to it")
+    arms = [arm for arm in SHOWN if arm in sizes]
+    table = sizes[arms].sub(sizes[BASELINE], axis=0).assign(**{BASELINE: sizes[BASELINE]}).reset_index()
+    table = table.dropna(subset=BASELINE)
+    table = table.assign(flops=6.0 * table["params"] * table["tokens"], ratio=table["tokens"] / table["params"])
+    budget = table["flops"].map(lambda flops: float(f"{flops:.1e}"))
+    order = table.assign(budget=budget).sort_values(["budget", "ratio"], ascending=[True, False])
+    return order.drop(columns="budget").rename(columns={"ratio": "tokens_per_parameter"}).reset_index(drop=True)
+
+
+def printed_beside(table: pd.DataFrame) -> pd.DataFrame:
+    """Of each row of `table` what is printed of that size: NaN where nothing is."""
+    printed = pd.read_csv(PRINTED)
+    beside = pd.DataFrame(np.nan, table.index, [BASELINE, *SHOWN])
+    for place, row in table.iterrows():
+        same = pd.Series(True, printed.index)
+        for column, relative in TOLERANCE.items():
+            same &= (printed[column] / row[column] - 1).abs() < relative
+        for column in printed.columns.intersection(beside.columns):
+            beside.loc[place, column] = printed.loc[same, column].min()  # NaN if there is none
+    return beside
+
+
+def markdown(table: pd.DataFrame) -> str:
+    arms = [arm for arm in SHOWN if arm in table]
+    printed = printed_beside(table)
+    lines = [
+        f"| FLOPs | N | D/N | bf16 | {' | '.join(SHOWN[arm] for arm in arms)} |",
+        "|---|---:|---:|---:|" + "---:|" * len(arms),
+    ]
+    for place, row in table.iterrows():
+        shown = [f"{row['flops']:.2e}", f"{row['params'] / 1e6:.1f}M", f"{row['tokens_per_parameter']:.2f}"]
+        shown += [cell(row[arm], printed.loc[place, arm], "" if arm == BASELINE else "+") for arm in [BASELINE, *arms]]
+        lines.append(f"| {' | '.join(shown)} |")
+    errors = (table[arms] - printed[arms]).abs().stack().dropna()
+    if len(errors):
+        close = (errors < 0.001).sum()
+        lines += [
+            "",
+            f"Of {len(errors)} printed differences {close} are within 0.001 of those here.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def cell(ours: float, printed: float, sign: str) -> str:
+    shown = "-" if np.isnan(ours) else f"{ours:{sign}.4f}"
+    return shown if np.isnan(printed) else f"{shown} ({printed:{sign}g})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__, source_options)
+    chosen = options.parse_args(arguments)
+    try:
+        runs, said = read(options, chosen, __doc__)
+        table = differences(runs)
+    except (ValueError, OSError) as error:
+        options.error(str(error))
+    save_table(f"{said}\n{markdown(table)}", chosen.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Losses of several arms over training, and their differences to the first arm or to --baseline.
+
+Lines: means over seeds, training losses smoothed by an exponential mean over 1 % of the steps. Bands: lowest to highest
+of the seeds; of differences, run by run of the same seed. Cross: where a diverged run ends.
+
+python -m analysis.loss_comparison --runs runs/convergence --only model=llama_8b
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.loss_curves import smoothed
+from analysis.style import ONE_COLUMN, arms_of, caption, colors, figure_parser, load_chosen, plt, save, seed_of
+
+DASHES = ("-", "--", ":", "-.")
+# What --of names: the rows, the axis of what is seen of a loss in nats, and how it is made of it.
+QUANTITIES: dict[str, tuple[str, str, str, Callable[[pd.DataFrame], pd.DataFrame]]] = {
+    "training_loss": ("metrics", "loss", "training loss, nats a token", lambda loss: loss),
+    "validation_perplexity": ("validation", "validation_loss", "validation perplexity", np.exp),
+}
+
+
+def by_arm(rows: pd.DataFrame, column: str, smooth: bool) -> dict[str, pd.DataFrame]:
+    """Of each arm the losses, by step (rows) and seed (columns)."""
+    names = arms_of(rows["label"])
+    arms: dict[str, dict[str, pd.Series]] = {}
+    for label, own in rows.groupby("label", sort=False):
+        losses = own.drop_duplicates("step", keep="last").set_index("step")[column]
+        arms.setdefault(names[label], {})[seed_of(label)] = smoothed(losses) if smooth else losses
+    return {arm: pd.DataFrame(runs) for arm, runs in arms.items()}
+
+
+def draw(rows: pd.DataFrame, of: str, baseline: str | None = None, lost: Sequence[str] = ()) -> Figure:
+    """`lost`: fingerprints of the runs that have diverged. Raises ValueError: no arm has `baseline` in its name."""
+    _, column, title, seen = QUANTITIES[of]
+    arms = by_arm(rows, column, smooth=of == "training_loss")
+    first = next((arm for arm in arms if baseline is None or baseline in arm.split()), None)
+    if first is None:
+        raise ValueError(f"--baseline: no arm has the word {baseline}; there are {'; '.join(arms)}")
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(ONE_COLUMN, 1.3 * ONE_COLUMN), sharex=True)
+    for (arm, losses), stroke in zip(arms.items(), strokes(arms), strict=True):
+        band(top, seen(losses), label=arm, **stroke)
+        if arm != first:
+            shared = losses.columns.intersection(arms[first].columns)
+            band(bottom, (losses[shared] - arms[first][shared]).dropna(how="all"), **stroke)
+    for _, run in rows[rows["fingerprint"].isin(lost)].groupby("fingerprint"):
+        top.plot(run["step"].iloc[-1], seen(run[column]).iloc[-1], "x", color="black", markersize=5)
+    bottom.axhline(0, color="black", linewidth=0.6)
+    bottom.set_title(f"less that of {first}", fontsize=7)
+    top.set(ylabel=title)
+    bottom.set(xlabel="step", ylabel="difference of losses, nats")
+    figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", fontsize=7)
+    return figure
+
+
+def strokes(arms: Iterable[str]) -> list[dict[str, Any]]:
+    """Arms of one colour differ in their dashes."""
+    color, seen = colors(arms), Counter[str]()
+    found = []
+    for arm in arms:
+        found.append({"color": color[arm], "linestyle": DASHES[seen[color[arm]] % len(DASHES)]})
+        seen[color[arm]] += 1
+    return found
+
+
+def band(axes: Axes, losses: pd.DataFrame, color: str, **style: Any) -> None:
+    """The mean of the columns and, around it, from the lowest to the highest."""
+    low, high = losses.min(axis=1), losses.max(axis=1)
+    axes.fill_between(losses.index, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot(losses.index, losses.mean(axis=1), color=color, **style)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    options.add_argument("--of", choices=QUANTITIES, default="training_loss")
+    options.add_argument("--baseline", metavar="WORD", help="of an arm's name, such as norm=rmsnorm")
+    chosen = options.parse_args(arguments)
+    rows, runs = load_chosen(options, chosen, QUANTITIES[chosen.of][0], "runs")
+    try:
+        figure = draw(rows, chosen.of, chosen.baseline, list(runs.loc[runs["state"] == "diverged", "fingerprint"]))
+    except ValueError as error:
+        options.error(str(error))
+    save(figure, chosen.name, caption(rows, __doc__))
+
+
+if __name__ == "__main__":
+    main()

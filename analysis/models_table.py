@@ -1,0 +1,90 @@
+"""The models of a set of runs, with their parameters as counted, beside what a paper prints of them.
+
+MXNorm paper, table 3; instability paper, table 3; MXFP8 recipe, table 2. In brackets what is printed where it differs.
+Parameters: all, embedding and head among them, whose size is that of the vocabulary.
+
+python -m analysis.models_table --runs runs/convergence --paper mxnorm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.style import caption, figure_parser, load_chosen, save_table
+
+MODEL, TRAIN = "config.model.", "config.train."
+QUANTITIES = {  # name: how it is made of a row of a runs table
+    "layers": lambda run: run[f"{MODEL}num_layers"],
+    "hidden size": lambda run: run[f"{MODEL}hidden_size"],
+    "heads": lambda run: run[f"{MODEL}num_heads"],
+    "head size": lambda run: run[f"{MODEL}hidden_size"] // run[f"{MODEL}num_heads"],
+    "Q:KV heads": lambda run: run[f"{MODEL}num_heads"] // run[f"{MODEL}num_kv_heads"],
+    "FFN size": lambda run: run[f"{MODEL}ffn_size"],
+    "sequence length": lambda run: run[f"{TRAIN}sequence_length"],
+    "batch size": lambda run: run[f"{TRAIN}batch_size"],
+    "learning rate": lambda run: run["config.optimizer.lr"],
+    "tokens, millions": lambda run: (
+        run[f"{TRAIN}steps"] * run[f"{TRAIN}batch_size"] * run[f"{TRAIN}sequence_length"] / 1e6
+    ),
+}
+VARIED = ("learning rate", "batch size", "tokens, millions")  # from run to run of one model
+
+# Of each paper's models what it prints, by the layers and the width of the model here.
+PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
+    "mxnorm": {
+        (blocks, width): {
+            "batch size": batch, "sequence length": 4096, "tokens, millions": tokens, "Q:KV heads": 4, "FFN size": ffn
+        }
+        for blocks, width, batch, tokens, ffn in (
+            (8, 1024, 32, 2620, 1536), (16, 2048, 256, 20970, 3072), (32, 4096, 256, 314570, 7168)
+        )
+    },
+    "instability": {
+        (n, 64 * n): {
+            "heads": n, "head size": 64, "FFN size": 4 * 64 * n, "Q:KV heads": 1, "sequence length": 512
+        }
+        for n in range(4, 33)
+    },
+    "mxfp8": {
+        (24, 1024): {"heads": 16, "sequence length": 4096, "batch size": 256, "learning rate": 2.5e-4},
+        (24, 2048): {"heads": 16, "sequence length": 4096, "batch size": 256, "learning rate": 2e-4},
+        (32, 4096): {"heads": 32, "sequence length": 4096, "batch size": 1024, "learning rate": 3e-4},
+    },
+}  # fmt: skip
+
+
+def markdown(runs: pd.DataFrame, paper: str) -> str:
+    """A row a model: of what varies between its runs the least and the most."""
+    table = pd.DataFrame({name: [make(run) for run in runs.to_dict("records")] for name, make in QUANTITIES.items()})
+    table.insert(0, "parameters", runs["parameters"].to_list())
+    lines = [f"| {' | '.join(table)} |", "|" + "---:|" * len(table.columns)]
+    for _, own in table.groupby([name for name in table if name not in VARIED], dropna=False):
+        printed = PRINTED[paper].get((own["layers"].iloc[0], own["hidden size"].iloc[0]), {})
+        lines.append(f"| {' | '.join(cell(own[name], printed.get(name)) for name in own)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(values: pd.Series, printed: float | None) -> str:
+    """In brackets what is printed where it is none of these; papers round tokens to three digits or more."""
+    ends = dict.fromkeys(map(short, (values.min(), values.max())))
+    shown = " to ".join(ends)
+    return shown if printed is None or np.isclose(values, printed, rtol=2e-3).any() else f"{shown} ({short(printed)})"
+
+
+def short(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3g}" if value < 1 else f"{value:,.0f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    options.add_argument("--paper", choices=PRINTED, required=True, help="whose numbers stand beside")
+    chosen = options.parse_args(arguments)
+    (runs,) = load_chosen(options, chosen, "runs")
+    save_table(f"{caption(runs, __doc__)}\n{markdown(runs, chosen.paper)}", chosen.name)
+
+
+if __name__ == "__main__":
+    main()

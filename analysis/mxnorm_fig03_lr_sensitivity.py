@@ -1,0 +1,89 @@
+"""Final loss by learning rate, a line a norm, a panel a model (MXNorm paper, figure 3 and section 4.1).
+
+Top: mean validation loss, and from the lowest to the highest of the seeds (band); crosses at the edge: diverged runs.
+Bottom: highest less lowest of the seeds, which is what a difference between norms has to be seen against.
+
+python -m analysis.mxnorm_fig03_lr_sensitivity --runs runs/lr_sensitivity
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.compare import mean
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save
+
+MODEL, NORM, RATE, LOSS = "choice.model", "choice.norm", "config.optimizer.lr", "validation_loss"
+# The training loss at the best rate, as section 4.1 prints it.
+PRINTED = {
+    ("llama_125m", "rmsnorm"): "3.090 ± 0.004",
+    ("llama_125m", "mxnorm_p1"): "3.113 ± 0.012",
+    ("llama_125m", "mxnorm_p2"): "3.116 ± 0.010",
+    ("llama_1b", "rmsnorm"): "2.692 ± 0.011",
+    ("llama_1b", "mxnorm_p1"): "2.684 ± 0.009",
+    ("llama_1b", "mxnorm_p2"): "2.691 ± 0.007",
+}
+
+
+def draw(runs: pd.DataFrame) -> Figure:
+    models = list(runs.groupby(MODEL, sort=False))
+    width = ONE_COLUMN if len(models) == 1 else TWO_COLUMNS
+    size, shares = (width, 1.2 * ONE_COLUMN), {"height_ratios": (2, 1)}
+    figure, panels = plt.subplots(2, len(models), figsize=size, sharex="col", squeeze=False, gridspec_kw=shares)
+    color = colors(runs[NORM])
+    for (top, bottom), (model, own) in zip(panels.T, models, strict=True):
+        for norm, arm in own.groupby(NORM, sort=False):
+            draw_arm(top, bottom, arm, str(norm), color[str(norm)])
+        top.set_title(f"{model}, {mark_of_seeds(own)}", fontsize=8)
+        bottom.set_xscale("log", base=2)
+        bottom.set(xlabel="learning rate", yscale="log")
+    panels[0, 0].set_ylabel("final validation loss, nats")
+    panels[1, 0].set_ylabel("range over\nseeds, nats")
+    panels[0, 0].legend()
+    return figure
+
+
+def draw_arm(top: Axes, bottom: Axes, runs: pd.DataFrame, name: str, color: str) -> None:
+    rates = runs.groupby(RATE)[LOSS].agg(["mean", "min", "max"])
+    top.plot(rates.index, rates["mean"], "o-", markersize=3, color=color, label=name)
+    top.fill_between(rates.index, rates["min"], rates["max"], color=color, alpha=0.2, linewidth=0)
+    bottom.plot(rates.index, (rates["max"] - rates["min"]).where(lambda spread: spread > 0), "o-", ms=3, color=color)
+    lost = runs.loc[runs["state"] == "diverged", RATE]
+    top.plot(lost, np.full(len(lost), 0.98), "x", color=color, transform=top.get_xaxis_transform())
+
+
+def mark_of_seeds(runs: pd.DataFrame) -> str:
+    seeds = runs.groupby([NORM, RATE]).size()
+    few, many = int(seeds.min()), int(seeds.max())
+    return f"{few} seed{'s' * (many > 1)}" if few == many else f"{few} to {many} seeds"
+
+
+def best(runs: pd.DataFrame) -> str:
+    """As Markdown: of each model and norm the rate of the lowest mean, and the loss there, beside the paper's."""
+    lines = [
+        "| model | norm | best rate | validation loss, 95 % interval (seeds) | the paper's training loss |",
+        "|---|---|---|---:|---:|",
+    ]
+    for (model, norm), arm in runs.dropna(subset=LOSS).groupby([MODEL, NORM], sort=False):
+        losses = arm.groupby(RATE)[LOSS]
+        rate = losses.mean().idxmin()
+        printed = PRINTED.get((model, norm), "-")
+        lines.append(f"| {model} | {norm} | 2^{np.log2(rate):.0f} | {mean(losses.get_group(rate))} | {printed} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    chosen = options.parse_args(arguments)
+    (runs,) = load_chosen(options, chosen, "runs")
+    ended = runs[runs["state"].isin(["finished", "diverged"])]
+    save(draw(ended), chosen.name, f"{caption(ended, __doc__)}\n{best(ended)}")
+
+
+if __name__ == "__main__":
+    main()

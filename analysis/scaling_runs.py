@@ -1,0 +1,64 @@
+"""Runs of many sizes, from run folders or from losses that a paper's authors published: N, D and loss, by arm."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.chinchilla import need_columns
+from analysis.style import caption, load_chosen, runs_option
+
+LOSS = "min_val_loss"  # of the losses that the paper's authors published, the one that gives their constants
+
+# The arms of the instability paper as its authors' losses name them, and what each is here.
+PRECISIONS = {
+    "mxfp6_e2m3_bf16_act": "e2m3_bfloat16",
+    "mxfp8_bf16_act": "e4m3_bfloat16",
+    "mxfp8_e5m2_bf16_act": "e5m2_bfloat16",
+    "bf16": "bfloat16_bfloat16",
+    "mxfp8_forward_only": "e4m3_e4m3_forward_only",
+    "mxfp8_e5m2_forward_only": "e5m2_e5m2_forward_only",
+}
+
+
+def source_options(options: argparse.ArgumentParser) -> None:
+    """--losses beside --runs."""
+    source = options.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--losses", type=Path, metavar="FILE.csv", help="weight_activation, params, tokens, min_val_loss"
+    )
+    runs_option(source)
+
+
+def read(options: argparse.ArgumentParser, chosen: argparse.Namespace, shows: str | None) -> tuple[pd.DataFrame, str]:
+    """A row a run (weight_activation, params, tokens, min_val_loss), and what the caption says of them."""
+    if chosen.losses:
+        if chosen.only or chosen.without:
+            options.error("--only, --without: they choose from --runs; a file of losses has no labels")
+        return from_csv(chosen.losses, shows)
+    return from_runs(load_chosen(options, chosen, "runs")[0], shows)
+
+
+def from_csv(path: Path, shows: str | None) -> tuple[pd.DataFrame, str]:
+    runs = pd.read_csv(path)
+    need_columns(runs, [LOSS])
+    said = (shows or "").partition("python -m")[0].strip()
+    return runs, f"{said}\n\n- {path.name}: {len(runs)} rows, {runs[LOSS].isna().sum()} of them without a loss\n"
+
+
+def from_runs(table: pd.DataFrame, shows: str | None = None) -> tuple[pd.DataFrame, str]:
+    """The finished runs of a runs table under the names of the CSV; other arms are a precision and a norm."""
+    train = ["config.train.batch_size", "config.train.sequence_length"]
+    need_columns(table, ["parameters", "best_validation_loss", *train])
+    done = table[table["state"] == "finished"]
+    ours = done["choice.precision"] + " " + done["choice.norm"]
+    theirs = done["choice.precision"].map(PRECISIONS).where(done["choice.norm"] == "layernorm")
+    runs = {
+        "weight_activation": theirs.fillna(ours),
+        "params": done["parameters"],
+        "tokens": done["step"] * done[train[0]] * done[train[1]],
+        LOSS: done["best_validation_loss"],
+    }
+    return pd.DataFrame(runs), caption(done, shows)

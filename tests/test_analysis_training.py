@@ -1,0 +1,224 @@
+"""Figures and tables of training runs, from frames made by hand: what is drawn is what the frames say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_analysis import drawn
+
+from analysis import (
+    instability_table04_mitigations,
+    loss_and_gradient_norm,
+    loss_comparison,
+    models_table,
+    mxnorm_fig03_lr_sensitivity,
+    mxnorm_fig05_outlier_feature,
+    style,
+)
+from analysis.scaling_runs import from_runs
+from mxstudy.results import write_table
+
+STEPS = 50
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    style.plt.close("all")
+
+
+def curve(label: str, offset: float, **columns: object) -> pd.DataFrame:
+    """A run's metrics; the loss falls from 5 by `offset` more than it would."""
+    step = np.arange(STEPS)
+    rows = {"label": label, "fingerprint": label, "step": step, "tokens": 32 * (step + 1)}
+    return pd.DataFrame(rows | {"loss": 5 - 0.05 * step + offset, "grad_norm": 2.0 + offset} | columns)
+
+
+def of_rates() -> pd.DataFrame:
+    """Two models x two norms x two rates x two seeds; at the high rate the second seed of mxnorm_p1 diverges."""
+    rows = []
+    for model, norm, rate, seed in (
+        (m, n, r, s)
+        for m in ("llama_125m", "llama_1b")
+        for n in ("rmsnorm", "mxnorm_p1")
+        for r in (-9, -7)
+        for s in (0, 1)
+    ):
+        lost = norm == "mxnorm_p1" and rate == -7 and seed == 1
+        loss = np.nan if lost else 3 + 0.5 * (rate == -7) + 0.1 * seed
+        label = f"model={model} norm={norm} optimizer.lr={2.0**rate} seed={seed}"
+        about = {"label": label, "fingerprint": label, "state": "diverged" if lost else "finished"}
+        choices = {"choice.model": model, "choice.norm": norm, "config.optimizer.lr": 2.0**rate}
+        rows.append(about | choices | {"validation_loss": loss})
+    return pd.DataFrame(rows)
+
+
+def test_losses_by_rate_are_means_with_the_range_of_the_seeds_below() -> None:
+    figure = mxnorm_fig03_lr_sensitivity.draw(of_rates())
+    tops, bottoms = figure.axes[:2], figure.axes[2:]
+    assert [axes.get_title() for axes in tops] == ["llama_125m, 2 seeds", "llama_1b, 2 seeds"]
+    assert figure.get_figwidth() == style.TWO_COLUMNS
+    for top, bottom in zip(tops, bottoms, strict=True):
+        rms, nothing, mx, cross = top.lines
+        assert np.allclose(rms.get_xydata(), [(2**-9, 3.05), (2**-7, 3.55)])
+        assert np.allclose(mx.get_xydata(), [(2**-9, 3.05), (2**-7, 3.5)])
+        assert (len(nothing.get_xdata()), list(cross.get_xdata())) == (0, [2**-7])
+        assert np.allclose(bottom.lines[0].get_ydata(), [0.1, 0.1])
+        assert bottom.get_xscale() == "log"
+
+
+def test_the_loss_at_the_best_rate_stands_beside_the_paper_s() -> None:
+    lines = mxnorm_fig03_lr_sensitivity.best(of_rates()).splitlines()
+    assert lines[2] == "| llama_125m | rmsnorm | 2^-9 | 3.0500 ± 0.6353 (2) | 3.090 ± 0.004 |"
+    assert lines[5] == "| llama_1b | mxnorm_p1 | 2^-9 | 3.0500 ± 0.6353 (2) | 2.684 ± 0.009 |"
+
+
+def compared() -> pd.DataFrame:
+    """Two seeds an arm, whose difference is 0.1 in one and 0.3 in the other."""
+    offsets = {("bf16", 0): 0.0, ("bf16", 1): 1.0, ("mxfp8", 0): 0.1, ("mxfp8", 1): 1.3}
+    return pd.concat([curve(f"model=x precision={arm} seed={seed}", o) for (arm, seed), o in offsets.items()])
+
+
+def test_differences_are_paired_by_seed() -> None:
+    top, bottom = loss_comparison.draw(compared(), "training_loss", "precision=bf16").axes
+    assert [line.get_label() for line in top.lines] == ["precision=bf16", "precision=mxfp8"]
+    assert bottom.get_title() == "less that of precision=bf16"
+    assert np.allclose(bottom.lines[0].get_ydata(), 0.2)
+    heights = np.concatenate([path.vertices[:, 1] for path in bottom.collections[0].get_paths()])
+    assert (heights.min(), heights.max()) == pytest.approx((0.1, 0.3))
+
+
+def test_perplexities_are_of_validations_and_a_diverged_run_ends_in_a_cross() -> None:
+    rows = compared().rename(columns={"loss": "validation_loss"})
+    lost = "model=x precision=mxfp8 seed=1"
+    top, _ = loss_comparison.draw(rows, "validation_perplexity", None, [lost]).axes
+    first, second = np.exp(5.0), np.exp(6.0)
+    assert top.lines[0].get_ydata()[0] == pytest.approx((first + second) / 2)
+    assert top.lines[-1].get_xydata().tolist() == [[STEPS - 1, pytest.approx(np.exp(5 - 0.05 * 49 + 1.3))]]
+
+
+def test_a_baseline_that_is_no_arm_is_refused() -> None:
+    with pytest.raises(ValueError, match="no arm has the word bf15; there are precision=bf16; precision=mxfp8"):
+        loss_comparison.draw(compared(), "training_loss", "bf15")
+
+
+def test_arms_of_one_colour_have_other_dashes() -> None:
+    one, two, other = loss_comparison.strokes(["norm=rmsnorm lr=1", "norm=rmsnorm lr=2", "norm=mxnorm_p2 lr=1"])
+    assert one["color"] == two["color"] != other["color"]
+    assert one["linestyle"] == other["linestyle"] != two["linestyle"]
+
+
+def test_a_column_an_arm_whatever_the_size_coloured_by_tokens_per_parameter() -> None:
+    labels = [f"model.num_heads={n} train.steps=9 precision={p}" for p in ("bf16", "mxfp8") for n in (4, 9)]
+    metrics = pd.concat([curve(label, 0.1 * place) for place, label in enumerate(labels)])
+    runs = pd.DataFrame({"label": labels, "fingerprint": labels, "parameters": [16, 160, 16, 160], "state": "finished"})
+    runs.loc[3, "state"] = "diverged"
+    figure = loss_and_gradient_norm.draw(runs, metrics)
+    *panels, bar = figure.axes
+    assert [axes.get_title() for axes in panels[:2]] == ["precision=bf16", "precision=mxfp8"]
+    loss, norm = panels[1], panels[3]
+    assert list(loss.lines[1].get_ydata()) == list(metrics.loc[metrics["label"] == labels[3], "loss"])
+    assert list(norm.lines[0].get_ydata()) == [2.2] * STEPS
+    assert [len(axes.lines) for axes in panels] == [2, 3, 2, 3]  # a cross more where one has diverged
+    few, many = loss.lines[1].get_color(), loss.lines[0].get_color()
+    assert few == panels[0].lines[1].get_color() != many
+    assert [float(text.get_text()) for text in bar.get_yticklabels()][::4] == [10, 100]
+
+
+def rings() -> pd.DataFrame:
+    """64 features at two norms around step 5; feature 7 explodes at the second."""
+    rows = []
+    for step in range(8):
+        for norm in ("layers.0.ffn_norm", "norm"):
+            absmax = np.linspace(1, 1.5, 64)
+            absmax[7] *= 100 if norm == "norm" and step >= 5 else 1
+            rows.append({"norm": norm, "step": step, "absmax": absmax.tolist()})
+    return pd.DataFrame(rows).assign(fingerprint="a", label="seed=0", spike=5)
+
+
+def test_the_feature_that_explodes_is_on_top_at_the_norm_where_it_does() -> None:
+    maps = mxnorm_fig05_outlier_feature.around_spikes(rings(), None)
+    heat, spike = maps["a"]
+    assert (heat.index.name, heat.index[0], len(heat), spike) == ("feature at norm", 7, 24, 5)
+    assert heat.loc[7, 5] > 100 > 2 > heat.loc[7, 4]
+    metrics = curve("seed=0", 0.0, fingerprint="a")
+    top, bottom, _ = mxnorm_fig05_outlier_feature.draw(maps, metrics).axes
+    assert list(top.lines[0].get_xdata()) == list(range(8))
+    assert np.array_equal(np.asarray(bottom.collections[0].get_array()).reshape(heat.shape), heat)
+    with pytest.raises(ValueError, match=r"no norm is called nrom; choose from layers\.0\.ffn_norm, norm"):
+        mxnorm_fig05_outlier_feature.around_spikes(rings(), "nrom")
+
+
+def test_without_a_spike_the_largest_activation_of_every_norm_is_drawn(tmp_path: Path, monkeypatch) -> None:
+    heights = {"layers.0.ffn_norm/absmax": [1.0, 1.0, 1.0, 1.0], "norm/absmax": [1.0, 2.0, 3.0, 4.0]}
+    steps = pd.DataFrame({"fingerprint": "a", "label": "seed=0", "step": range(4)} | heights)
+    write_table(steps, tmp_path / "x_outlier_features.parquet", {})
+    write_table(curve("seed=0", 0.0, fingerprint="a"), tmp_path / "x_metrics.parquet", {})
+    _, bottom, _ = drawn(mxnorm_fig05_outlier_feature, monkeypatch, "--runs", str(tmp_path / "x")).axes
+    shown = np.asarray(bottom.collections[0].get_array()).reshape(2, 4)
+    assert shown.tolist() == list(heights.values())
+    assert [text.get_text() for text in bottom.get_yticklabels()] == ["layers.0.ffn_norm", "norm"]
+
+
+def sized(arm: str, loss: float, params: int = 161279040, tokens: int = 22734700544) -> dict[str, object]:
+    return {"weight_activation": arm, "params": params, "tokens": tokens, "min_val_loss": loss}
+
+
+def test_differences_to_bf16_stand_beside_those_that_are_printed() -> None:
+    runs = [sized("bfloat16_bfloat16", 0.71), sized("e5m2_bfloat16", 0.815), sized("e4m3_bfloat16", 0.7)]
+    small = [sized("bfloat16_bfloat16", 2.0, 1000, 9000), sized("e4m3_bfloat16", 2.5, 1000, 9000)]
+    table = instability_table04_mitigations.differences(pd.DataFrame(runs + small))
+    lines = instability_table04_mitigations.markdown(table).splitlines()
+    assert lines[0] == "| FLOPs | N | D/N | bf16 | E4M3 / bf16 | E5M2 / bf16 |"
+    assert lines[2] == "| 5.40e+07 | 0.0M | 9.00 | 2.0000 | +0.5000 | - |"
+    assert lines[3] == "| 2.20e+19 | 161.3M | 140.97 | 0.7100 (0.71) | -0.0100 (+0) | +0.1050 (+0.105) |"
+    assert lines[5] == "Of 2 printed differences 1 are within 0.001 of those here."
+    with pytest.raises(ValueError, match="no run is in bf16"):
+        instability_table04_mitigations.differences(pd.DataFrame(runs[1:]))
+
+
+def test_precisions_with_layernorm_are_the_paper_s_arms() -> None:
+    runs = pd.DataFrame({"choice.precision": ["mxfp8_bf16_act", "mxfp8_bf16_act", "mxfp4"]})
+    norms = ["layernorm", "rmsnorm", "layernorm"]
+    same = {"parameters": 2, "best_validation_loss": 1.0, "step": 5, "state": "finished", "label": "x"}
+    same |= {"config.train.batch_size": 3, "config.train.sequence_length": 7, "fingerprint": "f"}
+    rows, _ = from_runs(runs.assign(**{"choice.norm": norms}, **same))
+    assert list(rows["weight_activation"]) == ["e4m3_bfloat16", "mxfp8_bf16_act rmsnorm", "mxfp4 layernorm"]
+    assert list(rows["tokens"]) == [105] * 3
+
+
+def test_models_stand_beside_what_is_printed_of_them() -> None:
+    model = {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096}
+    train = {"sequence_length": 4096, "batch_size": 32, "steps": 20000}
+    run = {f"config.model.{k}": v for k, v in model.items()} | {f"config.train.{k}": v for k, v in train.items()}
+    runs = pd.DataFrame([run | {"config.optimizer.lr": lr, "parameters": 122000000} for lr in (1e-3, 2e-3)])
+    *_, row = models_table.markdown(runs, "mxnorm").splitlines()
+    assert row == ("| 122,000,000 | 8 | 1,024 | 16 | 64 | 4 | 4,096 (1,536) | 4,096 | 32 | 0.001 to 0.002 | 2,621 |")
+    *_, row = models_table.markdown(runs, "mxfp8").splitlines()
+    assert "(" not in row  # of that model this paper prints nothing
+
+
+def test_runs_are_chosen_by_the_words_of_their_labels(tmp_path: Path, capsys) -> None:
+    rows = pd.concat([curve(label, 0.0) for label in ("p=a m=x", "p=b m=x", "p=c m=x", "p=a m=y")])
+    write_table(rows, tmp_path / "some_metrics.parquet", {})
+    options = style.figure_parser("script.py", "What it shows.")
+
+    def labels(*arguments: str) -> list[str]:
+        chosen = options.parse_args(["--runs", str(tmp_path / "some"), *arguments])
+        return list(style.load_chosen(options, chosen, "metrics")[0]["label"].unique())
+
+    assert labels("--only", "p=a", "p=b", "m=x") == ["p=a m=x", "p=b m=x"]
+    assert labels("--without", "p=b", "m=y") == ["p=a m=x", "p=c m=x"]
+    with pytest.raises(SystemExit):
+        labels("--only", "p=d")
+    assert "--only, --without: none is left of p=a m=x; p=b m=x" in capsys.readouterr().err
+
+
+def test_arms_are_named_by_what_varies_and_headed_in_three_digits() -> None:
+    labels = ["seed=0 norm=a lr=0.001953125", "seed=1 norm=a lr=0.001953125", "seed=0 norm=a lr=0.5"]
+    assert list(style.arms_of(labels).values()) == ["lr=0.001953125", "lr=0.001953125", "lr=0.5"]
+    assert style.arms_of(["seed=0 norm=a"]) == {"seed=0 norm=a": "norm=a"}
+    assert style.heading("norm=mxnorm_p1 lr=0.001953125") == "norm=mxnorm_p1\nlr=0.00195"
