@@ -138,6 +138,10 @@ class Decoder(nn.Module):
         self.watchers: tuple[Watcher, ...] = ()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.output(self.features(tokens_BT))
+
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        """What the head reads: [B, T, D]."""
         x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight.to(self.compute))
         rope_TH = self.rope(tokens_BT.shape[1], tokens_BT.device)
         for i, module in enumerate(self.layers):
@@ -146,7 +150,7 @@ class Decoder(nn.Module):
             for norm, y in {"attention_norm": x_in_BTD, **seen}.items():
                 self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
         self.watch("norm", self.norm, x_BTD)
-        return self.output(self.norm(x_BTD))
+        return self.norm(x_BTD)
 
     def watch(self, name: str, module: nn.Module, x_BTD: Tensor) -> None:
         for watcher in self.watchers:
