@@ -1,0 +1,69 @@
+"""Rows of evaluation sets: from a local folder, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from mxstudy.reader import ConfigError, require
+
+Rows = list[dict[str, Any]]
+
+
+def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> Rows:
+    """The rows of one split, in their order.
+
+    `folder`: holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet in the columns of the hub's data set; None: from the hub,
+    `path` and `subset`. Raises ConfigError for what is not there, with the command that fetches it.
+    """
+    return from_folder(name, split, folder) if folder else from_hub(name, path, subset, split)
+
+
+def from_folder(name: str, split: str, folder: Path) -> Rows:
+    require(folder.is_dir(), f"evaluation.data_dir: {folder} is no folder")
+    found = [file for file in sorted(folder.glob(f"{name}.{split}*")) if reader_of(file)]
+    require(
+        bool(found),
+        f"evaluation.data_dir: {folder} has no {name}.{split}*.jsonl, .jsonl.gz or .parquet; without data_dir the rows "
+        "come from the Hugging Face hub",
+    )
+    require(
+        len(found) == 1, f"evaluation.data_dir: {folder} has more than one {name}.{split}: {', '.join(map(str, found))}"
+    )
+    return list(READERS[reader_of(found[0])](found[0]))
+
+
+def reader_of(file: Path) -> str:
+    return next((suffix for suffix in READERS if file.name.endswith(suffix)), "")
+
+
+def json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def parquet(file: Path) -> Iterator[dict[str, Any]]:
+    yield from pq.read_table(file).to_pylist()
+
+
+READERS = {".jsonl": json_lines, ".jsonl.gz": json_lines, ".parquet": parquet}
+
+
+def from_hub(name: str, path: str, subset: str | None, split: str) -> Rows:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return list(datasets.load_dataset(path, subset, split=split))
+    except Exception as error:  # of the network, the hub, or the library
+        fetch = f"hf download --repo-type dataset {path}"
+        raise ConfigError(
+            f"{name}: the data set {path} cannot be had ({type(error).__name__}); `{fetch}` fetches it, or "
+            "evaluation.data_dir= names a folder that has it"
+        ) from error

@@ -1,0 +1,81 @@
+"""OLMES questions as lm-eval tasks: which option was chosen by the metric, and the right one's bits per character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import Task as LMEvalTask
+from lm_eval.config.task import TaskConfig
+
+from mxstudy.evaluation.metrics import UNCONDITIONAL, bits_per_char, is_right
+from mxstudy.evaluation.templates import Question
+
+Answer = tuple[float, bool]  # of lm-eval: log-likelihood in nats, whether it is greedy
+
+
+class OlmesTask(LMEvalTask):
+    """`name`: as in the results. `metric`: a row of METRICS, by which `acc` is told.
+
+    A document is a question, shots and description already in its contexts; lm-eval has nothing to add to them.
+    """
+
+    VERSION = 1
+    OUTPUT_TYPE = "loglikelihood"
+
+    def __init__(self, name: str, metric: str, questions: Sequence[Question]) -> None:
+        super().__init__(config=None)
+        # lm-eval 0.4.13 takes a whole config for the name of the task
+        self._config = TaskConfig(task=name, output_type=self.OUTPUT_TYPE, num_fewshot=0)
+        self.metric = metric
+        self.documents = [
+            {"contexts": list(q.contexts), "continuations": list(q.continuations), "gold": q.gold} for q in questions
+        ]
+
+    def download(self, *_: Any, **__: Any) -> None:
+        """The questions are at hand."""
+
+    def has_training_docs(self) -> bool:
+        return False
+
+    def has_validation_docs(self) -> bool:
+        return False
+
+    def has_test_docs(self) -> bool:
+        return True
+
+    def test_docs(self) -> list[dict[str, Any]]:
+        return self.documents
+
+    def doc_to_text(self, doc: dict[str, Any]) -> str:
+        return str(doc["contexts"][doc["gold"]])
+
+    def doc_to_target(self, doc: dict[str, Any]) -> str:
+        return str(doc["continuations"][doc["gold"]])
+
+    def fewshot_context(self, doc: dict[str, Any], num_fewshot: int, **_: Any) -> str:
+        return self.doc_to_text(doc)
+
+    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+        """One an option; for `uncond` one more each, of the continuation without the question."""
+        pairs = list(zip(doc["contexts"], doc["continuations"], strict=True))
+        if self.metric == "uncond":
+            pairs += [(UNCONDITIONAL, continuation) for continuation in doc["continuations"]]
+        return [
+            Instance("loglikelihood", doc, pair, idx, metadata=kwargs["metadata"]) for idx, pair in enumerate(pairs)
+        ]
+
+    def process_results(self, doc: dict[str, Any], results: Sequence[Answer]) -> dict[str, float]:
+        """Raises ValueError for a NaN, with the question."""
+        question = Question(tuple(doc["contexts"]), tuple(doc["continuations"]), doc["gold"])
+        nats, options = [nats for nats, _ in results], len(question.continuations)
+        right = is_right(self.metric, question, nats[:options], nats[options:])
+        return {"acc": float(right), "bits_per_char": bits_per_char(question, nats[:options])}
+
+    def aggregation(self) -> dict[str, Callable[[list[float]], float]]:
+        return {"acc": fmean, "bits_per_char": fmean}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {"acc": True, "bits_per_char": False}
