@@ -1,0 +1,160 @@
+"""A native Llama as a Hugging Face one, and back: the same tensors under other names, fused linears taken apart.
+
+An RMSNorm model is the same function there. Hugging Face's Llama divides by the exact RMS: to an MXNorm model it is
+another function, and casts there are none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.model.decoder import Decoder
+from mxstudy.reader import ConfigError, read, require
+
+ARCHITECTURE = "LlamaForCausalLM"
+WHOLE = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+# In a layer: ours, and what is fused in it, in order.
+FUSED = {
+    "attention.wqkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "attention.wqkv.norm.weight": ("input_layernorm.weight",),
+    "attention.wo.weight": ("self_attn.o_proj.weight",),
+    "feed_forward.w13.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "feed_forward.w13.norm.weight": ("post_attention_layernorm.weight",),
+    "feed_forward.w2.weight": ("mlp.down_proj.weight",),
+}
+SHAPES = {  # theirs to ours
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "vocab_size": "vocab_size",
+}
+
+
+def export(
+    model: Decoder, norm: config.Norm, tokenizer: Tokenizer, sequence_length: int, folder: Path, dtype: str = "float32"
+) -> None:
+    """model.safetensors, config.json, tokenizer.json and tokenizer_config.json into a new folder.
+
+    `dtype`: of the weights, float32 or bfloat16. Raises ConfigError for a decoder that is no Llama, and for a folder
+    that is there.
+    """
+    hf_config = config_of(model.config, norm, sequence_length) | {
+        "torch_dtype": dtype,
+        "eos_token_id": tokenizer.eos_id,
+    }
+    require(not folder.exists(), f"{folder}: is there already; give a new folder")
+    folder.mkdir(parents=True)
+    state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(hf_config, indent=2))
+    tokenizer.save(folder / "tokenizer.json")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eos_token}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
+
+
+def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:
+    """config.json. Raises ConfigError for what Llama has no word for."""
+    for name, wanted in {"mlp": "swiglu", "qk_norm": False}.items():
+        require(getattr(model, name) == wanted, f"model.{name}: Llama has {wanted}, not {getattr(model, name)}")
+    require(not isinstance(norm, config.LayerNorm), "norm: Llama has no LayerNorm; RMSNorm and MXNorm can be exported")
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": norm.eps,
+        "rope_theta": model.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "max_position_embeddings": sequence_length,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **{theirs: getattr(model, ours) for theirs, ours in SHAPES.items()},
+    }
+
+
+def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
+    """Their names; views of the model's tensors."""
+    own, state = model.state_dict(), {}
+    for name, theirs in WHOLE.items():
+        state[theirs] = own[name]
+    for layer in range(model.config.num_layers):
+        for name, parts in FUSED.items():
+            tensors = own[f"layers.{layer}.{name}"].split(sizes(name, model.config))
+            state |= {f"model.layers.{layer}.{part}": tensor for part, tensor in zip(parts, tensors, strict=True)}
+    return state
+
+
+def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dict[str, Tensor]:
+    """Our names: what `Decoder.load_state_dict` takes. Raises ConfigError where a tensor is missing or left over."""
+    left, own = dict(state), {}
+    tied = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def take(name: str) -> Tensor:
+        if name not in left and name in tied:
+            return state[tied[name]]
+        require(name in left, f"checkpoint: {name} is missing, or this is no Llama")
+        return left.pop(name)
+
+    for layer in range(model.num_layers):
+        for name, parts in FUSED.items():
+            own[f"layers.{layer}.{name}"] = torch.cat([take(f"model.layers.{layer}.{part}") for part in parts])
+    own |= {name: take(theirs) for name, theirs in reversed(WHOLE.items())}
+    rest = [name for name in left if not name.endswith("rotary_emb.inv_freq")]
+    require(not rest, f"checkpoint: nothing here takes {', '.join(rest[:3])}")
+    return own
+
+
+def sizes(name: str, model: config.Decoder) -> list[int]:
+    """Rows of the linears that are fused in one of ours."""
+    kv_size = model.hidden_size // model.num_heads * model.num_kv_heads
+    return {
+        "attention.wqkv.weight": [model.hidden_size, kv_size, kv_size],
+        "feed_forward.w13.weight": [model.ffn_size] * 2,
+        "feed_forward.w2.weight": [model.hidden_size],
+    }.get(name, [model.hidden_size])
+
+
+def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm]:
+    """Of a Hugging Face Llama. Raises ConfigError for another architecture, and for what our decoder does not have."""
+    path = folder / "config.json"
+    require(path.is_file(), f"checkpoint: {folder} has no config.json")
+    values = json.loads(path.read_text())
+    name = (values.get("architectures") or ["none"])[0]
+    require(name == ARCHITECTURE, f"checkpoint: {folder} is {name}; only {ARCHITECTURE} can be read")
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    require(kind == "default", f"checkpoint: rotary embedding {kind!r}; only the default one can be read")
+    for key in ("attention_bias", "mlp_bias"):
+        require(not values.get(key), f"checkpoint: {key}; only linears without bias can be read")
+    head_size = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    expected = values["hidden_size"] // values["num_attention_heads"]
+    require(
+        head_size == expected, f"checkpoint: head_dim {head_size}; only hidden_size / heads, {expected}, can be read"
+    )
+    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))
+    shape = {ours: values[theirs] for theirs, ours in SHAPES.items()}
+    return read(config.Decoder, {"rope_theta": theta, **shape}), read(config.RMSNorm, {"eps": values["rms_norm_eps"]})
+
+
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """All tensors of its safetensors files. Raises ConfigError where there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"checkpoint: {folder} has no *.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -1,0 +1,129 @@
+"""Against transformers' own Llama, both ways."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mxstudy import config
+from mxstudy.data.tokenizer import ByteTokenizer
+from mxstudy.evaluation.hugging_face import export, from_hugging_face, read_config, read_state, to_hugging_face
+from mxstudy.model.decoder import Decoder
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.reader import ConfigError
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+pytestmark = pytest.mark.integration
+MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=3, num_heads=4, num_kv_heads=2, vocab_size=257)
+RMSNORM = config.RMSNorm(eps=1e-5)
+TOKENS = torch.randint(0, 257, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+def decoder(norm: config.Norm = RMSNORM, model: config.Decoder = MODEL) -> Decoder:
+    built = Decoder(model, norm, BlockCast(), torch.float32)
+    built.init_weights(3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():  # gains that count
+        for name, parameter in built.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return built
+
+
+@torch.no_grad()
+def test_transformers_computes_the_same_logits(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    ours = decoder()
+    export(ours, RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert type(theirs).__name__ == "LlamaForCausalLM"
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), atol=1e-5, rtol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer("na\u00efve text", add_special_tokens=False).input_ids == [*"na\u00efve text".encode()]
+    assert tokenizer.eos_token_id == 256
+
+
+@torch.no_grad()
+def test_there_and_back_is_the_same_model(tmp_path: Path) -> None:
+    ours = decoder()
+    export(ours, RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    model, norm = read_config(tmp_path / "hf")
+    assert (model, norm) == (MODEL, RMSNORM)
+    back = Decoder(model, norm, BlockCast(), torch.float32)
+    back.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))
+    assert torch.equal(back(TOKENS), ours(TOKENS))
+
+
+@torch.no_grad()
+def test_what_transformers_wrote_is_read(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    theirs = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=99, rms_norm_eps=1e-6, tie_word_embeddings=True))
+    theirs.save_pretrained(tmp_path / "hf")
+    model, norm = read_config(tmp_path / "hf")
+    assert (model.num_kv_heads, norm.eps) == (4, 1e-6)
+    ours = Decoder(model, norm, BlockCast(), torch.float32)
+    ours.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))
+    tokens = TOKENS % 99
+    torch.testing.assert_close(ours(tokens), theirs.float()(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_may_be_bf16(tmp_path: Path) -> None:
+    export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf", dtype="bfloat16")
+    assert {tensor.dtype for tensor in read_state(tmp_path / "hf").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "says"),
+    [
+        (replace(MODEL, mlp="gelu"), RMSNORM, "model.mlp: Llama has swiglu, not gelu"),
+        (replace(MODEL, qk_norm=True), RMSNORM, "model.qk_norm: Llama has False, not True"),
+        (MODEL, config.LayerNorm(), "norm: Llama has no LayerNorm"),
+    ],
+)
+def test_what_is_no_llama_is_refused(model: config.Decoder, norm: config.Norm, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        export(decoder(norm, model), norm, ByteTokenizer(), 128, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is there already; give a new folder"):
+        export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "is GPT2LMHeadModel; only LlamaForCausalLM"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rotary embedding 'llama3'"),
+        ({"mlp_bias": True}, "mlp_bias; only linears without bias"),
+        ({"head_dim": 32}, "head_dim 32; only hidden_size / heads, 16"),
+    ],
+)
+def test_another_architecture_is_refused(changes: dict[str, object], says: str, tmp_path: Path) -> None:
+    export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ConfigError, match=says):
+        read_config(tmp_path / "hf")
+
+
+def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None:
+    state = to_hugging_face(decoder())
+    with pytest.raises(ConfigError, match=r"nothing here takes extra\.weight"):
+        from_hugging_face(state | {"extra.weight": torch.zeros(1)}, MODEL)
+    del state["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
+        from_hugging_face(state, MODEL)
+    with pytest.raises(ConfigError, match=r"has no \*\.safetensors"):
+        read_state(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_config(tmp_path)
