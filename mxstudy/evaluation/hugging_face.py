@@ -129,8 +129,11 @@ def sizes(name: str, model: config.Decoder) -> list[int]:
     }.get(name, [model.hidden_size])
 
 
-def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm]:
-    """Of a Hugging Face Llama. Raises ConfigError for another architecture, and for what our decoder does not have."""
+def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
+    """Of a Hugging Face Llama, with the longest sequence in tokens.
+
+    Raises ConfigError for another architecture, and for what our decoder does not have.
+    """
     path = folder / "config.json"
     require(path.is_file(), f"checkpoint: {folder} has no config.json")
     values = json.loads(path.read_text())
@@ -149,7 +152,8 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm]:
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))
     shape = {ours: values[theirs] for theirs, ours in SHAPES.items()}
-    return read(config.Decoder, {"rope_theta": theta, **shape}), read(config.RMSNorm, {"eps": values["rms_norm_eps"]})
+    model = read(config.Decoder, {"rope_theta": theta, **shape})
+    return model, read(config.RMSNorm, {"eps": values["rms_norm_eps"]}), values["max_position_embeddings"]
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:

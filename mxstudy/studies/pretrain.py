@@ -87,8 +87,11 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", steps=config.train.steps, reason=None)
         shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), print)
-        check_vocabulary(config, shards.tokenizer().vocab_size)
+        tokenizer_of_run = shards.tokenizer()
+        check_vocabulary(config, tokenizer_of_run.vocab_size)
         pin_shards(folder, shards)
+        if not folder.tokenizer_path.exists():  # what reads a checkpoint needs no corpus
+            tokenizer_of_run.save(folder.tokenizer_path)
         model = initial_model(config, device)
         optimizer = build_optimizer(model, config.optimizer)
         fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last

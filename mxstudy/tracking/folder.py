@@ -32,7 +32,7 @@ NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 
 # What MLflow gets of it.
 ARTIFACTS = (
-    *("status.json", "config.yaml", "provenance.json", "shards.json", "metrics.jsonl", "error.log"),
+    *("status.json", "config.yaml", "provenance.json", "shards.json", "tokenizer.json", "metrics.jsonl", "error.log"),
     *("tables/*.parquet", "spikes/*.safetensors"),
 )
 
@@ -79,6 +79,10 @@ class RunFolder:
     @property
     def status_path(self) -> Path:
         return self.path / "status.json"
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / "tokenizer.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -94,6 +94,16 @@ class Checkpoints:
         return int(about["step"])
 
 
+def load_weights(path: Path, model: nn.Module) -> int:
+    """Read the parameters alone, of whatever run; returns the step that comes next. Raises CheckpointError."""
+    about = read_about(path)
+    try:
+        _load_tensors(path, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
+    except (CheckpointException, OSError) as error:
+        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)})") from error
+    return int(about["step"])
+
+
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -53,8 +53,8 @@ def test_transformers_computes_the_same_logits(tmp_path: Path) -> None:
 def test_there_and_back_is_the_same_model(tmp_path: Path) -> None:
     ours = decoder()
     export(ours, RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
-    model, norm = read_config(tmp_path / "hf")
-    assert (model, norm) == (MODEL, RMSNORM)
+    model, norm, length = read_config(tmp_path / "hf")
+    assert (model, norm, length) == (MODEL, RMSNORM, 128)
     back = Decoder(model, norm, BlockCast(), torch.float32)
     back.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))
     assert torch.equal(back(TOKENS), ours(TOKENS))
@@ -67,7 +67,7 @@ def test_what_transformers_wrote_is_read(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     theirs = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=99, rms_norm_eps=1e-6, tie_word_embeddings=True))
     theirs.save_pretrained(tmp_path / "hf")
-    model, norm = read_config(tmp_path / "hf")
+    model, norm, _ = read_config(tmp_path / "hf")
     assert (model.num_kv_heads, norm.eps) == (4, 1e-6)
     ours = Decoder(model, norm, BlockCast(), torch.float32)
     ours.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))

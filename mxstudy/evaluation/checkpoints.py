@@ -1,0 +1,120 @@
+"""A checkpoint by whatever names it, what it says of itself, and its decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mxstudy import config
+from mxstudy.config import read_run
+from mxstudy.config.model import BLOCKS
+from mxstudy.data.tokenizer import Tokenizer, load_pretrained
+from mxstudy.evaluation import hugging_face
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.reader import ConfigError, read, require
+from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.train.checkpoint import PREFIX, load_weights, read_about
+
+SHORTEST_PREFIX = 6  # digits of a fingerprint
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint says of itself. `max_length`: of the sequences that it was trained on, in tokens."""
+
+    name: str
+    model: config.Decoder
+    norm: config.Norm
+    precision: config.Precision
+    compute: str
+    tokenizer: Tokenizer
+    max_length: int
+
+
+def find(text: str, runs_dir: Path) -> Path:
+    """The folder of a checkpoint, native or Hugging Face's.
+
+    `text`: that folder, a run's folder, a fingerprint or its beginning, or an MLflow run id; of a run its newest
+    checkpoint. Raises ConfigError for what names none.
+    """
+    path = Path(text)
+    if (path / "checkpoint.json").is_file() or (path / "config.json").is_file():
+        return path
+    if (path / "status.json").is_file():
+        return newest(RunFolder(path))
+    require(
+        not path.exists(),
+        f"checkpoint: {path} is neither a run's folder, nor a checkpoint's, nor a Hugging Face model's",
+    )
+    runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
+    if not runs:
+        raise ConfigError(
+            f"checkpoint: {text!r} is no folder, and no run in {runs_dir}/ has such a fingerprint or MLflow run id"
+        )
+    names = sorted({run.status().fingerprint for run in runs})
+    require(len(names) == 1, f"checkpoint: {text!r} could be any of {', '.join(name[:12] for name in names)}")
+    return newest(max(runs, key=lambda run: run.status().started_s))
+
+
+def is_called(run: RunFolder, text: str) -> bool:
+    status = run.status()
+    begins = len(text) >= SHORTEST_PREFIX and status.fingerprint.startswith(text)
+    return begins or status.mlflow_run_id == text
+
+
+def newest(run: RunFolder) -> Path:
+    latest = max(run.checkpoints.glob(f"{PREFIX}*"), default=None)
+    if latest is None:
+        raise ConfigError(f"checkpoint: {run.path} has none yet; it is {run.status().state}")
+    return latest
+
+
+def describe(path: Path) -> Trained:
+    """Of a folder that `find` found. Raises ConfigError for a tokenizer that is missing or does not fit."""
+    trained = (native if (path / "checkpoint.json").is_file() else foreign)(path)
+    ids, rows = trained.tokenizer.vocab_size, trained.model.vocab_size
+    require(ids <= rows, f"checkpoint: the tokenizer of {trained.name} has {ids} ids, its embedding {rows}")
+    return trained
+
+
+def native(path: Path) -> Trained:
+    run, about = RunFolder(path.parent.parent), read_about(path)
+    trained = read_run(about["config"])
+    if not isinstance(trained, config.Pretrain):
+        raise ConfigError(f"checkpoint: {path} is of a study {about['config']['study']!r}, which trains no decoder")
+    tokenizer = tokenizer_of(run.tokenizer_path, getattr(trained.tokenizer, "eos_token", None))
+    name = f"{about['fingerprint'][:12]}/{path.name}"
+    length, compute = trained.train.sequence_length, trained.train.compute
+    return Trained(name, trained.model, trained.norm, trained.precision, compute, tokenizer, length)
+
+
+def foreign(path: Path) -> Trained:
+    """A Hugging Face Llama, in bf16: nothing there says more."""
+    model, norm, length = hugging_face.read_config(path)
+    plan = read(config.Precision, {"schedule": [{"plan": {BLOCKS: "bf16"}}]})
+    return Trained(path.name, model, norm, plan, "bf16", tokenizer_of(path / "tokenizer.json", None), length)
+
+
+def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
+    require(path.is_file(), f"checkpoint: its tokenizer is missing: {path}")
+    return load_pretrained(read(config.Pretrained, {"name": str(path), "eos_token": eos_token}))
+
+
+def load(path: Path, trained: Trained, device: torch.device) -> Decoder:
+    """The decoder with a checkpoint's weights, in the norm and the precision that `trained` has by now.
+
+    A gain is a gain, whatever its norm divides by: the norm may be another one than the weights were trained with. Of a
+    schedule the last plan holds. Raises ConfigError and CheckpointError.
+    """
+    with torch.device("meta"):
+        model = Decoder(trained.model, trained.norm, block_cast(trained.precision), DTYPES[trained.compute])
+    model.to_empty(device=device)
+    if (path / "checkpoint.json").is_file():
+        load_weights(path, model)
+    else:
+        model.load_state_dict(hugging_face.from_hugging_face(hugging_face.read_state(path), trained.model))
+    apply_precision(model, trained.precision, trained.precision.schedule[-1].from_step, trained.compute, device)
+    return model.eval()

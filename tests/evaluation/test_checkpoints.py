@@ -1,0 +1,107 @@
+"""A run that was trained in a test, found and loaded by each of its names."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mxstudy import cli, config
+from mxstudy.evaluation.checkpoints import describe, find, load
+from mxstudy.evaluation.hugging_face import export
+from mxstudy.model.decoder import Decoder
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.reader import ConfigError
+from mxstudy.studies import pretrain
+from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.train.checkpoint import CheckpointError
+
+pytestmark = pytest.mark.integration
+CPU = torch.device("cpu")
+TOKENS = torch.arange(64)[None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("evaluated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        arguments = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none"]
+        patch.setattr(sys, "argv", ["mxstudy", *arguments])
+        cli.main()
+    (found,) = find_runs(folder / "runs")
+    found.update(mlflow_run_id="abcdef" * 5)
+    return found
+
+
+def test_each_name_of_a_run_finds_its_newest_checkpoint(run: RunFolder) -> None:
+    newest, runs_dir = run.checkpoints / "step_00000010", run.path.parents[1]
+    names = [run.path, newest, run.status().fingerprint, run.status().fingerprint[:6], "abcdef" * 5]
+    assert {find(str(name), runs_dir) for name in names} == {newest}
+
+
+def test_what_names_nothing_is_refused(run: RunFolder, tmp_path: Path) -> None:
+    runs_dir = run.path.parents[1]
+    for text in ("nowhere", run.status().fingerprint[:5], "abcdef"):
+        with pytest.raises(ConfigError, match=f"'{text}' is no folder, and no run in .* has such a fingerprint"):
+            find(text, runs_dir)
+    with pytest.raises(ConfigError, match="neither a run's folder, nor a checkpoint's, nor"):
+        find(str(tmp_path), runs_dir)
+    queued = RunFolder.create(tmp_path / "queued", run.config(), "e" * 64, run.provenance())
+    with pytest.raises(ConfigError, match="has none yet; it is queued"):
+        find(str(queued.path), runs_dir)
+
+
+def test_the_decoder_is_the_one_that_was_trained(run: RunFolder) -> None:
+    trained = describe(path := find(str(run.path), Path("runs")))
+    settings = run.config()
+    assert isinstance(settings, config.Pretrain)
+    assert (trained.model, trained.norm, trained.precision) == (settings.model, settings.norm, settings.precision)
+    assert (trained.max_length, trained.compute) == (64, "bf16")
+    assert trained.tokenizer.encode_batch(["h\u00e9"])[0].tolist() == [*"h\u00e9".encode()]
+    decoder = load(path, trained, CPU)
+    fresh = pretrain.initial_model(settings, CPU)
+    assert {name for name, _ in decoder.named_parameters()} == {name for name, _ in fresh.named_parameters()}
+    assert not torch.equal(decoder.output.weight, fresh.output.weight)
+    assert decoder.layers[0].attention.wqkv.gemms.forward_x == "E4M3"
+
+
+def test_another_norm_and_precision_in_place_of_those(run: RunFolder) -> None:
+    trained = describe(path := find(str(run.path), Path("runs")))
+    plain = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "bf16"}),))
+    ours, exact = load(path, trained, CPU), load(path, replace(trained, norm=config.RMSNorm(), precision=plain), CPU)
+    reference = Decoder(trained.model, config.RMSNorm(), BlockCast(), torch.bfloat16)  # nothing is quantised
+    reference.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        assert torch.equal(exact(TOKENS), reference(TOKENS))
+        assert not torch.equal(ours(TOKENS), reference(TOKENS))
+
+
+def test_hugging_faces_folder_is_a_checkpoint_too(run: RunFolder, tmp_path: Path) -> None:
+    trained = describe(path := find(str(run.path), Path("runs")))
+    exact = replace(
+        trained, norm=config.RMSNorm(), precision=config.Precision(schedule=(config.PrecisionRow(plan={"*": "bf16"}),))
+    )
+    decoder = load(path, exact, CPU)
+    export(decoder, config.RMSNorm(), trained.tokenizer, 64, tmp_path / "hf")
+    there = describe(find(str(tmp_path / "hf"), Path("runs")))
+    assert (there.name, there.max_length, there.model.hidden_size) == ("hf", 64, trained.model.hidden_size)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "hf", there, CPU)(TOKENS), decoder(TOKENS))
+
+
+def test_what_is_missing_or_broken_is_named(run: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
+    path = find(str(copy.path), Path("runs"))
+    trained = describe(path)
+    weights = next(path.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="truncated or unreadable"):
+        load(path, trained, CPU)
+    copy.tokenizer_path.unlink()
+    with pytest.raises(ConfigError, match=r"its tokenizer is missing: .*tokenizer\.json"):
+        describe(path)
