@@ -60,6 +60,7 @@ def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) 
     return figures[0]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("script", FIGURES)
 def test_a_figure_is_saved_twice_and_its_path_is_printed(
     script: ModuleType, runs: Path, tmp_path: Path, monkeypatch, capsys

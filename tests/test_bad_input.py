@@ -57,6 +57,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: " ".join(row[0]))
 def test_what_cannot_run_is_refused_and_nothing_is_written(row: tuple[list[str], *tuple[str, ...]], here: Path) -> None:
     arguments, *words = row
@@ -77,6 +78,7 @@ def test_a_misspelt_key_inside_a_yaml_file_is_refused(here: Path, tmp_path_facto
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", PLANS, ids=lambda row: row[0])
 def test_a_plan_that_fits_no_module_is_refused(
     row: tuple[str, ...], here: Path, tmp_path_factory: pytest.TempPathFactory

@@ -28,6 +28,7 @@ def value(one: Composed, dotted: str) -> Any:
     return OmegaConf.select(OmegaConf.create(one.values), dotted)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +54,7 @@ def test_a_misspelt_command_is_refused_with_what_would_be_right(arguments: list[
     assert "append to your config" not in said
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

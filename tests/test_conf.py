@@ -47,6 +47,7 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(path: Pat
         validate(one)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=stem)
 def test_an_experiment_and_its_rehearsal_are_valid(path: Path) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()

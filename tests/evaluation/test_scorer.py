@@ -41,6 +41,7 @@ def alone(model: Decoder, request: Request) -> tuple[float, bool]:
     return nats, bool((log_probs.argmax(-1) == wanted).all())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("row", ["fp32", "mxfp8", "mxfp4"])
 @pytest.mark.parametrize("tokens_per_batch", [1, 100, 10_000])

@@ -104,6 +104,7 @@ def reference(decoder: Decoder, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 
 @every_mlp
+@pytest.mark.integration
 @pytest.mark.parametrize("qk_norm", [True, False], ids=["qk_norm", "no_qk_norm"])
 @pytest.mark.parametrize(
     "norm",
@@ -209,6 +210,7 @@ def counted(model: config.Decoder, norm: config.Norm) -> int:
         return Decoder(model, norm, BlockCast(), torch.bfloat16).num_params()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("n", "parameters"), [(4, 19_534_080), (9, 72_717_120), (32, 1_741_948_928)])
 def test_the_sizes_of_the_instability_paper(n, parameters):
     """N of its scaling laws: embedding and head, 12 d^2 a layer, and every gain: 4 d a layer and the final d."""

@@ -96,6 +96,7 @@ def unwatched(tmp_path_factory):
     return memory.losses
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("probes", [only(name, 1) for name in SCHEMAS] + [ALL, RING], ids=[*SCHEMAS, "all", "ring"])
 def test_losses_keep_their_bits(probes, unwatched, tmp_path):
     run, memory = trained(probes, tmp_path)

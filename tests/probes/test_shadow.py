@@ -66,6 +66,7 @@ def arm(row: str, norm: config.Norm, **precision: Any) -> config.Pretrain:
 # --------------------------------------------------------------------------------------------- nothing in the training
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", [tiny.MXNORM, config.LayerNorm(bias=True)])
 def test_losses_have_the_same_bits_with_the_probes_on(norm: config.Norm) -> None:
     settings = replace(tiny.CONFIG, norm=norm, precision=tiny.precision((0, "mxfp8"), (4, "mxfp8_e5m2_grad")))

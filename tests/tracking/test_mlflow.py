@@ -42,6 +42,7 @@ for step in range(10**6):
         time.sleep(0.02)
 """
 
+pytestmark = pytest.mark.integration
 ARTIFACTS = ["config.yaml", "metrics.jsonl", "provenance.json", "status.json"]
 
 

@@ -22,6 +22,7 @@ def test_it_learns(row):
     assert curve[-1] < curve[0] - 0.3
 
 
+@pytest.mark.integration
 def test_the_same_config_gives_the_same_bits():
     assert tiny.losses() == tiny.losses()
 
@@ -45,6 +46,7 @@ def test_probes_are_recorded_on_their_steps():
     )
 
 
+@pytest.mark.integration
 def test_activation_checkpointing_changes_no_bit():
     assert tiny.losses(activation_checkpointing="full") == tiny.losses()
 
