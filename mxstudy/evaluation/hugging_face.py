@@ -125,7 +125,6 @@ def sizes(name: str, model: config.Decoder) -> list[int]:
     return {
         "attention.wqkv.weight": [model.hidden_size, kv_size, kv_size],
         "feed_forward.w13.weight": [model.ffn_size] * 2,
-        "feed_forward.w2.weight": [model.hidden_size],
     }.get(name, [model.hidden_size])
 
 
