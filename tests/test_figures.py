@@ -61,7 +61,7 @@ def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, m
         assert (tmp_path / "figures" / f"{figure.name}.pdf").exists() == (figure in BACKED)
         assert (figure.command in printed) or figure in BACKED
     text = (tmp_path / "figures" / "mxnorm_fig06_norm_rms.md").read_text()
-    assert "- norm=mxnorm_p2: 1 run (8601e0ddfdd1)" in text
+    assert "- norm=mxnorm_p2: 2 runs (8601e0ddfdd1, ff176e87b17a)" in text
     assert "python -m" not in text
 
 
