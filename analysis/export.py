@@ -1,5 +1,5 @@
 """Run folders to the compact Parquet tables of results/: a row a run, a step, a validation, a
-spike, a measurement of each probe.
+spike, a measurement of each probe, a question of an evaluation; and whatever tables a study left.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -7,9 +7,14 @@ python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from mxstudy import results
+
+TEXTS = ["contexts", "continuations"]  # of samples; they are the data sets' own, and not ours to copy
 
 
 def main() -> None:
@@ -19,14 +24,22 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("results"))
     arguments = parser.parse_args()
     folders = results.folders_of(arguments.runs)
-    tables = {kind: load(folders) for kind, load in results.KINDS.items()}
-    tables |= {probe: results.load_probe(folders, probe) for probe in results.PROBES}
+    tables = tables_of(folders)
     arguments.to.mkdir(parents=True, exist_ok=True)
     for kind, frame in tables.items():
         if len(frame):
             path = arguments.to / f"{arguments.name}_{kind}.parquet"
             results.write_table(frame, path, folders[0].provenance())
             print(f"{path}: {len(frame):,} rows, {path.stat().st_size / 1e6:.2f} MB")
+
+
+def tables_of(folders: Sequence[results.RunFolder]) -> dict[str, pd.DataFrame]:
+    """By kind, empty ones among them."""
+    tables = {kind: load(folders) for kind, load in results.KINDS.items()}
+    tables |= {probe: results.load_probe(folders, probe) for probe in results.PROBES}
+    left = [name for name in results.table_names(folders) if not name.startswith(results.SAMPLES)]
+    tables |= {name: results.load_table(folders, name) for name in left}
+    return tables | {"samples": tables["samples"].drop(columns=TEXTS, errors="ignore")}
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ def build(size: str, folder: Path) -> Run:
         schedule=config.Schedule(kind="cosine"),
         train=train,
     )
-    device = resolve_device(train)
-    configure_torch(train)
+    device = resolve_device(train.device)
+    configure_torch(train.compile, train.deterministic)
     with torch.device("meta"):
         decoder = Decoder(model, settings.norm, block_cast(settings.precision), DTYPES[train.compute])
     decoder.to_empty(device=device)

@@ -66,7 +66,9 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
         return {read(args[0], k, path): read(args[1], v, f"{path}[{k}]") for k, v in value.items()}
     if hint is float and type(value) is int:
         return float(value)
-    require(type(value) is hint, f"{where}: {value!r} is not {_article(hint)}")
+    is_number = hint is str and type(value) in (int, float)  # 123456 may be meant as the beginning of a fingerprint
+    advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
+    require(type(value) is hint, f"{where}: {value!r} is not {_article(hint)}{advice}")
     return value
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from mxstudy.evaluation.paired import Difference as Difference
+from mxstudy.evaluation.paired import difference as difference
 from mxstudy.probes.activations import bin_edges as bin_edges
 from mxstudy.probes.build import PROBES as PROBES
 from mxstudy.probes.outliers import read_ring
@@ -26,6 +28,7 @@ from mxstudy.tracking.journal import Row, read_journal
 
 PROVENANCE = b"mxstudy.provenance"
 STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as it starts
+SAMPLES = "samples_"  # what the tables of an evaluation's answers begin with, one of each task and form
 
 
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
@@ -145,12 +148,19 @@ def load_spike_rings(folders: Sequence[RunFolder]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def load_samples(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """A row a question that an evaluation asked: fingerprint, label, task, form, group, document, gold, nats, ..."""
+    frames = [load_table(folders, name) for name in table_names(folders) if name.startswith(SAMPLES)]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
 KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
     "runs": load_runs,
     "metrics": load_metrics,
     "validation": load_validations,
     "spikes": load_spikes,
     "spike_rings": load_spike_rings,
+    "samples": load_samples,
 }
 
 
@@ -168,6 +178,11 @@ def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
             identity = {"fingerprint": folder.status().fingerprint, "label": folder.provenance().get("label")}
             frames.append(read_table(path)[0].assign(**identity))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def table_names(folders: Sequence[RunFolder]) -> list[str]:
+    """Of all tables that studies left in these folders."""
+    return sorted({path.stem for folder in folders for path in (folder.path / "tables").glob("*.parquet")})
 
 
 def table_path(folder: RunFolder, name: str) -> Path:

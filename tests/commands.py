@@ -91,6 +91,14 @@ class Command:
         return self.output.read_text()
 
 
+def run_here(folder: Path, *arguments: str) -> None:
+    """`python -m mxstudy ARGUMENTS` in that folder, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["mxstudy", *arguments])
+        cli.main()
+
+
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str, fault: Fault | None = None) -> Iterator[Command]:
     """Runs while the block does; what is left of it at the block's end is killed."""

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from composing import compose, compose_job, handed_over
+from quiz import given_to
 
 from mxstudy import cli
 from mxstudy.config import Decoder
 from mxstudy.launch.plan import validate
 from mxstudy.reader import ConfigError
 from mxstudy.studies import pretrain
+from mxstudy.tracking.folder import RunFolder
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
@@ -36,38 +38,57 @@ def stem(value: object) -> str:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", EXPERIMENTS + SWEEPS, ids=stem)
-def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(path: Path) -> None:
+def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
+    path: Path, trained: RunFolder, evaluation_sets: Path
+) -> None:
     package, command = path.read_text().splitlines()[:2]
     assert package == "# @package _global_"
     assert command.startswith("# python -m mxstudy ")
     words = shlex.split(command)[4:]
     folder = "sweep" if path in SWEEPS else "experiment"
     assert words[0] == f"+{folder}={path.stem}"
-    for one in compose(*words, each_value_once=True):
+    given = given_to(path.stem, trained, evaluation_sets)
+    said = [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]  # a user's own
+    assert {word.partition("=")[0] for word in words} - {word.partition("=")[0] for word in [*said, *given]} == set()
+    for one in compose(*said, *given, each_value_once=True):
         validate(one)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=stem)
-def test_an_experiment_and_its_rehearsal_are_valid(path: Path) -> None:
+def test_an_experiment_and_its_rehearsal_are_valid(path: Path, trained: RunFolder, evaluation_sets: Path) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
-    full = validate(compose_job(f"+experiment={name}"))
+    given = given_to(name, trained, evaluation_sets)
+    full = validate(compose_job(f"+experiment={name}", *given))
     assert full.experiment == name
-    REHEARSED[full.study](name)
+    REHEARSED[full.study](name, *given)
 
 
-def rehearse_pretraining(name: str) -> None:
+def rehearse_pretraining(name: str, *given: str) -> None:
     tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "data=hugging_face", "tokenizer=pretrained"))
     assert (tiny.data.kind, tiny.tokenizer.kind, tiny.train.compile) == ("pysource", "bytes", False)
     assert tiny.train.steps * tiny.train.batch_size * tiny.train.sequence_length <= 10_000
 
 
-def rehearse_approximation(name: str) -> None:
+def rehearse_approximation(name: str, *given: str) -> None:
     tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "draws=3"))
     assert (tiny.draws, tiny.rows, tiny.hidden_size, tiny.max_blocks, tiny.elements) == (3, 8, 256, 4, 4096)
 
 
-REHEARSED = {"pretrain": rehearse_pretraining, "approximation": rehearse_approximation}
+def rehearse_evaluation(name: str, *given: str) -> None:
+    assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).evaluation.limit == 8
+
+
+def rehearse_perplexity(name: str, *given: str) -> None:
+    assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).documents == 4
+
+
+REHEARSED = {
+    "pretrain": rehearse_pretraining,
+    "approximation": rehearse_approximation,
+    "evaluate": rehearse_evaluation,
+    "perplexity": rehearse_perplexity,
+}
 
 
 @pytest.mark.parametrize(("name", "foreign"), [("quickstart", "rows=5"), ("approximation", "train.steps=3")])
@@ -90,8 +111,12 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))
-    validate(one)
     assert one.choices[group] == choice
+    if choice == "as_trained":  # a checkpoint's
+        with pytest.raises(ConfigError, match=f"{group}: None is not a mapping"):
+            validate(one)
+    else:
+        validate(one)
 
 
 def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:

@@ -1,6 +1,7 @@
 """The schema of every run: frozen dataclasses and their validation. Standard library only."""
 
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
+from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
 from mxstudy.config.observation import (
     ActivationHistograms,
@@ -15,10 +16,23 @@ from mxstudy.config.observation import (
     Tracking,
     Weights,
 )
-from mxstudy.config.run import SCHEMA_VERSION, STUDIES, Approximation, Pretrain, Run, fingerprint, hashed, read_run
+from mxstudy.config.run import (
+    SCHEMA_VERSION,
+    STUDIES,
+    Approximation,
+    Evaluate,
+    OfCheckpoint,
+    Perplexity,
+    Pretrain,
+    Run,
+    fingerprint,
+    hashed,
+    read_run,
+)
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 
 __all__ = [
+    "OLMES",
     "SCHEMA_VERSION",
     "STUDIES",
     "ActivationHistograms",
@@ -29,6 +43,9 @@ __all__ = [
     "Corpus",
     "Data",
     "Decoder",
+    "Evaluate",
+    "Evaluation",
+    "EvaluationDuringTraining",
     "Files",
     "GradientBias",
     "HuggingFace",
@@ -37,7 +54,9 @@ __all__ = [
     "Memory",
     "Norm",
     "NormOutputRMS",
+    "OfCheckpoint",
     "OutlierFeatures",
+    "Perplexity",
     "PostRoundMXNorm",
     "Precision",
     "PrecisionRow",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from mxstudy.config.data import Data, Tokenizer
+from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
 from mxstudy.config.model import Decoder, Norm, Precision
 from mxstudy.config.observation import Probes, Tracking
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
@@ -47,6 +48,7 @@ class Pretrain(Run):
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
     probe: Probes = cosmetic(default_factory=Probes)
+    evaluation: EvaluationDuringTraining = cosmetic(default_factory=EvaluationDuringTraining)
 
 
 @schema
@@ -81,7 +83,65 @@ class Approximation(Run):
             require(getattr(self, name) % unit == 0, f"{name}: {getattr(self, name)} is not a multiple of {unit}")
 
 
-STUDIES: dict[str, type[Run]] = {"pretrain": Pretrain, "approximation": Approximation}
+@schema
+class OfCheckpoint(Run):
+    """What is done with a trained model.
+
+    `checkpoint`: a run's folder, a checkpoint's, a fingerprint, an MLflow run id, or a Hugging Face model's folder.
+    `norm`, `precision`, `compute`: null as it was trained; anything else takes their place, weights unchanged.
+    `processes`: so many work side by side, one a GPU, or on the CPU.
+    """
+
+    checkpoint: str = cosmetic()  # what it names is hashed
+    norm: Norm | None = None
+    precision: Precision | None = None
+    compute: Literal["bf16", "fp32"] | None = None
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
+    processes: int = cosmetic(1)
+
+    def __post_init__(self) -> None:
+        require(self.processes > 0, f"processes: must be positive, not {self.processes}")
+
+
+@schema
+class Evaluate(OfCheckpoint):
+    """Questions with options, scored by log-likelihood."""
+
+    study: Literal["evaluate"] = "evaluate"
+    evaluation: Evaluation = Evaluation()
+
+
+@schema
+class Perplexity(OfCheckpoint):
+    """Loss of a checkpoint on a corpus, by token, by byte and by document.
+
+    `split`: by hash, as in training; all is both. `documents`: the first so many of it; null: all. A document that is
+    longer than `window` tokens (null: than the sequences that it was trained on) is read in windows of that length,
+    each `stride` tokens after the one before (null: half a window). A token is scored once, with all of its window
+    before it.
+    """
+
+    study: Literal["perplexity"] = "perplexity"
+    data: Data
+    split: Literal["validation", "train", "all"] = "validation"
+    documents: int | None = None
+    window: int | None = None
+    stride: int | None = None
+    tokens_per_batch: int = 16_384
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("documents", "window", "stride", "tokens_per_batch"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}: must be positive, not {value}")
+
+
+STUDIES: dict[str, type[Run]] = {
+    "pretrain": Pretrain,
+    "approximation": Approximation,
+    "evaluate": Evaluate,
+    "perplexity": Perplexity,
+}
 
 
 def read_run(values: Mapping[str, Any]) -> Run:

@@ -10,32 +10,47 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from mxstudy.data.corpus import sha256_once
 from mxstudy.reader import ConfigError, require
 
 Rows = list[dict[str, Any]]
+
+
+class DataMissing(ConfigError):
+    """Rows that are neither in the folder nor to be had from the hub."""
 
 
 def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> Rows:
     """The rows of one split, in their order.
 
     `folder`: holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet in the columns of the hub's data set; None: from the hub,
-    `path` and `subset`. Raises ConfigError for what is not there, with the command that fetches it.
+    `path` and `subset`. Raises DataMissing for what is not there, with the command that fetches it.
     """
-    return from_folder(name, split, folder) if folder else from_hub(name, path, subset, split)
+    if folder is None:
+        return from_hub(name, path, subset, split)
+    file = file_of(name, split, folder)
+    return list(READERS[reader_of(file)](file))
 
 
-def from_folder(name: str, split: str, folder: Path) -> Rows:
+def identity(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> dict[str, Any]:
+    """What names these rows in a fingerprint: the file's sha256, or the data set on the hub."""
+    if folder is None:
+        return {"hub": [path, subset, split]}
+    return {"sha256": sha256_once(file_of(name, split, folder))}
+
+
+def file_of(name: str, split: str, folder: Path) -> Path:
     require(folder.is_dir(), f"evaluation.data_dir: {folder} is no folder")
     found = [file for file in sorted(folder.glob(f"{name}.{split}*")) if reader_of(file)]
-    require(
-        bool(found),
-        f"evaluation.data_dir: {folder} has no {name}.{split}*.jsonl, .jsonl.gz or .parquet; without data_dir the rows "
-        "come from the Hugging Face hub",
-    )
+    if not found:
+        raise DataMissing(
+            f"evaluation.data_dir: {folder} has no {name}.{split}*.jsonl, .jsonl.gz or .parquet; without data_dir the "
+            "rows come from the Hugging Face hub"
+        )
     require(
         len(found) == 1, f"evaluation.data_dir: {folder} has more than one {name}.{split}: {', '.join(map(str, found))}"
     )
-    return list(READERS[reader_of(found[0])](found[0]))
+    return found[0]
 
 
 def reader_of(file: Path) -> str:
@@ -63,7 +78,7 @@ def from_hub(name: str, path: str, subset: str | None, split: str) -> Rows:
         return list(datasets.load_dataset(path, subset, split=split))
     except Exception as error:  # of the network, the hub, or the library
         fetch = f"hf download --repo-type dataset {path}"
-        raise ConfigError(
+        raise DataMissing(
             f"{name}: the data set {path} cannot be had ({type(error).__name__}); `{fetch}` fetches it, or "
             "evaluation.data_dir= names a folder that has it"
         ) from error

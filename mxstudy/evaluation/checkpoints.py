@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -103,18 +104,47 @@ def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
     return load_pretrained(read(config.Pretrained, {"name": str(path), "eos_token": eos_token}))
 
 
-def load(path: Path, trained: Trained, device: torch.device) -> Decoder:
-    """The decoder with a checkpoint's weights, in the norm and the precision that `trained` has by now.
+def identity(path: Path) -> dict[str, Any]:
+    """What names those weights in a fingerprint: the run, when it was begun, and the step; or the files."""
+    if (path / "checkpoint.json").is_file():
+        about, status = read_about(path), RunFolder(path.parent.parent).status()
+        return {"run": about["fingerprint"], "started_s": status.started_s, "step": about["step"]}
+    files = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))]
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files}
 
-    A gain is a gain, whatever its norm divides by: the norm may be another one than the weights were trained with. Of a
-    schedule the last plan holds. Raises ConfigError and CheckpointError.
+
+def step_of(path: Path) -> int:
+    """The training step that comes next; 0 of a Hugging Face model, which does not say."""
+    return int(read_about(path)["step"]) if (path / "checkpoint.json").is_file() else 0
+
+
+def title(trained: Trained) -> str:
+    """What it is asked in: 'mxnorm p=2, mxfp8, bf16'."""
+    norm = getattr(trained.norm, "p", None)
+    rows = dict.fromkeys(trained.precision.schedule[-1].plan.values())
+    return ", ".join([trained.norm.kind + (f" p={norm:g}" if norm else ""), *rows, f"compute {trained.compute}"])
+
+
+def build(trained: Trained, device: torch.device) -> Decoder:
+    """The decoder without weights, on the meta device, with the formats that it is going to have on `device`.
+
+    Of a precision's schedule the last row holds. Raises ConfigError for a norm and a precision that do not fit.
     """
     with torch.device("meta"):
         model = Decoder(trained.model, trained.norm, block_cast(trained.precision), DTYPES[trained.compute])
-    model.to_empty(device=device)
+    apply_precision(model, trained.precision, trained.precision.schedule[-1].from_step, trained.compute, device)
+    return model
+
+
+def load(path: Path, trained: Trained, device: torch.device) -> Decoder:
+    """The decoder with a checkpoint's weights, in the norm and the precision that `trained` has by now.
+
+    A gain is a gain, whatever its norm divides by: the norm may be another one than the weights were trained with.
+    Raises ConfigError and CheckpointError.
+    """
+    model = build(trained, device).to_empty(device=device)
     if (path / "checkpoint.json").is_file():
         load_weights(path, model)
     else:
         model.load_state_dict(hugging_face.from_hugging_face(hugging_face.read_state(path), trained.model))
-    apply_precision(model, trained.precision, trained.precision.schedule[-1].from_step, trained.compute, device)
     return model.eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -12,11 +12,11 @@ from mxstudy.evaluation.scorer import Request, Scorer
 
 
 class NativeLM(LM):
-    """No BOS, as OLMES has it; contexts are never empty."""
+    """No BOS, as OLMES has it; contexts are never empty. `done`: told after each batch how many requests it scored."""
 
-    def __init__(self, scorer: Scorer, tokenizer: Tokenizer) -> None:
+    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, done: Callable[[int], None] | None = None) -> None:
         super().__init__()
-        self.scorer, self.tokenizer_of_run = scorer, tokenizer
+        self.scorer, self.tokenizer_of_run, self.done = scorer, tokenizer, done
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         pairs = [split_at_words(*request.args) for request in requests]
@@ -26,13 +26,13 @@ class NativeLM(LM):
             Request(whole[: len(context)], whole[len(context) :])
             for whole, context in zip(wholes, contexts, strict=True)
         ]
-        return [(scored.nats, scored.is_greedy) for scored in self.scorer.score(asked)]
+        return [(scored.nats, scored.is_greedy) for scored in self.scorer.score(asked, self.done)]
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Each text once, however often it is asked for."""
         once = list(dict.fromkeys(texts))
         ids = dict(
-            zip(once, (tuple(map(int, found)) for found in self.tokenizer_of_run.encode_batch(once)), strict=True)
+            zip(once, (tuple(found.tolist()) for found in self.tokenizer_of_run.encode_batch(once)), strict=True)
         )
         return [ids[text] for text in texts]
 

@@ -11,6 +11,9 @@ from scipy import stats
 from mxstudy.reader import require
 
 DRAWS, CONFIDENCE, SEED = 10_000, 0.95, 0
+PART = 1_000_000  # numbers drawn at once
+
+Scores = Sequence[float]
 
 
 class Difference(NamedTuple):
@@ -23,24 +26,33 @@ class Difference(NamedTuple):
     documents: int
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+def difference(groups: Sequence[tuple[Scores, Scores]]) -> Difference:
     """Mean of ours less theirs, document by document, with its paired bootstrap interval (percentiles, 10,000 draws).
 
-    Raises ConfigError for scores that cannot be paired.
+    `groups`: (ours, theirs) of one task, or of each of its subjects, whose means are averaged: documents are drawn
+    within them. Raises ConfigError for scores that cannot be paired.
     """
-    require(len(ours) == len(theirs) > 0, f"comparison: {len(ours)} documents here, {len(theirs)} there")
-    less = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
+    for ours, theirs in groups:
+        require(len(ours) == len(theirs) > 0, f"comparison: {len(ours)} documents here, {len(theirs)} there")
+    less = [np.subtract(ours, theirs, dtype=np.float64) for ours, theirs in groups]
     draw = np.random.default_rng(SEED)
-    means = np.array([less[draw.integers(len(less), size=len(less))].mean() for _ in range(DRAWS)])
+    means = np.mean([draw_means(draw, one) for one in less], axis=0)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Difference(float(less.mean()), float(low), float(high), mcnemar_p(ours, theirs), len(less))
+    value = float(np.mean([one.mean() for one in less]))
+    return Difference(value, float(low), float(high), mcnemar_p(groups), sum(map(len, less)))
 
 
-def mcnemar_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+def draw_means(draw: np.random.Generator, values: np.ndarray) -> np.ndarray:
+    """Means of so many samples of `values`, with replacement, as large as they are."""
+    parts = np.array_split(np.arange(DRAWS), 1 + DRAWS * len(values) // PART)
+    return np.concatenate([values[draw.integers(len(values), size=(len(part), len(values)))].mean(1) for part in parts])
+
+
+def mcnemar_p(groups: Sequence[tuple[Scores, Scores]]) -> float | None:
     """Two-sided: of the documents that only one of the two answers right, are as many ours as theirs?"""
-    if not {*ours, *theirs} <= {0.0, 1.0}:
+    pairs = [pair for ours, theirs in groups for pair in zip(ours, theirs, strict=True)]
+    if not {score for pair in pairs for score in pair} <= {0.0, 1.0}:
         return None
-    wins = sum(a > b for a, b in zip(ours, theirs, strict=True))
-    losses = sum(a < b for a, b in zip(ours, theirs, strict=True))
+    wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0

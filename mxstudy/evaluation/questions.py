@@ -3,82 +3,108 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from mxstudy.data.evaluation_sets import Rows, load_rows
+from mxstudy.config import Evaluation
+from mxstudy.data import evaluation_sets
+from mxstudy.data.evaluation_sets import DataMissing, Rows, load_rows
 from mxstudy.evaluation.olmes import TASKS, subset
-from mxstudy.evaluation.tasks import OlmesTask
 from mxstudy.evaluation.templates import Question, describe_mmlu, with_shots
-from mxstudy.reader import ConfigError, require, suggest
-
-FORMS = ("cf", "mcf")
-MMLU = "mmlu"
+from mxstudy.reader import require, suggest
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What of a task is asked. `limit`: the first so many of OLMES' order, of MMLU spread over its subjects; None: all.
-
-    `data_dir`: where the rows are, None for the hub. `shots_dir`: has TASK.shots.jsonl with solved rows; MMLU takes its
-    own dev split.
-    """
-
-    shots: int = 0
-    limit: int | None = None
-    data_dir: Path | None = None
-    shots_dir: Path | None = None
+def check(settings: Evaluation) -> None:
+    """Raises ConfigError for a task that there is not, and for questions and shots that cannot be had."""
+    for name in settings.tasks:
+        require(name in TASKS, f"evaluation.tasks: {name!r} is not a task; {suggest(name, TASKS)}")
+    require(bool(at_hand(settings)), "evaluation.tasks: there is none whose data can be had")
 
 
-def build_tasks(name: str, form: str, asked: Asked) -> list[OlmesTask]:
-    """One, or one a subject of MMLU. Raises ConfigError for a task that there is not, and for data that is missing."""
-    if name not in TASKS:
-        raise ConfigError(f"evaluation.tasks: {name!r} is not a task; {suggest(name, TASKS)}")
+def at_hand(settings: Evaluation, say: Callable[[str], object] | None = None) -> list[str]:
+    """The tasks whose data can be had; with `skip_missing` the others are said to be left out, else DataMissing."""
+    tasks = []
+    for name in settings.tasks:
+        try:
+            rows_of(name, TASKS[name].split, settings.data_dir)
+            shots_of(name, settings)
+            tasks.append(name)
+        except DataMissing as error:
+            if not settings.skip_missing:
+                raise
+            if say:
+                say(f"left out: {name}: {error}")
+    return tasks
+
+
+def identity(settings: Evaluation) -> dict[str, Any]:
+    """Of the files or data sets that the questions come from, shots too."""
+    found = {}
+    for name in at_hand(settings):
+        found[name] = file_identity(name, TASKS[name].split, settings.data_dir)
+        if settings.shots_of(name):
+            found[f"{name}.shots"] = file_identity(name, *shots_place(name, settings))
+    return found
+
+
+def build_questions(name: str, form: str, settings: Evaluation) -> dict[str, list[Question]]:
+    """Of a task by its name, or those of its subjects by theirs. Raises ConfigError for data that is missing."""
     task = TASKS[name]
-    rows = subset(load_rows(name, task.path, task.name, task.split, asked.data_dir), name)
-    groups = by_subject(rows, asked.limit) if name == MMLU else {name: rows[: asked.limit]}
-    shots = shots_of(name, asked)
-    return [
-        OlmesTask(
-            group,
-            task.metric_of(form),
-            [ask(name, form, row, shots.get(group, [])) for row in own],
-        )
-        for group, own in groups.items()
-        if own
-    ]
+    groups = by_subject(name, subset(rows_of(name, task.split, settings.data_dir), task), settings.limit)
+    shots = shots_of(name, settings)
+    return {group: [ask(name, form, row, shots.get(group, [])) for row in own] for group, own in groups.items() if own}
+
+
+def rows_of(name: str, split: str, folder: str | None) -> Rows:
+    return load_rows(name, TASKS[name].path, TASKS[name].name, split, Path(folder) if folder else None)
+
+
+def file_identity(name: str, split: str, folder: str | None) -> dict[str, Any]:
+    return evaluation_sets.identity(name, TASKS[name].path, TASKS[name].name, split, Path(folder) if folder else None)
 
 
 def ask(name: str, form: str, row: Mapping[str, object], shots: Sequence[Mapping[str, object]]) -> Question:
-    template = TASKS[name].template
-    description = describe_mmlu(str(row["subject"])) if name == MMLU else None
-    solved = [template.question(shot, form) for shot in shots]
-    return with_shots(template.question(row, form), solved, description)
+    task = TASKS[name]
+    description = describe_mmlu(str(row[task.subjects])) if task.subjects else None
+    solved = [task.template.question(shot, form) for shot in shots]
+    return with_shots(task.template.question(row, form), solved, description)
 
 
-def by_subject(rows: Rows, limit: int | None) -> dict[str, Rows]:
-    """mmlu_SUBJECT to its rows; of `limit` rows in all every subject has its share, the first ones one more."""
+def by_subject(name: str, rows: Rows, limit: int | None) -> dict[str, Rows]:
+    """NAME_SUBJECT to its rows; of `limit` rows in all every subject has its share, the first ones one more."""
+    column = TASKS[name].subjects
+    if column is None:
+        return {name: rows[:limit]}
     groups: dict[str, Rows] = defaultdict(list)
     for row in rows:
-        groups[f"{MMLU}_{row['subject']}"].append(row)
+        groups[f"{name}_{row[column]}"].append(row)
     if limit is None:
         return dict(groups)
     share, more = divmod(limit, len(groups))
-    return {name: own[: share + (number < more)] for number, (name, own) in enumerate(groups.items())}
+    return {group: own[: share + (number < more)] for number, (group, own) in enumerate(groups.items())}
 
 
-def shots_of(name: str, asked: Asked) -> dict[str, Rows]:
-    """By the name of the task, or of the subject's: the first rows of MMLU's dev split, or of the user's file."""
-    if asked.shots == 0:
+def shots_of(name: str, settings: Evaluation) -> dict[str, Rows]:
+    """By the name of the task, or of the subject's: the first rows of its own split of them, or of the user's file."""
+    wanted = settings.shots_of(name)
+    if wanted == 0:
         return {}
-    if name == MMLU:
-        dev = by_subject(load_rows(name, TASKS[name].path, TASKS[name].name, "dev", asked.data_dir), None)
-        return {group: own[: asked.shots] for group, own in dev.items()}
-    require(
-        asked.shots_dir is not None,
-        f"evaluation.shots: {name} has none of its own; evaluation.shots_dir= names a folder with {name}.shots.jsonl",
-    )
-    rows = load_rows(name, TASKS[name].path, TASKS[name].name, "shots", asked.shots_dir)
-    require(len(rows) >= asked.shots, f"evaluation.shots: {asked.shots} were asked for, {name}.shots has {len(rows)}")
-    return {name: rows[: asked.shots]}
+    split, folder = shots_place(name, settings)
+    groups = by_subject(name, rows_of(name, split, folder), None)
+    least = min(map(len, groups.values()))
+    require(least >= wanted, f"evaluation.shots: {wanted} were asked for, {name}.{split} has {least}")
+    return {group: own[:wanted] for group, own in groups.items()}
+
+
+def shots_place(name: str, settings: Evaluation) -> tuple[str, str | None]:
+    """The split, and the folder or the hub."""
+    own_split = TASKS[name].shots_split
+    if own_split:
+        return own_split, settings.data_dir
+    if settings.shots_dir is None:
+        raise DataMissing(
+            f"evaluation.shots: {name} has none of its own; evaluation.shots_dir= names a folder with "
+            f"{name}.shots.jsonl"
+        )
+    return "shots", settings.shots_dir

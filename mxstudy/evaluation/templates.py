@@ -89,6 +89,11 @@ def piqa(row: Row) -> Parsed:
     return Parsed(f"{ask}\nAnswer:", ask, (row["sol1"], row["sol2"]), int(row["label"]))
 
 
+def race(row: Row) -> Parsed:
+    ask = f"{row['article']}\nQuestion: {row['question']}"
+    return Parsed(f"{ask}\nAnswer:", ask, tuple(row["options"]), LETTERS.index(row["answer"]))
+
+
 def socialiqa(row: Row) -> Parsed:
     ask = f"Question: {row['context']} {row['question']}"
     options = row["answerA"], row["answerB"], row["answerC"]

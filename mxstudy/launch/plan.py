@@ -6,11 +6,12 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from mxstudy.config import fingerprint, read_run
+from mxstudy.config import Pretrain, fingerprint, read_run
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
@@ -64,8 +65,8 @@ def plan(composed: list[Composed]) -> list[Job]:
                 identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
-                for probe in probes_off_then(jobs[digest].config, config):
-                    raise ConfigError(f"probe.{probe}: is off in {jobs[digest].label}, which is the same run")
+                for probe in off_then(jobs[digest].config, config):
+                    raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices))
@@ -93,10 +94,8 @@ def compare(job: Job) -> Job:
         return replace(job, folder=found.path, state="running")
     if job.config.rerun:
         return replace(job, replaces=found.path)
-    for probe in probes_off_then(found.config(), job.config):
-        raise ConfigError(
-            f"probe.{probe}: was off in {found.path}, which has none of its data; rerun=true trains again"
-        )
+    for probe in off_then(found.config(), job.config):
+        raise ConfigError(f"{probe}: was off in {found.path}, which has none of its data; rerun=true trains again")
     state = found.status().state
     return replace(job, folder=found.path, state=state if state in DONE else "resume")
 
@@ -115,21 +114,28 @@ def is_alive(folder: RunFolder) -> bool:
         return True
 
 
-def probes_off_then(then: Any, now: Any) -> list[str]:
-    """The probes of a run that another was trained without; none for a kind of run that has no probes."""
-    names = [f.name for f in fields(now.probe)] if hasattr(now, "probe") else []
-    return [n for n in names if getattr(now.probe, n).every_steps > 0 and getattr(then.probe, n).every_steps == 0]
+def off_then(then: Any, now: Any) -> list[str]:
+    """What is watched now and was not in another run: probes, evaluation; nothing for a run that is no training."""
+    if not isinstance(now, Pretrain):
+        return []
+    keys = [f"probe.{name}" for name in vars(now.probe)] + ["evaluation"]
+    every_steps = {key: attrgetter(f"{key}.every_steps") for key in keys}
+    return [key for key, of in every_steps.items() if of(now) > 0 and of(then) == 0]
 
 
 def labels(composed: list[Composed]) -> list[str]:
-    """Of each job the overrides that not all jobs share; where nothing varies its precision and norm."""
+    """Of each job the overrides that not all jobs share; where nothing varies what it is."""
     keys = varying([one.overrides for one in composed])
     return [
-        " ".join(line for key, line in by_key(one.overrides).items() if key in keys)
-        or " ".join(f"{group}={one.choices[group]}" for group in ("precision", "norm") if group in one.choices)
-        or one.choices.get("experiment", "unnamed")
-        for one in composed
+        " ".join(line for key, line in by_key(one.overrides).items() if key in keys) or title(one) for one in composed
     ]
+
+
+def title(one: Composed) -> str:
+    """Its precision and norm; if they are a checkpoint's own, that; else the experiment's name."""
+    choices = [f"{group}={one.choices[group]}" for group in ("precision", "norm") if group in one.choices]
+    named = " ".join(choice for choice in choices if not choice.endswith("=as_trained"))
+    return named or by_key(one.overrides).get("checkpoint") or one.choices.get("experiment", "unnamed")
 
 
 def varying(jobs: Sequence[Sequence[str]]) -> list[str]:

@@ -25,6 +25,17 @@ from mxstudy.numerics.cast import BlockCast
 Watcher = Callable[[str, nn.Module, Tensor], None]
 
 
+class Tree(NamedTuple):
+    """Who reads whom where a sequence is no line, but a beginning with several ends.
+
+    `positions_BT`: int64, of the rotary embedding. `mask_BTT`: bool, true where the token of the first T reads that of
+    the second; each reads one at least, itself if nothing else, for a softmax over nothing is NaN.
+    """
+
+    positions_BT: Tensor
+    mask_BTT: Tensor
+
+
 class Init(NamedTuple):
     """Standard deviations, before the cut at 3 sigma; the head has D^-0.5, and depth shrinks the residual outputs'."""
 
@@ -68,8 +79,10 @@ class Attention(nn.Module):
         self.q_norm = build_exact_norm(norm, q_size) if model.qk_norm else None
         self.k_norm = build_exact_norm(norm, kv_size) if model.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output, and what goes into the norms of queries and keys, by their names."""
+    def forward(
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output, and what goes into the norms of queries and keys, by their names. Causal without a mask."""
         q, k, v = self.wqkv(x_BTD).split(self.sizes, dim=-1)
         seen = {}
         if self.q_norm is not None and self.k_norm is not None:
@@ -77,7 +90,11 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (y.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for y in (q, k, v))
         q, k = rotate(q, rope_TH), rotate(k, rope_TH)
-        out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        if mask_BTT is None:
+            out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        else:  # grouped queries run fused in flash attention alone, which takes no mask
+            k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
+            out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
         return self.wo(out_BNTH.transpose(1, 2).flatten(2)), seen
 
 
@@ -110,9 +127,11 @@ class Block(nn.Module):
         self.attention = Attention(model, norm, cast, output_std(model.hidden_size))
         self.feed_forward = FeedForward(model, norm, cast, output_std(model.ffn_size))
 
-    def forward(self, x_BTD: Tensor, rope_TH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
-        attended_BTD, seen = self.attention(x_BTD, rope_TH)
+        attended_BTD, seen = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
         return h_BTD + self.feed_forward(h_BTD), seen | {"ffn_norm": h_BTD}
 
@@ -140,13 +159,16 @@ class Decoder(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.output(self.features(tokens_BT))
 
-    def features(self, tokens_BT: Tensor) -> Tensor:
-        """What the head reads: [B, T, D]."""
+    def features(self, tokens_BT: Tensor, tree: Tree | None = None) -> Tensor:
+        """What the head reads: [B, T, D]. Without a tree every token reads those before it."""
         x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight.to(self.compute))
-        rope_TH = self.rope(tokens_BT.shape[1], tokens_BT.device)
+        if tree is None:
+            rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
+        else:
+            rope_TH, mask_BTT = self.angles(tree.positions_BT.float())[:, None], tree.mask_BTT
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
-            x_BTD, seen = layer(x_BTD, rope_TH)
+            x_BTD, seen = layer(x_BTD, rope_TH, mask_BTT)
             for norm, y in {"attention_norm": x_in_BTD, **seen}.items():
                 self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
         self.watch("norm", self.norm, x_BTD)
@@ -157,10 +179,14 @@ class Decoder(nn.Module):
             watcher(name, module, x_BTD.detach())
 
     def rope(self, length: int, device: torch.device) -> Tensor:
-        """Angles of the rotary embedding: float32 [T, H / 2]."""
+        """Angles of the rotary embedding at positions 0 to T - 1: float32 [T, H / 2]."""
+        return self.angles(torch.arange(length, device=device, dtype=torch.float32))
+
+    def angles(self, positions: Tensor) -> Tensor:
+        """Of the rotary embedding: positions float32 [...] -> [..., H / 2]."""
         half = self.config.hidden_size // self.config.num_heads // 2
-        frequencies = self.config.rope_theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-        return torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)
+        powers = -torch.arange(half, device=positions.device, dtype=torch.float32) / half
+        return positions[..., None] * self.config.rope_theta**powers
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -192,7 +218,10 @@ class Decoder(nn.Module):
 
 
 def rotate(x_BNTH: Tensor, rope_TH: Tensor) -> Tensor:
-    """Rotary position embedding in FP32; feature i turns with feature i + H/2, as in Hugging Face's Llama."""
+    """Rotary position embedding in FP32; feature i turns with feature i + H/2, as in Hugging Face's Llama.
+
+    `rope_TH`: angles [T, H / 2], or [B, 1, T, H / 2] where sequences differ in their positions.
+    """
     x1, x2 = x_BNTH.float().chunk(2, dim=-1)
     cos, sin = rope_TH.cos(), rope_TH.sin()
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x_BNTH.dtype)

@@ -2,6 +2,11 @@
 
 from types import ModuleType
 
-from mxstudy.studies import approximation, pretrain
+from mxstudy.studies import approximation, evaluate, perplexity, pretrain
 
-STUDIES: dict[str, ModuleType] = {"pretrain": pretrain, "approximation": approximation}
+STUDIES: dict[str, ModuleType] = {
+    "pretrain": pretrain,
+    "approximation": approximation,
+    "evaluate": evaluate,
+    "perplexity": perplexity,
+}

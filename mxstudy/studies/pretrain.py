@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mxstudy.config import Pretrain
 from mxstudy.data import corpus, tokenizer
 from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare
+from mxstudy.evaluation import questions
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
@@ -39,7 +41,7 @@ from mxstudy.train.signals import Leave
 
 def check(config: Pretrain) -> None:
     """Everything that can be wrong and be known before the run: raises ConfigError."""
-    device = resolve_device(config.train)
+    device = resolve_device(config.train.device)
     with torch.device("meta"):
         model = build_model(config)
     tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.sequence_length
@@ -49,6 +51,8 @@ def check(config: Pretrain) -> None:
             tokens % config.precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
             f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {config.precision.block_size}",
         )
+    if config.evaluation.every_steps:
+        questions.check(config.evaluation)
     vocab_size = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}.get(type(config.tokenizer))
     if vocab_size is not None:
         check_vocabulary(config, vocab_size(config.tokenizer))
@@ -75,15 +79,15 @@ def identity_key(config: Pretrain) -> Any:
 
 def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
     """Kind of device, and identity of corpus and tokenizer, as the fingerprint takes them."""
-    return resolve_device(config.train).type, corpus.identity(config.data) | {
+    return resolve_device(config.train.device).type, corpus.identity(config.data) | {
         "tokenizer": tokenizer.identity(config.tokenizer)
     }
 
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
     """Train, or go on from the last checkpoint; returns finished, diverged or preempted."""
-    device = resolve_device(config.train)
-    configure_torch(config.train)
+    device = resolve_device(config.train.device)
+    configure_torch(config.train.compile, config.train.deterministic)
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", steps=config.train.steps, reason=None)
         shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), print)
@@ -110,9 +114,20 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             probes = build_probes(config.probe)
             losses = [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
             spikes = build_spikes(config.probe, probes, folder.path, checkpoints.pin_latest, losses)
-            state = train(Run(config, model, optimizer, batches, device, recorder, probes, spikes), start, leave)
+            evaluate = evaluation_of(config, model, tokenizer_of_run)
+            running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
+            state = train(running, start, leave)
             recorder.end(state, leave.signal.name if leave.signal else None)
     return state
+
+
+def evaluation_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], dict[str, float]] | None:
+    """What gives the model's scores; None where they are never asked for."""
+    if not config.evaluation.every_steps:
+        return None
+    from mxstudy.evaluation.during_training import build_evaluation  # lm-eval takes a second
+
+    return build_evaluation(config.evaluation, model, own, config.train.sequence_length)
 
 
 def build_model(config: Pretrain) -> Decoder:

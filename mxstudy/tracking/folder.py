@@ -33,6 +33,7 @@ NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 # What MLflow gets of it.
 ARTIFACTS = (
     *("status.json", "config.yaml", "provenance.json", "shards.json", "tokenizer.json", "metrics.jsonl", "error.log"),
+    *("scores.json", "perplexity.json"),
     *("tables/*.parquet", "spikes/*.safetensors"),
 )
 

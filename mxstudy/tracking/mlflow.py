@@ -65,6 +65,28 @@ def create_store(uri: str) -> str | None:
     return None
 
 
+def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
+    """Into the run that this store has of a folder, if it has one: what was measured of it after its end.
+
+    Rows that are sent twice are there once. Returns None, or in one line why they are not there.
+    """
+    from mlflow.entities import Metric
+
+    position = position_of(folder, uri)
+    if position is None:
+        return None
+    metrics = [
+        Metric(name, value, int(row["time_s"] * 1000), row["step"]) for row in rows for name, value in metrics_of(row)
+    ]
+    try:
+        client = connect(uri)
+        for batch in chunks(metrics, METRICS_PER_CALL):
+            client.log_batch(position.run_id, metrics=batch)
+    except Exception as error:  # whatever a server or a driver comes up with
+        return one_line(uri, error)
+    return None
+
+
 def one_line(uri: str, error: BaseException) -> str:
     """What is at the bottom of it: 'Connection refused', not the four layers above."""
     while error.__context__ is not None:

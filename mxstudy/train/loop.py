@@ -48,6 +48,7 @@ class Run:
     recorder: Recorder
     probes: list[Probe] = field(default_factory=list)
     spikes: SpikeWatch | None = None
+    evaluate: Callable[[], dict[str, float]] | None = None  # scores of the model as it is
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -121,6 +122,8 @@ def train(run: Run, start: int, leave: Leave) -> str:
             return "diverged"
         if step + 1 == steps or is_due(step + 1, run.config.validation.every_steps):
             run.recorder.record({"step": step, "validation_loss": validate(run)})
+        if run.evaluate and (step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)):
+            run.recorder.record({"step": step, "probe": "evaluation", "values": run.evaluate()})
         if step + 1 == steps or leave.signal or is_due(step + 1, run.config.checkpoint.every_steps):
             run.recorder.save(step + 1)
         if leave.signal and step + 1 < steps:

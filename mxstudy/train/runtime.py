@@ -8,7 +8,6 @@ import sys
 
 import torch
 
-from mxstudy import config
 from mxstudy.reader import ConfigError
 
 # Dense bf16 FLOP/s by the data sheets; MFU of a GPU that is not here is null.
@@ -22,21 +21,20 @@ PEAK_FLOPS = {
 }
 
 
-def resolve_device(train: config.Train) -> torch.device:
-    """The device asked for; auto is CUDA where there is one. Raises ConfigError for a CUDA that is not there."""
-    if train.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device: cuda was asked for and there is none; train.device=cpu runs here")
-    wants_cuda = train.device != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if wants_cuda else "cpu")
+def resolve_device(wanted: str, key: str = "train.device") -> torch.device:
+    """auto is CUDA where there is one. Raises ConfigError, with the `key`, for a CUDA that is not there."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{key}: cuda was asked for and there is none; {key}=cpu runs here")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def configure_torch(train: config.Train) -> None:
+def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
     """Numerics first: full FP32, FP32 accumulation, and no rounding that a compiler may drop."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(train.deterministic)
-    if train.compile:
+    torch.use_deterministic_algorithms(deterministic)
+    if compile:
         import torch._inductor.config as inductor
 
         torch._dynamo.reset()  # what an earlier arm compiled must not make this arm's sizes and floats dynamic

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from mxstudy import cli, config
+from mxstudy import config
 from mxstudy.evaluation.checkpoints import describe, find, load
 from mxstudy.evaluation.hugging_face import export
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.reader import ConfigError
 from mxstudy.studies import pretrain
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.checkpoint import CheckpointError
 
 pytestmark = pytest.mark.integration
@@ -26,16 +25,9 @@ TOKENS = torch.arange(64)[None]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = tmp_path_factory.mktemp("evaluated")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        arguments = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none"]
-        patch.setattr(sys, "argv", ["mxstudy", *arguments])
-        cli.main()
-    (found,) = find_runs(folder / "runs")
-    found.update(mlflow_run_id="abcdef" * 5)
-    return found
+def run(trained: RunFolder) -> RunFolder:
+    trained.update(mlflow_run_id="abcdef" * 5)
+    return trained
 
 
 def test_each_name_of_a_run_finds_its_newest_checkpoint(run: RunFolder) -> None:

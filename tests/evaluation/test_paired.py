@@ -13,22 +13,22 @@ def test_mcnemar_counts_what_only_one_of_them_knows() -> None:
     """8 against 1 of 9: twice the tail, (1 + 9) / 2^9."""
     ours = [1.0] * 8 + [0.0] + [1.0, 0.0] * 20
     theirs = [0.0] * 8 + [1.0] + [1.0, 0.0] * 20
-    assert mcnemar_p(ours, theirs) == pytest.approx(2 * 10 / 2**9)
-    assert mcnemar_p(theirs, ours) == mcnemar_p(ours, theirs)
-    assert mcnemar_p(ours, ours) == 1.0
-    assert mcnemar_p([0.5, 1.0], [0.0, 1.0]) is None  # bits per character
+    assert mcnemar_p([(ours, theirs)]) == pytest.approx(2 * 10 / 2**9)
+    assert mcnemar_p([(theirs, ours)]) == mcnemar_p([(ours, theirs)])
+    assert mcnemar_p([(ours, ours)]) == 1.0
+    assert mcnemar_p([([0.5, 1.0], [0.0, 1.0])]) is None  # bits per character
 
 
 def test_the_interval_is_that_of_a_mean() -> None:
     draw = np.random.default_rng(1)
     theirs = draw.normal(size=400)
     ours = theirs + draw.normal(0.3, 1.0, size=400)
-    found = difference(ours.tolist(), theirs.tolist())
+    found = difference([(ours.tolist(), theirs.tolist())])
     assert found.value == pytest.approx((ours - theirs).mean())
     half_width = 1.96 * (ours - theirs).std() / math.sqrt(400)
     assert (found.value - found.low, found.high - found.value) == pytest.approx((half_width, half_width), rel=0.1)
     assert found.p is None
-    assert found == difference(ours.tolist(), theirs.tolist())  # its draws are seeded
+    assert found == difference([(ours.tolist(), theirs.tolist())])  # its draws are seeded
 
 
 @pytest.mark.integration
@@ -37,13 +37,21 @@ def test_it_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
     for _ in range(60):
         ours, theirs = draw.random((2, 100)) < [[0.5], [0.4]]
-        found = difference(ours.astype(float).tolist(), theirs.astype(float).tolist())
+        found = difference([(ours.astype(float).tolist(), theirs.astype(float).tolist())])
         held += found.low <= 0.1 <= found.high
     assert 52 <= held <= 60  # of 60, 95 %
 
 
 def test_scores_of_different_documents_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 documents here, 3 there"):
-        difference([1.0, 0.0], [1.0, 0.0, 1.0])
+        difference([([1.0, 0.0], [1.0, 0.0, 1.0])])
     with pytest.raises(ConfigError, match="0 documents"):
-        difference([], [])
+        difference([([], [])])
+
+
+def test_every_subject_counts_once() -> None:
+    """One of two documents better there, one of four worse here: the mean of 1/2 and -1/4."""
+    large = [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]
+    found = difference([([1.0, 1.0], [0.0, 1.0]), large])
+    assert (found.value, found.documents, found.p) == (0.125, 6, 1.0)
+    assert found.low < 0.125 < found.high

@@ -7,8 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from mxstudy.config import Evaluation
 from mxstudy.data import evaluation_sets
-from mxstudy.evaluation.questions import Asked, build_tasks
+from mxstudy.evaluation.questions import build_questions, check
+from mxstudy.evaluation.templates import Question
 from mxstudy.reader import ConfigError
 
 
@@ -24,21 +26,20 @@ def mmlu(subject: str, number: int) -> dict[str, Any]:
     return {"subject": subject, "question": f"{subject} {number}", "choices": ["a", "b", "c", "d"], "answer": 0}
 
 
-def contexts(tasks: list[Any]) -> dict[str, list[str]]:
-    return {task.task_name: [doc["contexts"][0] for doc in task.test_docs()] for task in tasks}
+def contexts(asked: dict[str, list[Question]]) -> dict[str, list[str]]:
+    return {group: [question.contexts[0] for question in own] for group, own in asked.items()}
 
 
 def test_the_first_of_a_task(tmp_path: Path) -> None:
     write(tmp_path, "piqa.validation.jsonl", [piqa(number) for number in range(5)])
-    found = contexts(build_tasks("piqa", "cf", Asked(limit=2, data_dir=tmp_path)))
+    found = contexts(build_questions("piqa", "cf", Evaluation(limit=2, data_dir=str(tmp_path))))
     assert found == {"piqa": ["Goal: goal 0\nAnswer:", "Goal: goal 1\nAnswer:"]}
-    assert [task.metric for task in build_tasks("piqa", "mcf", Asked(data_dir=tmp_path))] == ["raw"]
 
 
 def test_a_limit_of_mmlu_is_spread_over_its_subjects(tmp_path: Path) -> None:
     rows = [mmlu(subject, number) for subject in ("law", "art", "logic") for number in range(3)]
     pd.DataFrame(rows).to_parquet(tmp_path / "mmlu.test.parquet")
-    found = build_tasks("mmlu", "cf", Asked(limit=5, data_dir=tmp_path))
+    found = build_questions("mmlu", "cf", Evaluation(limit=5, data_dir=str(tmp_path)))
     assert {name: len(asked) for name, asked in contexts(found).items()} == {
         "mmlu_law": 2,
         "mmlu_art": 2,
@@ -48,36 +49,38 @@ def test_a_limit_of_mmlu_is_spread_over_its_subjects(tmp_path: Path) -> None:
     assert first == (
         "The following are multiple choice questions (with answers) about law.\n\nQuestion: law 0\nAnswer:"
     )
-    assert set(contexts(build_tasks("mmlu", "cf", Asked(limit=1, data_dir=tmp_path)))) == {"mmlu_law"}
+    assert set(contexts(build_questions("mmlu", "cf", Evaluation(limit=1, data_dir=str(tmp_path))))) == {"mmlu_law"}
 
 
 def test_shots(tmp_path: Path) -> None:
     write(tmp_path, "mmlu.test.jsonl", [mmlu("law", 7)])
     write(tmp_path, "mmlu.dev.jsonl", [mmlu("law", number) for number in range(3)])
-    (asked,) = contexts(build_tasks("mmlu", "mcf", Asked(shots=2, data_dir=tmp_path)))["mmlu_law"]
+    (asked,) = contexts(build_questions("mmlu", "mcf", Evaluation(shots=2, data_dir=str(tmp_path))))["mmlu_law"]
     assert asked.count(" A. a\n B. b\n C. c\n D. d\nAnswer: A\n\n") == 2
     assert asked.endswith("Question: law 7\n A. a\n B. b\n C. c\n D. d\nAnswer:")
     write(tmp_path, "piqa.validation.jsonl", [piqa(3)])
     with pytest.raises(ConfigError, match=r"piqa has none of its own; evaluation.shots_dir= names .* piqa.shots.jsonl"):
-        build_tasks("piqa", "cf", Asked(shots=1, data_dir=tmp_path))
+        build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path)))
     write(tmp_path, "piqa.shots.jsonl", [piqa(0)])
     with pytest.raises(ConfigError, match=r"2 were asked for, piqa.shots has 1"):
-        build_tasks("piqa", "cf", Asked(shots=2, data_dir=tmp_path, shots_dir=tmp_path))
-    (asked,) = contexts(build_tasks("piqa", "cf", Asked(shots=1, data_dir=tmp_path, shots_dir=tmp_path)))["piqa"]
+        build_questions("piqa", "cf", Evaluation(shots=2, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
+    (asked,) = contexts(
+        build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
+    )["piqa"]
     assert asked == "Goal: goal 0\nAnswer: one\n\nGoal: goal 3\nAnswer:"
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="'piqua' is not a task; did you mean 'piqa'"):
-        build_tasks("piqua", "cf", Asked())
+        check(Evaluation(tasks=("piqua",)))
     with pytest.raises(ConfigError, match=r"has no piqa.validation\*.jsonl"):
-        build_tasks("piqa", "cf", Asked(data_dir=tmp_path))
+        build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path)))
     with pytest.raises(ConfigError, match="is no folder"):
-        build_tasks("piqa", "cf", Asked(data_dir=tmp_path / "nowhere"))
+        build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path / "nowhere")))
     for name in ("piqa.validation.jsonl", "piqa.validation_new.jsonl"):
         write(tmp_path, name, [piqa(0)])
     with pytest.raises(ConfigError, match=r"more than one piqa.validation"):
-        build_tasks("piqa", "cf", Asked(data_dir=tmp_path))
+        build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path)))
 
 
 def test_a_hub_that_cannot_be_reached_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,7 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_command(monkeypatch: pyte
 
     monkeypatch.setattr(datasets, "load_dataset", away)
     with pytest.raises(ConfigError, match="`hf download --repo-type dataset ybisk/piqa` fetches it"):
-        build_tasks("piqa", "cf", Asked())
+        build_questions("piqa", "cf", Evaluation())
     rows = [piqa(0), piqa(1)]
     monkeypatch.setattr(datasets, "load_dataset", lambda path, subset, split: rows)
     assert evaluation_sets.from_hub("piqa", "ybisk/piqa", None, "validation") == rows

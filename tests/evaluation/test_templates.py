@@ -8,50 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quiz import ROWS
 
 from mxstudy.evaluation.olmes import TASKS, subset
 from mxstudy.evaluation.templates import clean, describe_mmlu, with_shots
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "olmes"
 
-ARC = {
-    "question": "What melts?",
-    "choices": {"text": ["ice", "rock", "air"], "label": ["1", "2", "3"]},
-    "answerKey": "1",
-}
-ROWS: dict[str, dict[str, Any]] = {
-    "arc_challenge": ARC,
-    "arc_easy": ARC,
-    "csqa": {
-        "question": "Where is it?",
-        "choices": {"label": list("ABCDE"), "text": ["a", "b", "c", "d", "e"]},
-        "answerKey": "E",
-    },
-    "openbookqa": {
-        "question_stem": "The sun is",
-        "choices": {"text": ["hot", "cold"], "label": ["A", "B"]},
-        "answerKey": "A",
-    },
-    "boolq": {"passage": "Ice -- Frozen water.", "question": "is ice wet", "label": 0},
-    "hellaswag": {
-        "activity_label": "Finance",
-        "ctx_a": "[header] How to save [title] Look. [step] Find a bank.",
-        "ctx_b": "the teller",
-        "endings": ["smiles. [substeps] Twice.", " waits."],
-        "label": "1",
-    },
-    "mmlu": {"question": "2 + 2 = ", "choices": ["3", "4", "5", "6"], "answer": 1, "subject": "abstract_algebra"},
-    "piqa": {"goal": "Open a jar", "sol1": "twist it", "sol2": "eat it", "label": 0},
-    "socialiqa": {
-        "context": "Kim left.",
-        "question": "Why?",
-        "answerA": "tired",
-        "answerB": "late",
-        "answerC": "ill",
-        "label": "3",
-    },
-    "winogrande": {"sentence": "Sam beat Max because _ was fast. ", "option1": "Sam", "option2": "Max", "answer": "1"},
-}
 CLOZE = {
     "arc_challenge": (["Question: What melts?\nAnswer:"] * 3, [" ice", " rock", " air"], 0),
     "arc_easy": (["Question: What melts?\nAnswer:"] * 3, [" ice", " rock", " air"], 0),
@@ -61,6 +24,7 @@ CLOZE = {
     "hellaswag": (["Finance: How to save. Look. Find a bank. The teller"] * 2, [" smiles. Twice.", " waits."], 1),
     "mmlu": (["Question: 2 + 2 = \nAnswer:"] * 4, [" 3", " 4", " 5", " 6"], 1),
     "piqa": (["Goal: Open a jar\nAnswer:"] * 2, [" twist it", " eat it"], 0),
+    "race": (["Ann ran.\nQuestion: Who ran?\nAnswer:"] * 2, [" Bob", " Ann"], 1),
     "socialiqa": (["Question: Kim left. Why?\nAnswer:"] * 3, [" tired", " late", " ill"], 2),
     "winogrande": (["Sam beat Max because Sam", "Sam beat Max because Max"], [" was fast."] * 2, 0),
 }
@@ -74,6 +38,7 @@ CHOICE = {
     " A. smiles. Twice.\n B. waits.\nAnswer:",
     "mmlu": "Question: 2 + 2 = \n A. 3\n B. 4\n C. 5\n D. 6\nAnswer:",
     "piqa": "Goal: Open a jar\n A. twist it\n B. eat it\nAnswer:",
+    "race": "Ann ran.\nQuestion: Who ran?\n A. Bob\n B. Ann\nAnswer:",
     "socialiqa": "Question: Kim left. Why?\n A. tired\n B. late\n C. ill\nAnswer:",
     "winogrande": "Fill in the blank: Sam beat Max because ___ was fast. \n A. Sam\n B. Max\nAnswer:",
 }
@@ -114,7 +79,7 @@ def test_titles_end_a_sentence_once() -> None:
 # ------------------------------------------------------------------------------------------------ the real data
 
 at_hand = pytest.mark.skipif(not DATA.exists(), reason="the evaluation sets are not here")
-COUNTS = {  # documents, requests in cloze form without the unconditional ones
+COUNTS = {  # of OLMES: documents, requests in cloze form without the unconditional ones
     "arc_challenge": (1172, 4687),
     "arc_easy": (1000, 4000),
     "boolq": (1000, 2000),
@@ -135,9 +100,9 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 @at_hand
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", COUNTS)
 def test_as_many_documents_and_requests_as_olmes_has(name: str) -> None:
-    rows = subset(rows_of(name), name)
+    rows = subset(rows_of(name), TASKS[name])
     questions = {form: [TASKS[name].template.question(row, form) for row in rows] for form in ("cf", "mcf")}
     for form, asked in questions.items():
         assert (len(asked), sum(len(q.continuations) for q in asked)) == COUNTS[name], form
@@ -148,6 +113,6 @@ def test_as_many_documents_and_requests_as_olmes_has(name: str) -> None:
 @at_hand
 def test_the_subset_is_that_of_seed_1234() -> None:
     rows = rows_of("boolq")
-    assert [row["idx"] for row in subset(rows, "boolq")[:5]] == [3187, 1805, 478, 30, 371]
+    assert [row["idx"] for row in subset(rows, TASKS["boolq"])[:5]] == [3187, 1805, 478, 30, 371]
     piqa = rows_of("piqa")
-    assert subset(piqa, "piqa")[:5] == [piqa[i] for i in (1593, 902, 239, 15, 185)]
+    assert subset(piqa, TASKS["piqa"])[:5] == [piqa[i] for i in (1593, 902, 239, 15, 185)]

@@ -7,6 +7,7 @@ import torch
 from mxstudy import config
 from mxstudy.cli import CONF
 from mxstudy.model import Decoder
+from mxstudy.model.decoder import Tree
 from mxstudy.numerics import BlockCast
 from mxstudy.reader import ConfigError, read
 
@@ -79,6 +80,23 @@ def test_logits_do_not_depend_on_later_tokens():
         before, after = decoder(tokens)[0], decoder(changed)[0]
     assert torch.allclose(before[:10], after[:10], atol=1e-6)
     assert not torch.allclose(before[10:], after[10:], atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_tree_is_each_of_its_branches_alone():
+    """Two ends, of three tokens and of two, after five tokens; then a token of padding, which reads itself."""
+    decoder = build(replace(SMALL, init="mitchell"))
+    tokens = torch.randint(0, 50, (1, 11), generator=torch.Generator().manual_seed(4))
+    positions = torch.tensor([[*range(5), *(5, 6, 7), *(5, 6), 0]])
+    branches = torch.tensor([0] * 5 + [1] * 3 + [2] * 2 + [3])
+    mask = torch.tensor([[j <= i and branches[j] in (0, branches[i]) for j in range(11)] for i in range(11)])
+    mask[10, :10] = False
+    features = decoder.features(tokens, Tree(positions, mask[None]))
+    assert features.isfinite().all()
+    for branch in ([5, 6, 7], [8, 9]):
+        places = [*range(5), *branch]
+        assert torch.allclose(features[:, places], decoder.features(tokens[:, places]), atol=1e-5)
+    assert not torch.allclose(features[:, :10], decoder.features(tokens[:, :10]), atol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mxstudy import config
 from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics import FORMATS, native, quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
@@ -15,7 +14,7 @@ from mxstudy.numerics.norm import norm_cast, rms_estimate, rms_exact
 from mxstudy.numerics.postround import rms_post_round
 from mxstudy.train.runtime import configure_torch
 
-configure_torch(config.Train(steps=1, batch_size=1, sequence_length=1, compile=True))
+configure_torch(compile=True)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 

@@ -70,7 +70,7 @@ class Memory:
 
 def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run, Memory]:
     settings = replace(settings, train=replace(settings.train, **train_changes))
-    configure_torch(settings.train)
+    configure_torch(settings.train.compile, settings.train.deterministic)
     compute = settings.train.compute
     model = Decoder(settings.model, settings.norm, block_cast(settings.precision), DTYPES[compute])
     model.init_weights(settings.seed)

@@ -1,0 +1,164 @@
+"""Zero-shot scoring: requests a second of lm-eval's own HFLM on the exported model, of ours, and of the forwards alone.
+
+All of them answer the same questions through lm-eval, HFLM at several batch sizes. The export is exact for RMSNorm
+alone, so the checkpoint's norm must be one; HFLM runs in bf16, ours as trained and in bf16. The floor is the forwards
+of our batches by themselves: no tokenizer, no lm-eval, no head.
+
+python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] [--batch-sizes 64 256] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.model import LM
+
+from benchmarks.report import measured, show
+from mxstudy import config
+from mxstudy.evaluation import checkpoints, questions
+from mxstudy.evaluation.checkpoints import Trained
+from mxstudy.evaluation.hugging_face import export
+from mxstudy.evaluation.lm import NativeLM
+from mxstudy.evaluation.scorer import Scorer
+from mxstudy.evaluation.suite import samples_of
+from mxstudy.evaluation.templates import Question
+from mxstudy.model.decoder import Decoder
+from mxstudy.reader import read, require
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+Asked = dict[str, dict[str, list[Question]]]  # by task, by subject
+BF16 = read(config.Precision, {"schedule": [{"plan": {"layers.*": "bf16"}}]})
+
+
+def answer(lm: LM, asked: Asked) -> dict[str, Any]:
+    """Everything that was asked, in cloze form."""
+    began_s = time.perf_counter()
+    samples = [samples_of(lm, task, "cf", groups) for task, groups in asked.items()]
+    seconds = time.perf_counter() - began_s
+    requests = sum(len(nats) for one in samples for column in ("nats", "alone") for nats in one[column])
+    right = [right for one in samples for right in one["right"]]
+    return row(requests, seconds) | {"right": sum(right) / len(right)}
+
+
+def row(requests: int, seconds: float) -> dict[str, Any]:
+    return {"requests": requests, "seconds": seconds, "requests_per_s": requests / seconds}
+
+
+def ours(path: Path, trained: Trained, device: torch.device, settings: config.Evaluation) -> Scorer:
+    return Scorer(checkpoints.load(path, trained, device), trained.max_length, settings.tokens_per_batch)
+
+
+def hflm(folder: Path, device: torch.device, batch_size: int, max_length: int) -> LM:
+    from lm_eval.models.huggingface import HFLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    settings = {"softmax_dtype": "float32", "add_bos_token": False, "max_length": max_length}
+    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, **settings)
+
+
+class Timed(torch.nn.Module):
+    """A decoder, and the seconds that its forwards up to the head took."""
+
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+        super().__init__()
+        self.decoder, self.device, self.seconds = decoder, device, 0.0
+        self.config, self.output, self.tok_embeddings = decoder.config, decoder.output, decoder.tok_embeddings
+
+    def features(self, *inputs: Any) -> torch.Tensor:
+        synchronize(self.device)
+        began_s = time.perf_counter()
+        found = self.decoder.features(*inputs)
+        synchronize(self.device)
+        self.seconds += time.perf_counter() - began_s
+        return found
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def contenders(
+    path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, batch_sizes: Sequence[int]
+) -> Iterator[tuple[str, Callable[[Asked], dict[str, Any]]]]:
+    """Names, and what answers; each is built when its turn comes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "exported"
+        decoder = checkpoints.load(path, trained, torch.device("cpu"))
+        export(decoder, trained.norm, trained.tokenizer, trained.max_length, folder, dtype="bfloat16")
+        for batch_size in batch_sizes:
+            lm = hflm(folder, device, batch_size, trained.max_length)
+            yield f"HFLM, bf16, batch {batch_size}", lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
+    plain = replace(trained, precision=BF16)
+    for title, one in {"ours, bf16": plain, f"ours, {checkpoints.title(trained)}": trained}.items():
+        lm = NativeLM(ours(path, one, device, settings), trained.tokenizer)
+        yield title, lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
+    yield "forwards of ours, bf16, alone", lambda asked: forwards(path, plain, device, settings, asked)
+
+
+def forwards(
+    path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, asked: Asked
+) -> dict[str, Any]:
+    scorer = ours(path, trained, device, settings)
+    timed = Timed(scorer.model, device)
+    scorer.model = timed  # type: ignore[assignment]
+    counted = answer(NativeLM(scorer, trained.tokenizer), asked)
+    return counted | row(counted["requests"], timed.seconds)
+
+
+def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """A row a contender: the median round, the fastest and the slowest, and its rate over the best one of HFLM."""
+    device = resolve_device("auto")
+    configure_torch()
+    trained = checkpoints.describe(path)
+    require(isinstance(trained.norm, config.RMSNorm), "--checkpoint: the export is exact for RMSNorm alone")
+    trained = replace(trained, norm=replace(trained.norm, fold_gain=False))
+    asked = {name: questions.build_questions(name, "cf", settings) for name in questions.at_hand(settings)}
+    warm_up = {name: {group: own[:4] for group, own in groups.items()} for name, groups in asked.items()}
+    rows = []
+    for name, answers in contenders(path, trained, device, settings, batch_sizes):
+        answers(warm_up)
+        times = sorted((answers(asked) for _ in range(rounds)), key=lambda one: one["seconds"])
+        spread = {"least_s": times[0]["seconds"], "most_s": times[-1]["seconds"]}
+        rows.append({"who": name} | times[len(times) // 2] | spread)
+    best = max(one["requests_per_s"] for one in rows if one["who"].startswith("HFLM"))
+    return [one | {"over_hflm": one["requests_per_s"] / best} for one in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="a run's folder, a checkpoint's, a fingerprint")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument("--data-dir", help="where the questions are; the hub if not given")
+    parser.add_argument("--tasks", nargs="+", default=list(config.OLMES))
+    parser.add_argument("--limit", type=int, default=200, help="questions a task")
+    parser.add_argument("--tokens-per-batch", type=int, default=65_536)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 128, 256, 512], help="of HFLM")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    chosen = parser.parse_args(arguments)
+    settings = config.Evaluation(
+        tasks=tuple(chosen.tasks),
+        form="cf",
+        limit=chosen.limit,
+        data_dir=chosen.data_dir,
+        tokens_per_batch=chosen.tokens_per_batch,
+    )
+    path = checkpoints.find(chosen.checkpoint, chosen.runs_dir)
+    rows = measure(path, settings, chosen.batch_sizes, chosen.rounds)
+    show(rows)
+    if chosen.json:
+        measured(rows, chosen.json, limit=chosen.limit, rounds=chosen.rounds, tokens_per_batch=chosen.tokens_per_batch)
+
+
+if __name__ == "__main__":
+    main()

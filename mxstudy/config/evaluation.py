@@ -1,0 +1,64 @@
+"""The schema of zero-shot evaluation: which questions a language model is asked, and how."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from mxstudy.reader import cosmetic, require, schema
+
+OLMES = (
+    *("arc_challenge", "arc_easy", "boolq", "csqa", "hellaswag"),
+    *("mmlu", "openbookqa", "piqa", "socialiqa", "winogrande"),
+)
+
+
+@schema
+class Evaluation:
+    """Questions of `tasks` in one form: cf completes with the text of an option, mcf with its letter; best asks both.
+
+    `shots`: solved questions before each, of single tasks `task_shots` of them. `limit`: the first so many questions of
+    a task in OLMES' order, of MMLU spread over its subjects; null: all. `data_dir`: where the questions are, null for
+    the hub; `shots_dir`: has TASK.shots.jsonl with solved ones. `skip_missing`: a task whose data cannot be had is left
+    out, and said to be. `tokens_per_batch`: of a forward, padding included.
+    """
+
+    tasks: tuple[str, ...] = OLMES
+    form: Literal["cf", "mcf", "best"] = "best"
+    shots: int = 0
+    task_shots: dict[str, int] = field(default_factory=dict)
+    limit: int | None = None
+    data_dir: str | None = cosmetic(None)  # the questions themselves are hashed
+    shots_dir: str | None = cosmetic(None)
+    skip_missing: bool = False
+    tokens_per_batch: int = 16_384
+
+    def __post_init__(self) -> None:
+        require(len(set(self.tasks)) == len(self.tasks), f"tasks: {list(self.tasks)} names one twice")
+        for name, value in {"shots": self.shots, **{f"task_shots.{k}": v for k, v in self.task_shots.items()}}.items():
+            require(value >= 0, f"{name}: must not be negative, not {value}")
+        strangers = self.task_shots.keys() - set(self.tasks)
+        require(not strangers, f"task_shots: {', '.join(sorted(strangers))} is not one of the tasks")
+        require(self.limit is None or self.limit > 0, f"limit: must be positive, not {self.limit}; null is all")
+        require(self.tokens_per_batch > 0, f"tokens_per_batch: must be positive, not {self.tokens_per_batch}")
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        return ("mcf", "cf") if self.form == "best" else (self.form,)
+
+    def shots_of(self, task: str) -> int:
+        return self.task_shots.get(task, self.shots)
+
+
+@schema
+class EvaluationDuringTraining(Evaluation):
+    """Every `every_steps` steps and after the last one; 0: never. It changes no number of the training."""
+
+    every_steps: int = 0
+    tasks: tuple[str, ...] = ("arc_easy", "hellaswag", "piqa")
+    form: Literal["cf", "mcf", "best"] = "cf"
+    limit: int | None = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}; 0 is never")

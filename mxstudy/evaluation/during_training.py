@@ -1,0 +1,37 @@
+"""Evaluation of a model that is being trained: eager, without gradients, and leaving nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import torch
+
+from mxstudy import config
+from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.evaluation import questions
+from mxstudy.evaluation.lm import NativeLM
+from mxstudy.evaluation.scorer import Scorer
+from mxstudy.evaluation.suite import samples_of, scores_of, values_of
+from mxstudy.model.decoder import Decoder
+
+
+def build_evaluation(
+    settings: config.EvaluationDuringTraining, model: Decoder, tokenizer: Tokenizer, max_length: int
+) -> Callable[[], dict[str, float]]:
+    """What asks the model as it is, and gives back its scores by name."""
+    asked = [
+        (task, form, questions.build_questions(task, form, settings))
+        for task in questions.at_hand(settings, print)
+        for form in settings.forms
+    ]
+
+    @torch.compiler.set_stance("force_eager")  # blocks compiled for other shapes would not be those of the training
+    def evaluate() -> dict[str, float]:
+        lm = NativeLM(Scorer(model, max_length, settings.tokens_per_batch), tokenizer)
+        samples = [samples_of(lm, *one) for one in asked]
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()  # a run's peak is that of its steps
+        return values_of(scores_of(pd.concat(samples)))
+
+    return evaluate

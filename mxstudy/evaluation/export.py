@@ -1,0 +1,99 @@
+"""A native checkpoint as a Hugging Face Llama, and how far that one's answers are from those of the native model.
+
+An RMSNorm model in bf16 or FP32 is the same function there. Hugging Face's Llama divides by the exact RMS and casts
+nothing, so an MXNorm model, or one that was trained in MX formats, is another one: by how much is measured on text.
+
+python -m mxstudy.evaluation.export --checkpoint RUN --to FOLDER [--dtype bfloat16] [--text FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import pydoc_data.topics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.evaluation import checkpoints
+from mxstudy.evaluation.checkpoints import Trained
+from mxstudy.evaluation.hugging_face import export
+from mxstudy.model.decoder import Decoder
+from mxstudy.reader import ConfigError, read, require
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+SEQUENCES = 8
+ROWS = {"bfloat16": "bf16", "float32": "fp32"}  # of weights, to that of the compute
+
+
+class Departure(NamedTuple):
+    """Losses in nats a token, and the largest difference of a token's log-probability in nats."""
+
+    native_loss: float
+    exported_loss: float
+    largest: float
+
+
+def read_back(folder: Path, dtype: str) -> Trained:
+    """The native model that computes what Hugging Face's Llama does with the export."""
+    plan = read(config.Precision, {"schedule": [{"plan": {"layers.*": ROWS[dtype]}}]})
+    return replace(checkpoints.describe(folder), precision=plan, compute=ROWS[dtype])
+
+
+def departure(path: Path, trained: Trained, folder: Path, dtype: str, text: str, device: torch.device) -> Departure:
+    """Of the export in `folder`, on the beginning of `text`. Raises ConfigError for one that is too short."""
+    tokens = torch.from_numpy(trained.tokenizer.encode_batch([text])[0].astype("int64"))
+    length = trained.max_length + 1
+    require(len(tokens) >= length, f"--text: {len(tokens)} tokens are less than a sequence, {length}")
+    tokens_BT = tokens[: len(tokens) // length * length].view(-1, length)[:SEQUENCES].to(device)
+    models = (path, trained), (folder, read_back(folder, dtype))
+    native, exported = (log_probs(checkpoints.load(*model, device), tokens_BT) for model in models)
+    return Departure(-native.mean().item(), -exported.mean().item(), (native - exported).abs().max().item())
+
+
+@torch.inference_mode()
+def log_probs(model: Decoder, tokens_BT: Tensor) -> Tensor:
+    """Of every token after the first, row by row: float32 [B, T - 1]."""
+    rows = []
+    for tokens_T in tokens_BT:
+        found_TV = model(tokens_T[None, :-1])[0].float().log_softmax(-1)
+        rows.append(found_TV.gather(-1, tokens_T[1:, None]).squeeze(-1))
+    return torch.stack(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--checkpoint", required=True, help="a run's folder, a checkpoint's, a fingerprint, an MLflow run"
+    )
+    parser.add_argument("--to", type=Path, required=True, help="a new folder")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument("--dtype", choices=ROWS, default="float32", help="of the weights")
+    parser.add_argument(
+        "--text", type=Path, help="what the two models are compared on; Python's help texts if not given"
+    )
+    chosen = parser.parse_args(arguments)
+    device = resolve_device("auto")
+    configure_torch()
+    try:
+        path = checkpoints.find(chosen.checkpoint, chosen.runs_dir)
+        trained = checkpoints.describe(path)
+        text = chosen.text.read_text() if chosen.text else "\n".join(pydoc_data.topics.topics.values())
+        decoder = checkpoints.load(path, trained, torch.device("cpu"))
+        export(decoder, trained.norm, trained.tokenizer, trained.max_length, chosen.to, chosen.dtype)
+        found = departure(path, trained, chosen.to, chosen.dtype, text, device)
+    except (ConfigError, OSError) as error:
+        sys.exit(str(error))
+    print(f"{chosen.to}: {trained.name} as a Llama of Hugging Face's, weights in {chosen.dtype}")
+    asked_in = checkpoints.title(trained)
+    print(f"loss here ({asked_in}) {found.native_loss:.4f} nats a token, there {found.exported_loss:.4f}")
+    print(f"largest difference of a token's log-probability: {found.largest:.2g} nats")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Batches spread over processes, each with the model on a device of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import torch
+
+from mxstudy.evaluation.checkpoints import Trained, load
+from mxstudy.evaluation.scorer import Row, Scored, Scorer
+from mxstudy.reader import require
+from mxstudy.train.runtime import configure_torch
+
+Found = list[tuple[int, Scored]]
+
+own: Scorer  # of a process of the pool
+
+
+def devices_of(device: torch.device, processes: int) -> list[torch.device]:
+    """One for each process. Raises ConfigError where there are not so many GPUs."""
+    if device.type == "cpu":
+        return [device] * processes
+    there = torch.cuda.device_count()
+    require(processes <= there, f"processes: {processes} were asked for, and there are {there} GPUs")
+    return [torch.device("cuda", number) for number in range(processes)]
+
+
+class Pool(Scorer):
+    """Scores as a Scorer does, in so many processes as there are `devices`; close it."""
+
+    def __init__(self, path: Path, trained: Trained, devices: Sequence[torch.device], tokens_per_batch: int) -> None:
+        self.max_length, self.tokens_per_batch, self.truncated = trained.max_length, tokens_per_batch, 0
+        context = get_context("spawn")
+        places = context.Queue()
+        for device in devices:
+            places.put(device)
+        arguments = (places, path, trained, tokens_per_batch, len(devices))
+        self.executor = ProcessPoolExecutor(len(devices), context, begin, arguments)
+
+    def run_all(self, batches: Sequence[Sequence[Row]]) -> Iterator[Found]:
+        """In the order in which they are done. Raises BrokenProcessPool where a process died."""
+        futures = [self.executor.submit(run_one, batch) for batch in batches]
+        return (future.result() for future in as_completed(futures))
+
+    def close(self) -> None:
+        self.executor.shutdown(cancel_futures=True)
+
+
+def begin(places: Queue[torch.device], path: Path, trained: Trained, tokens_per_batch: int, processes: int) -> None:
+    global own
+    device = places.get()
+    configure_torch()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    own = Scorer(load(path, trained, device), trained.max_length, tokens_per_batch)
+
+
+def run_one(batch: Sequence[Row]) -> Found:
+    return own.run(batch)

@@ -1,0 +1,125 @@
+"""One task in one form, asked through lm-eval: what every option of every question scored, and what that comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
+
+from mxstudy.evaluation.olmes import TASKS
+from mxstudy.evaluation.tasks import OlmesTask
+from mxstudy.evaluation.templates import Question
+
+MEASURES = ("right", "bits_per_char")  # of a question
+
+
+class Mean(NamedTuple):
+    value: float
+    stderr: float
+
+
+def count_requests(task: str, form: str, asked: Mapping[str, Sequence[Question]]) -> int:
+    """Log-likelihoods that `samples_of` needs."""
+    options = sum(len(question.continuations) for questions in asked.values() for question in questions)
+    return options * (2 if TASKS[task].metric_of(form) == "uncond" else 1)
+
+
+def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Question]]) -> pd.DataFrame:
+    """A row a question: task, form, group (the task, or one of its subjects), document, contexts, continuations, gold,
+    nats, alone (unconditional nats, where the metric takes them), right, bits_per_char.
+
+    `asked`: questions by group. Raises ValueError for a log-likelihood that is NaN.
+    """
+    metric = TASKS[task].metric_of(form)
+    by_name = {group: OlmesTask(group, metric, questions) for group, questions in asked.items()}
+    found = evaluate(lm, {"tasks": by_name, "groups": {}, "group_map": {}}, bootstrap_iters=0)
+    samples = pd.DataFrame([row_of(group, sample) for group in by_name for sample in found["samples"][group]])
+    return samples.assign(task=task, form=form)
+
+
+def row_of(group: str, sample: dict[str, Any]) -> dict[str, Any]:
+    doc = sample["doc"]
+    nats = [nats for nats, _ in sample["filtered_resps"]]
+    options = len(doc["continuations"])
+    return {
+        "group": group,
+        "document": sample["doc_id"],
+        "contexts": list(dict.fromkeys(doc["contexts"])),
+        "continuations": list(doc["continuations"]),
+        "gold": doc["gold"],
+        "nats": nats[:options],
+        "alone": nats[options:],
+        "right": sample["acc"],
+        "bits_per_char": sample["bits_per_char"],
+    }
+
+
+def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
+    """A row a task and form: score and bits_per_char with their standard errors, documents, whether it is the task's
+    best form (of equal ones mcf, as in OLMES). Below them, by form and of the best ones, the mean over all tasks but
+    those of many subjects.
+
+    `samples`: those of `samples_of`, of any tasks and forms.
+    """
+    rows = [
+        {"task": task, "form": form, **measured(own), "documents": len(own)}
+        for (task, form), own in samples.groupby(["task", "form"], sort=False)
+    ]
+    scores = pd.DataFrame(rows)
+    best = scores.sort_values("form", ascending=False, kind="stable").groupby("task")["score"].idxmax()
+    scores["best"] = scores.index.isin(best)
+    return pd.concat([scores, *averages(scores)], ignore_index=True)
+
+
+def values_of(scores: pd.DataFrame) -> dict[str, float]:
+    """'arc_easy.cf/score': what a journal's row, or MLflow, has of the scores."""
+    measures = ("score", "stderr", "bits_per_char", "bits_per_char_stderr")
+    return {
+        f"{row['task'].replace(' ', '_')}.{row['form']}/{measure}": row[measure]
+        for row in scores.to_dict("records")
+        for measure in measures
+    }
+
+
+def measured(samples: pd.DataFrame) -> dict[str, float]:
+    right, bits = (mean_of(samples, measure) for measure in MEASURES)
+    return {
+        "score": right.value,
+        "stderr": right.stderr,
+        "bits_per_char": bits.value,
+        "bits_per_char_stderr": bits.stderr,
+    }
+
+
+def mean_of(samples: pd.DataFrame, measure: str) -> Mean:
+    """Over questions; where there are subjects, the mean of the subjects' means."""
+    groups = samples.groupby("group")[measure]
+    return mean_of_means([Mean(*one) for one in zip(groups.mean(), groups.sem(), strict=True)])
+
+
+def mean_of_means(means: Sequence[Mean]) -> Mean:
+    """Independent ones, each counted once."""
+    stderr = math.sqrt(sum(mean.stderr**2 for mean in means)) / len(means)
+    return Mean(sum(mean.value for mean in means) / len(means), stderr)
+
+
+def averages(scores: pd.DataFrame) -> list[pd.DataFrame]:
+    single = scores[[TASKS[task].subjects is None for task in scores["task"]]]
+    choices = {form: own for form, own in single.groupby("form", sort=False) if own["task"].nunique() > 1}
+    if len(choices) > 1:
+        choices["best"] = single[single["best"]]
+    return [average(form, own) for form, own in choices.items()]
+
+
+def average(form: str, scores: pd.DataFrame) -> pd.DataFrame:
+    pairs = [("score", "stderr"), ("bits_per_char", "bits_per_char_stderr")]
+    means = {
+        names: mean_of_means([Mean(*one) for one in scores[list(names)].itertuples(index=False)]) for names in pairs
+    }
+    values = {name: value for names, mean in means.items() for name, value in zip(names, mean, strict=True)}
+    row = {"task": f"average of {len(scores)}", "form": form, **values, "documents": scores["documents"].sum()}
+    return pd.DataFrame([row | {"best": form == "best"}])

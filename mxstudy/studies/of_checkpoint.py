@@ -1,0 +1,82 @@
+"""What the studies of a trained model share: which model that is, and where what was found out about it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from mxstudy.config import OfCheckpoint
+from mxstudy.evaluation import checkpoints
+from mxstudy.evaluation.checkpoints import Trained
+from mxstudy.evaluation.pool import Pool, devices_of
+from mxstudy.evaluation.scorer import Scorer
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Journal, read_journal
+from mxstudy.tracking.mlflow import add_rows, mirror_of
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+
+def described(config: OfCheckpoint) -> tuple[Path, Trained]:
+    """Where the checkpoint is, and what it is, with what was asked for in place of what it was trained in."""
+    path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
+    trained = checkpoints.describe(path)
+    asked = {name: getattr(config, name) for name in ("norm", "precision", "compute")}
+    return path, replace(trained, **{name: value for name, value in asked.items() if value is not None})
+
+
+def check_model(config: OfCheckpoint) -> Trained:
+    """The checkpoint that there is, and that norm, precision and as many devices can be had; else ConfigError."""
+    device, trained = resolve_device(config.device, "device"), described(config)[1]
+    checkpoints.build(trained, device)
+    devices_of(device, config.processes)
+    return trained
+
+
+@contextmanager
+def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch: int) -> Iterator[Scorer]:
+    """What scores requests, in this process or in several, on devices that are named as it begins."""
+    devices = devices_of(resolve_device(config.device, "device"), config.processes)
+    configure_torch()
+    print(f"{trained.name} on {', '.join(map(str, devices))}: {checkpoints.title(trained)}", flush=True)
+    if len(devices) == 1:
+        yield Scorer(checkpoints.load(path, trained, devices[0]), trained.max_length, tokens_per_batch)
+        return
+    pool = Pool(path, trained, devices, tokens_per_batch)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def write_journal(folder: RunFolder, path: Path, probe: str, values: Mapping[str, float]) -> None:
+    """One row, at the step of the checkpoint in `path`, in place of what the journal had."""
+    folder.journal_path.unlink(missing_ok=True)
+    journal = Journal(folder.journal_path)
+    journal.write({"step": checkpoints.step_of(path), "probe": probe, "values": dict(values)})
+    journal.close()
+
+
+def finish(config: OfCheckpoint, folder: RunFolder, label: str, path: Path) -> None:
+    """The run has finished: it is mirrored, and so is, beside its training, what the model is as it was trained."""
+    follow = mirror_of(config, folder, label)
+    if follow:
+        follow.start()
+    folder.update(state="finished")
+    behind = follow.finish("finished") if follow else None
+    if (config.norm, config.precision, config.compute) == (None, None, None):
+        behind = behind or tell_training_run(config, path, folder)
+    if behind:
+        print(f"tracking: {behind}; the tables are in {folder.path}", flush=True)
+
+
+def tell_training_run(config: OfCheckpoint, path: Path, folder: RunFolder) -> str | None:
+    """The journal's row once more, beside the losses of the run that it is of, where the store has that run.
+
+    Returns None, or in one line why it could not be told.
+    """
+    trained_in = RunFolder(path.parent.parent)
+    if config.tracking.uri is None or not trained_in.status_path.exists():
+        return None
+    return add_rows(config.tracking.uri, trained_in, read_journal(folder.journal_path))

@@ -1,0 +1,188 @@
+"""Loss of a checkpoint on a corpus, in sliding windows: a table of its documents, and what they come to.
+
+What counts is the text: every token of a document, its first one after EOS, and not the EOS that ends it. Documents are
+scored in chunks; a chunk that is done is kept, so a killed run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from mxstudy import results
+from mxstudy.config import Perplexity
+from mxstudy.data import corpus
+from mxstudy.data.build import no_counts, unique_documents
+from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.evaluation import checkpoints
+from mxstudy.evaluation.checkpoints import Trained
+from mxstudy.evaluation.scorer import Scorer
+from mxstudy.evaluation.windows import sliding_windows
+from mxstudy.reader import require
+from mxstudy.studies.of_checkpoint import check_model, described, finish, scoring, write_journal
+from mxstudy.studies.perplexity_tables import show_totals, totals_of
+from mxstudy.studies.perplexity_tables import summarize as summarize
+from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.train.runtime import resolve_device
+
+PROBE = "perplexity"  # what its row in a journal is called
+CHUNK_CHARACTERS = 2**19  # of documents that are scored, and kept, together
+TOKENS_AT_ONCE = 2**20  # of windows that are held as requests
+REPORT_EVERY_S = 10.0
+
+
+class Document(NamedTuple):
+    """`number`: in its split, from 0."""
+
+    chunk: int
+    number: int
+    text: str
+
+
+class Windows(NamedTuple):
+    """In tokens."""
+
+    length: int
+    stride: int
+
+
+def check(config: Perplexity) -> None:
+    """That there is such a checkpoint, that norm, precision and windows fit it, and that there is text."""
+    windows_of(config, check_model(config))
+    remedy = "the corpus has no text" if config.split == "all" else "split=all takes every document"
+    require(
+        next(documents_of(config), None) is not None,
+        f"split: no document of the corpus is in its {config.split} split; {remedy}",
+    )
+
+
+def identity_key(config: Perplexity) -> Any:
+    return config.checkpoint, config.runs_dir, config.device, config.data
+
+
+def identity(config: Perplexity) -> tuple[str, dict[str, Any]]:
+    device = resolve_device(config.device, "device").type
+    path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
+    return device, {"checkpoint": checkpoints.identity(path), "corpus": corpus.identity(config.data)}
+
+
+def windows_of(config: Perplexity, trained: Trained) -> Windows:
+    """Raises ConfigError for windows that the model was not trained on, and for a stride that leaves tokens out."""
+    length = config.window or trained.max_length
+    stride = config.stride or max(length // 2, 1)
+    require(
+        length <= trained.max_length,
+        f"window: {length} tokens are more than the {trained.max_length} that {trained.name} was trained on; "
+        f"window={trained.max_length}, or null, is the longest",
+    )
+    require(
+        stride <= length,
+        f"stride: {stride} tokens would leave some out between windows of {length}; at most stride={length}",
+    )
+    return Windows(length, stride)
+
+
+def documents_of(config: Perplexity) -> Iterator[Document]:
+    """The first documents of the split, each text once; a document's chunk depends on what is before it alone."""
+    found = unique_documents(config.data, no_counts(), lambda path: None)
+    texts = (text for split, text in found if config.split in ("all", split))
+    characters = 0
+    for number, text in enumerate(itertools.islice(texts, config.documents)):
+        yield Document(characters // CHUNK_CHARACTERS, number, text)
+        characters += len(text)
+
+
+def run(config: Perplexity, folder: RunFolder, label: str) -> str:
+    with folder.lock(), folder.heartbeat():
+        path, trained = described(config)
+        windows = windows_of(config, trained)
+        folder.update(state="running", steps=config.documents, reason=None)
+        table = results.table_path(folder, "documents")
+        if not table.exists():
+            table.parent.mkdir(exist_ok=True)
+            with scoring(config, path, replace(trained, max_length=windows.length), config.tokens_per_batch) as scorer:
+                score_one = functools.partial(score, scorer, trained.tokenizer, windows)
+                chunks = list(score_chunks(config, folder, label, score_one))
+            results.write_table(pd.concat(chunks, ignore_index=True), table, folder.provenance())
+        for part in table.parent.glob("documents_*.parquet"):
+            part.unlink()
+        record(folder, path, trained, windows)
+        show_totals(folder)
+        finish(config, folder, label, path)
+    return "finished"
+
+
+def score_chunks(
+    config: Perplexity, folder: RunFolder, label: str, score_chunk: Callable[[Sequence[Document]], pd.DataFrame]
+) -> Iterator[pd.DataFrame]:
+    """The rows of every chunk, in order; each is a file before the next one is begun, and what is a file is read."""
+    shown_s = time.monotonic()
+    for chunk, some in itertools.groupby(documents_of(config), lambda document: document.chunk):
+        part, documents, began_s = results.table_path(folder, f"documents_{chunk:05}"), list(some), time.monotonic()
+        if part.exists():
+            rows = results.read_table(part)[0]
+            if rows["document"].tolist() == [document.number for document in documents]:
+                yield rows
+                continue
+        rows = score_chunk(documents)
+        results.write_table(rows, part, folder.provenance())
+        done, now_s = int(rows["document"].max()) + 1, time.monotonic()
+        folder.update(step=done)
+        if now_s - shown_s > REPORT_EVERY_S:
+            shown_s = now_s
+            print(f"{label}  {done:,} documents  {rows['tokens'].sum() / (now_s - began_s):,.0f} tokens/s", flush=True)
+        yield rows
+
+
+def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Sequence[Document]) -> pd.DataFrame:
+    """A row a document: document (its number), sha256 (16 digits), bytes (UTF-8), characters, tokens, nats.
+
+    Raises ValueError, naming the document, for a loss that is no number.
+    """
+    ids = tokenizer.encode_batch([document.text for document in documents])
+    nats = np.zeros(len(documents))
+    asked = ((i, r) for i, tokens in enumerate(ids) for r in sliding_windows(tokens, tokenizer.eos_id, *windows))
+    while some := list(itertools.islice(asked, max(TOKENS_AT_ONCE // windows.length, 1))):
+        places, requests = zip(*some, strict=True)
+        np.subtract.at(nats, list(places), [scored.nats for scored in scorer.score(list(requests))])
+    for document, loss_nats in zip(documents, nats.tolist(), strict=True):
+        if not math.isfinite(loss_nats):
+            raise ValueError(f"document {document.number}, {document.text[:60]!r}...: its loss is {loss_nats} nats")
+    return pd.DataFrame(
+        {
+            "document": [document.number for document in documents],
+            "sha256": [corpus.digest_of(document.text).hex()[:16] for document in documents],
+            "bytes": [len(document.text.encode()) for document in documents],
+            "characters": [len(document.text) for document in documents],
+            "tokens": [len(tokens) for tokens in ids],
+            "nats": nats,
+        }
+    )
+
+
+def record(folder: RunFolder, path: Path, trained: Trained, windows: Windows) -> None:
+    """Table, JSON, and a row of the journal, at the step of the checkpoint in `path`."""
+    about = {
+        "checkpoint": trained.name,
+        "asked_in": checkpoints.title(trained),
+        "tokenizer": trained.tokenizer.identity,
+        "window": windows.length,
+        "stride": windows.stride,
+    }
+    documents = results.load_table([folder], "documents")
+    totals = totals_of(documents)
+    folder.update(step=len(documents), steps=len(documents))
+    results.write_table(pd.DataFrame([about | totals]), results.table_path(folder, "perplexity"), folder.provenance())
+    known = {name: value for name, value in totals.items() if not math.isnan(value)}
+    replace_file(folder.path / "perplexity.json", json.dumps(about | dict.fromkeys(totals) | known, indent=2))
+    write_journal(folder, path, PROBE, known)

@@ -1,0 +1,78 @@
+"""Scores while a model is trained: those that its checkpoint has, and no loss is another for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run_here
+
+from mxstudy import results
+from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.journal import read_journal
+
+TRAIN = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none"]
+TASKS = "evaluation.tasks=[csqa,mmlu]"
+
+
+def losses(run: RunFolder) -> list[tuple[Any, ...]]:
+    rows = read_journal(run.journal_path)
+    return [
+        (row["step"], row.get("loss"), row.get("grad_norm"), row.get("validation_loss"))
+        for row in rows
+        if "probe" not in row
+    ]
+
+
+def scores(run: RunFolder) -> dict[int, dict[str, float]]:
+    return {row["step"]: row["values"] for row in read_journal(run.journal_path) if row.get("probe") == "evaluation"}
+
+
+@pytest.fixture(scope="module")
+def watched(evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("watched")
+    run_here(folder, *TRAIN, "evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}")
+    (found,) = find_runs(folder / "runs")
+    return found
+
+
+@pytest.mark.integration
+def test_the_training_is_the_same(watched: RunFolder, trained: RunFolder) -> None:
+    assert losses(watched) == losses(trained)
+    assert watched.status().fingerprint == trained.status().fingerprint
+    assert list(scores(watched)) == [3, 7, 9]
+    assert len({values["csqa.cf/bits_per_char"] for values in scores(watched).values()}) == 3
+
+
+@pytest.mark.integration
+def test_the_last_scores_are_those_of_the_checkpoint(watched: RunFolder, evaluation_sets: Path, tmp_path: Path) -> None:
+    data = f"evaluation.data_dir={evaluation_sets}"
+    words = ["+experiment=olmes", f"checkpoint={watched.path}", TASKS, data, "evaluation.form=cf", "tracking=none"]
+    run_here(tmp_path, *words)
+    (own,) = find_runs(tmp_path / "runs")
+    (after,) = results.load([own.path], "evaluation").to_dict("records")
+    for key, value in scores(watched)[9].items():
+        assert after[key] == pytest.approx(value, abs=1e-6), key
+
+
+@pytest.mark.slow
+def test_compiled_training_is_the_same(evaluation_sets: Path, tmp_path: Path) -> None:
+    compiled = [*TRAIN, "train.compile=true", TASKS, f"evaluation.data_dir={evaluation_sets}"]
+    for name, every in (("off", 0), ("on", 4)):
+        (tmp_path / name).mkdir()
+        run_here(tmp_path / name, *compiled, f"evaluation.every_steps={every}")
+    off, on = (find_runs(tmp_path / name / "runs")[0] for name in ("off", "on"))
+    assert losses(off) == losses(on)
+    assert list(scores(on)) == [3, 7, 9]
+
+
+@pytest.mark.integration
+def test_a_run_that_was_not_evaluated_is_not_taken_for_one_that_was(
+    trained: RunFolder, evaluation_sets: Path, tmp_path: Path
+) -> None:
+    asked = ["evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}"]
+    with pytest.raises(SystemExit, match=r"evaluation: was off in .*; rerun=true trains again"):
+        run_here(tmp_path, *TRAIN, *asked, f"runs_dir={trained.path.parents[1]}")
+    with pytest.raises(SystemExit, match="'piqua' is not a task"):
+        run_here(tmp_path, *TRAIN, "evaluation.every_steps=4", "evaluation.tasks=[piqua]")

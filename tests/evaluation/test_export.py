@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mxstudy import config
+from mxstudy.data.tokenizer import ByteTokenizer
+from mxstudy.evaluation.checkpoints import describe, find, load
+from mxstudy.evaluation.export import departure, log_probs, main
+from mxstudy.evaluation.hugging_face import export
+from mxstudy.model.decoder import Decoder
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import RunFolder
+
+pytestmark = pytest.mark.integration
+CPU = torch.device("cpu")
+TEXT = "A text that is longer than sixty-five bytes, so that it fills a sequence of sixty-four and one more."
+
+
+def test_an_mxnorm_model_goes_out_with_how_far_it_is_off(
+    trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--checkpoint", str(trained.path), "--to", str(tmp_path / "hf")])
+    said = capsys.readouterr().out
+    assert "(mxnorm p=2, mxfp8, compute bf16)" in said
+    path = find(str(trained.path), Path("runs"))
+    found = departure(path, describe(path), tmp_path / "hf", "float32", TEXT, CPU)
+    assert 1e-4 < found.largest < 1
+    assert abs(found.native_loss - found.exported_loss) < 0.1
+
+
+def test_an_rmsnorm_model_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Of a Llama in FP32, nothing is off."""
+    shape = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=257)
+    model = Decoder(shape, config.RMSNorm(), BlockCast(), torch.float32)
+    model.init_weights(0)
+    export(model, config.RMSNorm(), ByteTokenizer(), 64, tmp_path / "first")
+    main(["--checkpoint", str(tmp_path / "first"), "--to", str(tmp_path / "second"), "--dtype", "float32"])
+    assert (tmp_path / "first/model.safetensors").read_bytes() == (tmp_path / "second/model.safetensors").read_bytes()
+    tokens = torch.tensor([list(TEXT.encode())])
+    plain = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "fp32"}),))
+    back = replace(describe(tmp_path / "second"), precision=plain, compute="fp32")
+    assert torch.equal(log_probs(load(tmp_path / "second", back, CPU), tokens), log_probs(model, tokens))
+
+
+def test_what_cannot_be_exported_is_said(trained: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="'nowhere' is no folder"):
+        main(["--checkpoint", "nowhere", "--to", str(tmp_path / "hf"), "--runs-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match="is there already"):
+        main(["--checkpoint", str(trained.path), "--to", str(tmp_path)])
+    path = find(str(trained.path), Path("runs"))
+    main(["--checkpoint", str(trained.path), "--to", str(tmp_path / "hf")])
+    with pytest.raises(ConfigError, match="2 tokens are less than a sequence, 65"):
+        departure(path, describe(path), tmp_path / "hf", "float32", "no", CPU)

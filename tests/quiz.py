@@ -1,0 +1,73 @@
+"""One hand-written row of every task's data set, and folders of them: what stands in for the real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mxstudy.evaluation.olmes import TASKS
+from mxstudy.tracking.folder import RunFolder
+
+ARC = {
+    "question": "What melts?",
+    "choices": {"text": ["ice", "rock", "air"], "label": ["1", "2", "3"]},
+    "answerKey": "1",
+}
+ROWS: dict[str, dict[str, Any]] = {
+    "arc_challenge": ARC,
+    "arc_easy": ARC,
+    "csqa": {
+        "question": "Where is it?",
+        "choices": {"label": list("ABCDE"), "text": ["a", "b", "c", "d", "e"]},
+        "answerKey": "E",
+    },
+    "openbookqa": {
+        "question_stem": "The sun is",
+        "choices": {"text": ["hot", "cold"], "label": ["A", "B"]},
+        "answerKey": "A",
+    },
+    "boolq": {"passage": "Ice -- Frozen water.", "question": "is ice wet", "label": 0},
+    "hellaswag": {
+        "activity_label": "Finance",
+        "ctx_a": "[header] How to save [title] Look. [step] Find a bank.",
+        "ctx_b": "the teller",
+        "endings": ["smiles. [substeps] Twice.", " waits."],
+        "label": "1",
+    },
+    "mmlu": {"question": "2 + 2 = ", "choices": ["3", "4", "5", "6"], "answer": 1, "subject": "abstract_algebra"},
+    "piqa": {"goal": "Open a jar", "sol1": "twist it", "sol2": "eat it", "label": 0},
+    "race": {"article": "Ann ran.", "question": "Who ran?", "options": ["Bob", "Ann"], "answer": "B"},
+    "socialiqa": {
+        "context": "Kim left.",
+        "question": "Why?",
+        "answerA": "tired",
+        "answerB": "late",
+        "answerC": "ill",
+        "label": "3",
+    },
+    "winogrande": {"sentence": "Sam beat Max because _ was fast. ", "option1": "Sam", "option2": "Max", "answer": "1"},
+}
+
+
+def write_sets(folder: Path, rows: int = 5) -> Path:
+    """Every task's split, so many times its row, and shots for it; MMLU's of two subjects, with shots of its own."""
+    for name, task in TASKS.items():
+        for split in (task.split, "shots"):
+            write_rows(folder / f"{name}.{split}.jsonl", [ROWS[name]] * rows)
+    subjects = [ROWS["mmlu"], ROWS["mmlu"] | {"subject": "law", "answer": 2}]
+    for split in ("test", "dev"):
+        write_rows(folder / f"mmlu.{split}.jsonl", subjects * rows)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def given_to(experiment: str, trained: RunFolder, sets: Path) -> list[str]:
+    """What an experiment cannot do without, and does not say: a checkpoint, questions, solved questions."""
+    checkpoint = f"checkpoint={trained.path}"
+    data, shots = (f"evaluation.{key}={sets}" for key in ("data_dir", "shots_dir"))
+    given = {"olmes": [checkpoint, data], "nvidia_reasoning": [checkpoint, data, shots], "perplexity": [checkpoint]}
+    return given.get(experiment, [])
