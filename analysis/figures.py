@@ -89,6 +89,14 @@ FIGURES = (
         *sweep("post_round"),
         arguments="--only model=llama_8b --baseline norm=rmsnorm",
     ),
+    Figure(
+        "mxnorm_table02_zero_shot",
+        "MXNorm paper, table 2",
+        ("scores", "samples"),
+        "python -m mxstudy +sweep=mxnorm_pretrain && "
+        "python -m mxstudy +experiment=olmes checkpoint=FINGERPRINT,FINGERPRINT,FINGERPRINT",
+        "runs/olmes",
+    ),
     models(
         "mxnorm_table03_models",
         "MXNorm paper, table 3",

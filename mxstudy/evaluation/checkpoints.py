@@ -119,10 +119,11 @@ def step_of(path: Path) -> int:
 
 
 def title(trained: Trained) -> str:
-    """What it is asked in: 'mxnorm p=2, mxfp8, bf16'."""
-    norm = getattr(trained.norm, "p", None)
+    """What it is asked in: 'mxnorm p=2, mxfp8, compute bf16'."""
+    p, folded = getattr(trained.norm, "p", None), getattr(trained.norm, "fold_gain", False)
+    norm = trained.norm.kind + (f" p={p:g}" if p else "") + (" folded" if folded else "")
     rows = dict.fromkeys(trained.precision.schedule[-1].plan.values())
-    return ", ".join([trained.norm.kind + (f" p={norm:g}" if norm else ""), *rows, f"compute {trained.compute}"])
+    return ", ".join([norm, *rows, f"compute {trained.compute}"])
 
 
 def build(trained: Trained, device: torch.device) -> Decoder:

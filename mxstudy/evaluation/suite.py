@@ -76,12 +76,13 @@ def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def values_of(scores: pd.DataFrame) -> dict[str, float]:
-    """'arc_easy.cf/score': what a journal's row, or MLflow, has of the scores."""
+    """'arc_easy.cf/score': what a journal's row, or MLflow, has of the scores; nothing that is not a number."""
     measures = ("score", "stderr", "bits_per_char", "bits_per_char_stderr")
     return {
         f"{row['task'].replace(' ', '_')}.{row['form']}/{measure}": row[measure]
         for row in scores.to_dict("records")
         for measure in measures
+        if not math.isnan(row[measure])
     }
 
 

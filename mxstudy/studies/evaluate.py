@@ -96,5 +96,6 @@ def record(folder: RunFolder, scores: pd.DataFrame, path: Path) -> None:
     from mxstudy.evaluation.suite import values_of
 
     results.write_table(scores, results.table_path(folder, "scores"), folder.provenance())
-    replace_file(folder.path / "scores.json", json.dumps(scores.to_dict("records"), indent=2))
+    known = scores.astype(object).where(scores.notna(), None)  # JSON has no NaN
+    replace_file(folder.path / "scores.json", json.dumps(known.to_dict("records"), indent=2))
     write_journal(folder, path, PROBE, values_of(scores))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,11 +23,9 @@ LEFT = ("task", "form", "arm")  # columns of words
 
 def show_scores(folder: RunFolder) -> None:
     """Percent of right answers and bits per character of the right one, +- standard error."""
-    scores = results.load_table([folder], "scores")
-    notes = ["*: the better form of a task"] if scores["form"].nunique() > 1 else []
-    show(
-        "zero-shot scores" if no_shots(folder) else "scores", SCORES, [score_cells(row) for row in rows(scores)], notes
-    )
+    cells = score_rows(folder)
+    notes = ["*: the better form of a task"] if any(form.endswith("*") for _, form, *_ in cells) else []
+    show("zero-shot scores" if no_shots(folder) else "scores", SCORES, cells, notes)
 
 
 def no_shots(folder: RunFolder) -> bool:
@@ -38,11 +37,22 @@ def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.to_dict("records")
 
 
-def score_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    form = row["form"] + ("*" if row["best"] and row["form"] != "best" else "")
-    score = f"{100 * row['score']:.1f} +- {100 * row['stderr']:.1f}"
-    bits = f"{row['bits_per_char']:.3f} +- {row['bits_per_char_stderr']:.3f}"
-    return row["task"], form, score, bits, f"{row['documents']:,}"
+def score_rows(folder: RunFolder) -> list[tuple[str, ...]]:
+    """As text; a star at the better form where there are two."""
+    scores = results.load_table([folder], "scores")
+    several = scores["form"].nunique() > 1
+    return [score_cells(row, star=several and row["best"] and row["form"] != "best") for row in rows(scores)]
+
+
+def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
+    score = plus_minus(100 * row["score"], 100 * row["stderr"], ".1f")
+    bits = plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
+    return row["task"], row["form"] + "*" * star, score, bits, f"{row['documents']:,}"
+
+
+def plus_minus(value: float, stderr: float, form: str) -> str:
+    """A single question has no standard error."""
+    return f"{value:{form}}" + ("" if math.isnan(stderr) else f" +- {stderr:{form}}")
 
 
 def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
@@ -69,8 +79,7 @@ def named(arms: Mapping[str, RunFolder], table: str = "scores") -> Mapping[str, 
 
 
 def score_table(label: str, folder: RunFolder) -> str:
-    scores = results.load_table([folder], "scores")
-    return markdown(label, SCORES, [score_cells(row) for row in rows(scores)])
+    return markdown(label, SCORES, score_rows(folder))
 
 
 def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> str:

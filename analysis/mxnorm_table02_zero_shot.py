@@ -1,0 +1,182 @@
+"""Zero-shot scores of several arms, and what they differ by, question by question (MXNorm paper, table 2).
+
+Score: percent of right answers; bits: those of a character of the right answer; +- standard errors. An average is one
+of the tasks' means. Differences to the first arm or to --baseline have 95 % paired bootstrap intervals over questions;
+p is that of McNemar's exact test. The figure is of the differences in bits: left of the line an arm is better.
+
+python -m analysis.mxnorm_table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import TWO_COLUMNS, arms_of, caption, colors, figure_parser, load_chosen, plt, save, save_table
+from mxstudy.results import Difference, difference
+
+NAMING = ("asked_in", "label", "checkpoint", "fingerprint")  # the first that tells the arms apart names them
+QUESTION = ["task", "form", "group", "document", "gold"]
+SCORE, BITS = "right", "bits_per_char"  # measures of a question
+
+
+def named(scores: pd.DataFrame) -> dict[str, str]:
+    """Of each fingerprint the arm's name, without the words that all arms share: 'mxnorm_p2' of 'mxnorm p=2, mxfp8'."""
+    runs = scores.drop_duplicates("fingerprint").set_index("fingerprint", drop=False)
+    column = next(column for column in NAMING if runs[column].is_unique)
+    labels = [text.replace(" p=", "_p").replace("compute ", "compute=").replace(",", "") for text in runs[column]]
+    names = arms_of(labels, but=())
+    return {fingerprint: names[label] for fingerprint, label in zip(runs.index, labels, strict=True)}
+
+
+def baseline_arm(scores: pd.DataFrame, names: Mapping[str, str], chosen: str | None) -> str:
+    """`chosen`: COLUMN=WORDS. Raises ValueError unless it is of one arm."""
+    if chosen is None:
+        return next(iter(names.values()))
+    column, _, words = chosen.partition("=")
+    if column not in NAMING:
+        raise ValueError(f"--baseline: {column!r} is not one of {', '.join(NAMING)}")
+    texts = scores.drop_duplicates("fingerprint").set_index("fingerprint")[column]
+    wanted = [names[run] for run, text in texts.items() if words_of(words) <= words_of(text)]
+    if len(wanted) != 1:
+        raise ValueError(f"--baseline: {chosen} is said of {len(wanted)} arms, not of one; there are {[*texts]}")
+    return wanted[0]
+
+
+def words_of(text: str) -> set[str]:
+    return {*re.split(r"[,\s]+", text)}
+
+
+def answers_of(samples: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """A row a question, columns (measure, arm). Raises ValueError if two arms were not asked the same ones."""
+    scored = samples[samples["fingerprint"].isin(names)]  # an evaluation that has not ended has no scores
+    asked = scored.assign(arm=scored["fingerprint"].map(names))
+    if asked.duplicated(["arm", *QUESTION]).any():
+        raise ValueError("--runs: a run is given twice")
+    answers = asked.pivot(index=QUESTION, columns="arm", values=[SCORE, BITS])
+    alone = answers[SCORE].isna().any(axis=1)
+    if alone.any():
+        tasks = ", ".join(answers[alone].index.unique("task"))
+        raise ValueError(f"--runs: {alone.sum():,} questions are not asked of every arm, of {tasks}; leave out an arm")
+    return answers.astype(float)
+
+
+def form_of_bits(scores: pd.DataFrame) -> str:
+    """Cloze form where it is there: in multiple choice the right answer is a letter."""
+    return "cf" if "cf" in set(scores["form"]) else scores["form"].iloc[0]
+
+
+def score_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """By task and below them their average, of one arm: percent right in its better form."""
+    averages = scores["task"].str.startswith("average")
+    for _, row in pd.concat([scores[scores["best"] & ~averages], scores[averages].tail(1)]).iterrows():
+        yield row["task"], f"{100 * row['score']:.1f} +- {100 * row['stderr']:.1f} ({row['form']})"
+
+
+def bits_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    for _, row in scores[scores["form"] == form_of_bits(scores)].iterrows():
+        yield row["task"], f"{row['bits_per_char']:.3f} +- {row['bits_per_char_stderr']:.3f}"
+
+
+def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iterator[tuple[str, str]]]) -> str:
+    """A row a task, a column an arm."""
+    columns = {f"{arm}: {unit}": dict(cells(own)) for arm, own in scores.groupby("arm", sort=False)}
+    table = pd.DataFrame(columns)
+    table.insert(0, "questions", scores.groupby("task")["documents"].first().map("{:,}".format))
+    return markdown(table)
+
+
+def markdown(table: pd.DataFrame) -> str:
+    lines = [["task", *table], ["---", *["---:"] * len(table.columns)]]
+    lines += [[task, *row] for task, row in zip(table.index, table.to_numpy(), strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def differences(answers: pd.DataFrame, arm: str, baseline: str, measure: str, form: str) -> dict[str, Difference]:
+    """By task in one form. Of bits also, last, the mean of the tasks' differences, those of many subjects left out."""
+    pair = answers[measure][[arm, baseline]].xs(form, level="form")
+    by_task = {task: groups_of(own, "group") for task, own in pair.groupby("task")}
+    found = {task: difference(groups) for task, groups in by_task.items()}
+    single = pair[pair.index.get_level_values("task") == pair.index.get_level_values("group")]
+    groups = groups_of(single, "task")
+    return found | ({f"average of {len(groups)}": difference(groups)} if measure == BITS and len(groups) > 1 else {})
+
+
+def groups_of(pair: pd.DataFrame, level: str) -> list[tuple[list[float], list[float]]]:
+    return [(own.iloc[:, 0].tolist(), own.iloc[:, 1].tolist()) for _, own in pair.groupby(level=level)]
+
+
+def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mapping[str, Difference], form: str) -> str:
+    """A row a task: of every form the scores, and p; of one the bits."""
+    columns = {"questions": {task: f"{one.documents:,}" for task, one in bits.items()}}
+    for each in answers.index.unique("form"):
+        scores = differences(answers, arm, baseline, SCORE, each)
+        columns[f"{each}: score, percentage points"] = {task: interval(one, 100, 1) for task, one in scores.items()}
+        columns[f"{each}: p"] = {task: "<0.001" if one.p < 0.001 else f"{one.p:.3f}" for task, one in scores.items()}
+    columns[f"{form}: bits per character"] = {task: interval(one, 1, 4) for task, one in bits.items()}
+    return markdown(pd.DataFrame(columns).loc[list(bits)].fillna("-"))
+
+
+def interval(found: Difference, times: float, digits: int) -> str:
+    value, low, high = (f"{times * number:+.{digits}f}" for number in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
+
+
+def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
+    """`bits`: by arm and task. The average stands apart, below the tasks."""
+    tasks = list(next(iter(bits.values())))
+    heights = {task: -place - 0.5 * task.startswith("average") for place, task in enumerate(tasks)}
+    figure, axes = plt.subplots(figsize=(TWO_COLUMNS * 0.75, 0.9 + 0.28 * len(tasks)))
+    color = colors(bits)
+    for number, (arm, found) in enumerate(bits.items()):
+        aside = 0.5 * ((len(bits) - 1) / 2 - number) / len(bits)
+        values, lows, highs = zip(*((one.value, one.low, one.high) for one in found.values()), strict=True)
+        places = [heights[task] + aside for task in found]
+        axes.hlines(places, lows, highs, color=color[arm], linewidth=1.4)
+        axes.plot(values, places, "o", color=color[arm], markersize=4, label=arm)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(list(heights.values()), tasks)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"bits per character of the right answer, less those of {baseline} (below 0: better)")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(bits))
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    help_text = f"the arm to compare with, by {', '.join(NAMING)}, such as asked_in=rmsnorm"
+    options.add_argument("--baseline", metavar="COLUMN=WORDS", help=help_text)
+    chosen = options.parse_args(arguments)
+    scores, samples = load_chosen(options, chosen, "scores", "samples")
+    names = named(scores)
+    try:
+        baseline = baseline_arm(scores, names, chosen.baseline)
+        answers = answers_of(samples, names)
+    except ValueError as error:
+        options.error(str(error))
+    report(scores.assign(arm=scores["fingerprint"].map(names)), answers, baseline, chosen.name)
+
+
+def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str) -> None:
+    form, arms = form_of_bits(scores), [arm for arm in scores["arm"].unique() if arm != baseline]
+    bits = {arm: differences(answers, arm, baseline, BITS, form) for arm in arms}
+    whose = scores["arm"] + " = " + scores["checkpoint"] + " in " + scores["asked_in"]
+    parts = [
+        caption(scores.assign(label=whose), __doc__),
+        f"**Score in the better form**\n\n{by_arm(scores, 'right, % (form)', score_cells)}",
+        f"**Bits per character of the right answer ({form}), lower is better**\n\n{by_arm(scores, 'bits', bits_cells)}",
+    ]
+    for arm in arms:
+        table = difference_table(answers, arm, baseline, bits[arm], form)
+        parts.append(f"**{arm} less {baseline} [95 % interval]**\n\n{table}")
+    if arms:
+        save(draw(bits, baseline), name, "\n".join(parts))
+    else:
+        save_table("\n".join(parts), name)
+
+
+if __name__ == "__main__":
+    main()
