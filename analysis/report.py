@@ -227,6 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--to", type=Path, default=FIGURES / "report.html")
     chosen = options.parse_args(arguments)
     runs = load(options, chosen.runs, "runs")
+    others = sorted(set(runs["config.study"]) - {"pretrain"})
+    if others:
+        options.error(f"--runs: the report is of training runs, and there are others ({', '.join(others)})")
     chosen.to.parent.mkdir(parents=True, exist_ok=True)
     chosen.to.write_text(page(runs, drawn(chosen.runs)))
     print(chosen.to)

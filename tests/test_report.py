@@ -154,3 +154,11 @@ def test_runs_that_are_not_there_end_in_a_line(tmp_path: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         report.main(["--runs", str(tmp_path / "nothing")])
     assert "nothing: has no runs" in capsys.readouterr().err
+
+
+def test_runs_that_trained_nothing_end_in_a_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(report, "load", lambda *_: pd.DataFrame({"config.study": ["pretrain", "evaluate"]}))
+    with pytest.raises(SystemExit):
+        report.main(["--runs", "runs/olmes", "--to", str(tmp_path / "report.html")])
+    assert "there are others (evaluate)" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()

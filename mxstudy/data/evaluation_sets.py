@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections.abc import Iterator
@@ -70,6 +71,7 @@ def parquet(file: Path) -> Iterator[dict[str, Any]]:
 READERS = {".jsonl": json_lines, ".jsonl.gz": json_lines, ".parquet": parquet}
 
 
+@functools.cache  # an evaluation asks for them as it is checked, named and run
 def from_hub(name: str, path: str, subset: str | None, split: str) -> Rows:
     import datasets
 

@@ -24,11 +24,12 @@ VIEW = "mlflow.sharedViewState.mxstudy"
 COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
 COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "train/spikes")]
 
-# No telemetry, no INFO lines, and no retries inside a call: those are the mirror's business.
+# No telemetry, no INFO lines, no bars, and no retries inside a call: those are the mirror's business.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }

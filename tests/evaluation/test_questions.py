@@ -92,6 +92,9 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_command(monkeypatch: pyte
     monkeypatch.setattr(datasets, "load_dataset", away)
     with pytest.raises(ConfigError, match="`hf download --repo-type dataset ybisk/piqa` fetches it"):
         build_questions("piqa", "cf", Evaluation())
-    rows = [piqa(0), piqa(1)]
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset, split: rows)
-    assert evaluation_sets.from_hub("piqa", "ybisk/piqa", None, "validation") == rows
+    rows, calls = [piqa(0), piqa(1)], []
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset, split: calls.append(path) or rows)
+    for _ in range(2):
+        assert evaluation_sets.from_hub("piqa", "ybisk/piqa", None, "validation") == rows
+    evaluation_sets.from_hub.cache_clear()
+    assert calls == ["ybisk/piqa"]
