@@ -38,7 +38,8 @@ def evaluated(runs: Path, arm: str, questions: int = 4, forms: tuple[str, ...] =
             samples = pd.DataFrame({"group": GROUPS[task], "document": range(4), "gold": 0, "right": right})
             bits = [BITS[arm] + one for one in range(4)]
             texts = {"contexts": [["Question?"]] * 4, "continuations": [[" yes", " no"]] * 4}
-            samples = samples.assign(task=task, form=form, bits_per_char=bits, nats=[[-1.0, -2.0]] * 4, **texts)
+            known = {"bits_per_char": bits, "truncated_requests": 0, "nats": [[-1.0, -2.0]] * 4}
+            samples = samples.assign(task=task, form=form, **known, **texts)
             path = results.table_path(folder, f"samples_{task}_{form}")
             results.write_table(samples[:questions], path, folder.provenance())
     about = {"checkpoint": f"{arm}/step_10", "asked_in": f"{ASKED_IN[arm]}, mxfp8, compute bf16"}

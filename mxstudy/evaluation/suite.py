@@ -10,11 +10,13 @@ import pandas as pd
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 
+from mxstudy.evaluation.lm import NativeLM
 from mxstudy.evaluation.olmes import TASKS
 from mxstudy.evaluation.tasks import OlmesTask
 from mxstudy.evaluation.templates import Question
 
 MEASURES = ("right", "bits_per_char")  # of a question
+TRUNCATED = "truncated_requests"
 
 
 class Mean(NamedTuple):
@@ -30,15 +32,22 @@ def count_requests(task: str, form: str, asked: Mapping[str, Sequence[Question]]
 
 def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Question]]) -> pd.DataFrame:
     """A row a question: task, form, group (the task, or one of its subjects), document, contexts, continuations, gold,
-    nats, alone (unconditional nats, where the metric takes them), right, bits_per_char.
+    nats, alone (unconditional nats, where the metric takes them), right, bits_per_char; truncated_requests, of all of
+    them together.
 
     `asked`: questions by group. Raises ValueError for a log-likelihood that is NaN.
     """
     metric = TASKS[task].metric_of(form)
     by_name = {group: OlmesTask(group, metric, questions) for group, questions in asked.items()}
+    before = truncated_by(lm)
     found = evaluate(lm, {"tasks": by_name, "groups": {}, "group_map": {}}, bootstrap_iters=0)
     samples = pd.DataFrame([row_of(group, sample) for group in by_name for sample in found["samples"][group]])
-    return samples.assign(task=task, form=form)
+    return samples.assign(**{"task": task, "form": form, TRUNCATED: truncated_by(lm) - before})
+
+
+def truncated_by(lm: LM) -> int:
+    """How many requests have been longer than what the model reads; lm-eval's own do not count them."""
+    return lm.scorer.truncated if isinstance(lm, NativeLM) else 0
 
 
 def row_of(group: str, sample: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +75,7 @@ def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
     `samples`: those of `samples_of`, of any tasks and forms.
     """
     rows = [
-        {"task": task, "form": form, **measured(own), "documents": len(own)}
+        {"task": task, "form": form, **measured(own), "documents": len(own), TRUNCATED: own[TRUNCATED].iloc[0]}
         for (task, form), own in samples.groupby(["task", "form"], sort=False)
     ]
     scores = pd.DataFrame(rows)
@@ -122,5 +131,6 @@ def average(form: str, scores: pd.DataFrame) -> pd.DataFrame:
         names: mean_of_means([Mean(*one) for one in scores[list(names)].itertuples(index=False)]) for names in pairs
     }
     values = {name: value for names, mean in means.items() for name, value in zip(names, mean, strict=True)}
-    row = {"task": f"average of {len(scores)}", "form": form, **values, "documents": scores["documents"].sum()}
+    row = {"task": f"average of {len(scores)}", "form": form, **values}
+    row |= {name: scores[name].sum() for name in ("documents", TRUNCATED)}
     return pd.DataFrame([row | {"best": form == "best"}])

@@ -75,7 +75,7 @@ def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Ev
     from mxstudy.evaluation.lm import NativeLM
     from mxstudy.evaluation.suite import count_requests, samples_of
 
-    began_s, truncated = time.perf_counter(), scorer.truncated
+    began_s = time.perf_counter()
     groups = questions.build_questions(task, form, settings)
     requests = count_requests(task, form, groups)
     console = Console(stderr=True)
@@ -85,7 +85,7 @@ def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Ev
     table = samples_path(folder, task, form)
     table.parent.mkdir(exist_ok=True)
     results.write_table(samples, table, folder.provenance())
-    cut = scorer.truncated - truncated
+    cut = samples["truncated_requests"].iloc[0]
     lost = f"; {cut:,} longer than the model's {scorer.max_length:,} tokens lost their beginning" if cut else ""
     seconds = time.perf_counter() - began_s
     print(f"{task} {form}: {len(samples):,} questions, {requests:,} requests in {seconds:.1f} s{lost}", flush=True)

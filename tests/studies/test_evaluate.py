@@ -66,6 +66,8 @@ def test_scores_are_means_of_samples(evaluated: RunFolder) -> None:
         expected = own.groupby("group")[["right", "bits_per_char"]].mean().mean()  # a subject counts once
         assert by_row.loc[(task, form), ["score", "bits_per_char"]].tolist() == pytest.approx(expected.tolist())
         assert by_row.loc[(task, form), "documents"] == len(own)
+    assert by_row.loc[("mmlu", "cf"), "truncated_requests"] == 40  # bytes, and a model of 64 of them
+    assert by_row.loc[("winogrande", "cf"), "truncated_requests"] == 0
     pair = by_row.loc[[("csqa", "cf"), ("winogrande", "cf")]]
     average = by_row.loc[("average of 2", "cf")]
     assert average["score"] == pytest.approx(pair["score"].mean())
