@@ -126,8 +126,14 @@ def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int],
     warm_up = {name: {group: own[:4] for group, own in groups.items()} for name, groups in asked.items()}
     rows = []
     for name, answers in contenders(path, trained, device, settings, batch_sizes):
-        answers(warm_up)
-        times = sorted((answers(asked) for _ in range(rounds)), key=lambda one: one["seconds"])
+        torch.cuda.empty_cache()
+        try:
+            answers(warm_up)
+            times = sorted((answers(asked) for _ in range(rounds)), key=lambda one: one["seconds"])
+        except torch.OutOfMemoryError:
+            require(name.startswith("HFLM") and bool(rows), f"{name}: does not fit into the GPU's memory; give less")
+            print(f"{name}: does not fit into the GPU's memory")
+            continue
         spread = {"least_s": times[0]["seconds"], "most_s": times[-1]["seconds"]}
         rows.append({"who": name} | times[len(times) // 2] | spread)
     best = max(one["requests_per_s"] for one in rows if one["who"].startswith("HFLM"))
