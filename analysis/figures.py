@@ -96,6 +96,7 @@ FIGURES = (
         "python -m mxstudy +sweep=mxnorm_pretrain && "
         "python -m mxstudy +experiment=olmes checkpoint=FINGERPRINT,FINGERPRINT,FINGERPRINT",
         "runs/olmes",
+        "olmes_seed0",
     ),
     models(
         "mxnorm_table03_models",
