@@ -45,16 +45,22 @@ def apply_precision(
     for name, linear in linears.items():
         gemms = look_up(PRECISIONS, rows[name], f"precision.schedule: plan for {name}")
         linear.cast = block_cast(precision)
-        linear.gemms = replace(gemms, native=is_native(precision.backend, gemms, linear.cast, DTYPES[compute], device))
+        native = is_native(precision.backend, linear, gemms, DTYPES[compute], device)
+        linear.gemms = replace(gemms, native=native)
         check_precision(name, linear, rows[name], compute)
     return rows
 
 
-def is_native(backend: str, gemms: Gemms, cast: BlockCast, compute: torch.dtype, device: torch.device) -> bool:
-    """Whether those GEMMs run on the hardware's MX units. Raises ConfigError where native was asked for in vain."""
+def is_native(backend: str, linear: MXLinear, gemms: Gemms, compute: torch.dtype, device: torch.device) -> bool:
+    """Whether the linear's GEMMs, in those formats, run on the hardware's MX units.
+
+    Raises ConfigError where native was asked for in vain.
+    """
     if backend == "emulated" or gemms == Gemms():
         return False
-    reason = why_not_native(gemms, cast, compute, device)
+    reason = why_not_native(gemms, linear.cast, compute, device)
+    if linear.weight.ndim > 2:
+        reason = "it multiplies matrices, and these are stacks of them"
     if reason and backend == "native":
         raise ConfigError(f"precision.backend: native cannot be had: {reason}; emulated runs everywhere")
     return reason is None

@@ -7,6 +7,9 @@
 A block scale belongs to one axis, so X, W and dH are each quantised twice, both times from high precision: what was
 quantised for one GEMM is never quantised again for another. Every GEMM accumulates in FP32 and rounds once; a scale
 that a whole row or tensor shares is multiplied into the accumulator.
+
+A stack of replicas has a leading dimension, X [S, T, in] and W [S, out, in]: S layers side by side that share nothing,
+no scale either. In what follows a tensor named _TI or _OI may have it.
 """
 
 from __future__ import annotations
@@ -89,12 +92,17 @@ class Operand:
 
     @property
     def T(self) -> Operand:
-        return Operand(self.values.t(), None if self.scale is None else self.scale.t())
+        return Operand(transposed(self.values), None if self.scale is None else transposed(self.scale))
 
     def dequantize(self) -> Tensor:
         """float32."""
         values = to_dtype(self.values, torch.float32)
         return values if self.scale is None else values * self.scale
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The last two axes; of what is no stack with `t`, which also takes a 0-dim scale and torchao's MXTensor."""
+    return x.mT if x.ndim > 2 else x.t()
 
 
 def operand(
@@ -106,7 +114,7 @@ def operand(
     dtype: torch.dtype,
     tensor_scale: Tensor | None = None,
 ) -> Operand:
-    """x [rows, columns] as a GEMM reads it: quantised along `axis` and decoded, or rounded to the compute dtype.
+    """x [rows, columns] as a GEMM reads it: quantised along `axis`, -2 or -1, and decoded, or rounded to `dtype`.
 
     On CPU in float32, where bf16 GEMMs are several times slower; the values are the same.
     """
@@ -117,6 +125,8 @@ def operand(
     if gemms.scaling == "tensor":
         values, scale = tensor_cast(x, look_up(FORMATS, fmt, "format"), cast)
         return Operand(to_dtype(values, gemm_dtype), scale)
+    if fmt == NVFP4 and tensor_scale is None:
+        tensor_scale = nvfp4_tensor_scale(replica_absmax(pre_rounded(x, cast)))
     quantized = block_cast(x, fmt, axis, cast, tensor_scale)
     if gemms.native:
         return Operand(mx_tensor(quantized, gemm_dtype))
@@ -126,40 +136,56 @@ def operand(
 
 
 def tensor_cast(x: Tensor, fmt: ElementFormat, cast: BlockCast) -> tuple[Tensor, Tensor]:
-    """x (fp32) on the element grid, and its one FP32 scale absmax / max, 0-dim: FP8 with current scaling."""
-    x = round_to_bf16_away(x) if cast.operand_pre_round else x
-    scale = fill_scale(absmax_bits(x.flatten(), 0).view(torch.float32).squeeze(0), fmt.max)
+    """x (fp32) on the element grid, and its FP32 scale absmax / max, one a replica: FP8 with current scaling."""
+    x = pre_rounded(x, cast)
+    scale = fill_scale(replica_absmax(x), fmt.max)
     return round_to_grid(x / scale, fmt, cast.rounding), scale
 
 
+def pre_rounded(x: Tensor, cast: BlockCast) -> Tensor:
+    return round_to_bf16_away(x) if cast.operand_pre_round else x
+
+
+def replica_absmax(x: Tensor) -> Tensor:
+    """The largest magnitude of x (fp32), 0-dim; of a stack [S, rows, columns] that of each replica, [S, 1, 1]."""
+    bits = absmax_bits(x, (-2, -1)) if x.ndim == 3 else absmax_bits(x.flatten(), 0).squeeze(0)
+    return bits.view(torch.float32)
+
+
 def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
-    """[M, N], accumulated in FP32, scaled, rounded once to `dtype`."""
+    """[M, N] or [S, M, N], accumulated in FP32, scaled, rounded once to `dtype`."""
     a, b = a_MK.values, b_KN.values
     scales = [scale for scale in (a_MK.scale, b_KN.scale) if scale is not None]
     if not scales:
         return to_dtype(a @ b, dtype)
-    accumulated = a @ b if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
+    product = torch.mm if a.ndim == 2 else torch.bmm
+    accumulated = a @ b if a.dtype == torch.float32 else product(a, b, out_dtype=torch.float32)
     return to_dtype(accumulated * math.prod(scales), dtype)
 
 
-def mx_linear(x: Tensor, weight: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
-    """x [..., in] times weight [out, in] transposed, both bf16 or both fp32 -> [..., out] of the same dtype."""
-    h_TO = _MXLinear.apply(x.flatten(0, -2), weight, gemms, cast)
-    return h_TO.unflatten(0, x.shape[:-1])
+def mx_linear(x: Tensor, weight: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype | None = None) -> Tensor:
+    """x [..., in] times weight [out, in] transposed -> [..., out]; of a stack [S, ..., in] and [S, out, in].
+
+    x and weight are bf16 or fp32. `dtype`: of unquantised operands and of every GEMM's result; x's if not given.
+    """
+    stacked = weight.ndim - 2
+    h_TO = _MXLinear.apply(x.flatten(stacked, -2), weight, gemms, cast, dtype or x.dtype)
+    return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
 
 class _MXLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
+    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x_TI, weight_OI)
         ctx.gemms, ctx.cast = gemms, cast
-        return forward_gemm(x_TI, weight_OI, gemms, cast, x_TI.dtype)
+        return forward_gemm(x_TI, weight_OI, gemms, cast, dtype)
 
     @staticmethod
-    def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x_TI, weight_OI = ctx.saved_tensors
         dx_TI = dgrad_gemm(dh_TO, weight_OI, ctx.gemms, ctx.cast)
-        return dx_TI, wgrad_gemm(dh_TO, x_TI, ctx.gemms, ctx.cast), None, None
+        dweight_OI = wgrad_gemm(dh_TO, x_TI, ctx.gemms, ctx.cast)
+        return to_dtype(dx_TI, x_TI.dtype), to_dtype(dweight_OI, weight_OI.dtype), None, None, None
 
 
 def forward_gemm(
@@ -171,29 +197,29 @@ def forward_gemm(
     bound: Tensor | None = None,
 ) -> Tensor:
     """`bound`: what no |x| exceeds, where that is known."""
-    w = operand(weight_OI, gemms.forward_w, 1, gemms, cast, dtype)
+    w = operand(weight_OI, gemms.forward_w, -1, gemms, cast, dtype)
     return gemm(forward_operand(x_TI, gemms, cast, dtype, bound), w.T, dtype)
 
 
 def forward_operand(x_TI: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype, bound: Tensor | None) -> Operand:
     tensor_scale = nvfp4_row_scales(x_TI, bound) if gemms.forward_x == NVFP4 else None
-    return operand(x_TI, gemms.forward_x, 1, gemms, cast, dtype, tensor_scale)
+    return operand(x_TI, gemms.forward_x, -1, gemms, cast, dtype, tensor_scale)
 
 
 def nvfp4_row_scales(x_TI: Tensor, bound: Tensor | None) -> Tensor:
     """One tensor scale a token, so that none depends on its neighbours; that of the bound needs no pass over x."""
     if bound is None:
-        bound = absmax_bits(to_dtype(x_TI, torch.float32), 1).view(torch.float32)
+        bound = absmax_bits(to_dtype(x_TI, torch.float32), -1).view(torch.float32)
     return nvfp4_tensor_scale(bound)
 
 
 def dgrad_gemm(dh_TO: Tensor, weight_OI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
-    dh = operand(dh_TO, gemms.dgrad_dh, 1, gemms, cast, dh_TO.dtype)
-    w = operand(weight_OI, gemms.dgrad_w, 0, gemms, cast, dh_TO.dtype)
+    dh = operand(dh_TO, gemms.dgrad_dh, -1, gemms, cast, dh_TO.dtype)
+    w = operand(weight_OI, gemms.dgrad_w, -2, gemms, cast, dh_TO.dtype)
     return gemm(dh, w, dh_TO.dtype)
 
 
 def wgrad_gemm(dh_TO: Tensor, x_TI: Tensor, gemms: Gemms, cast: BlockCast) -> Tensor:
-    dh = operand(dh_TO, gemms.wgrad_dh, 0, gemms, cast, dh_TO.dtype)
-    x = operand(x_TI, gemms.wgrad_x, 0, gemms, cast, dh_TO.dtype)
+    dh = operand(dh_TO, gemms.wgrad_dh, -2, gemms, cast, dh_TO.dtype)
+    x = operand(x_TI, gemms.wgrad_x, -2, gemms, cast, dh_TO.dtype)
     return gemm(dh.T, x, dh_TO.dtype)

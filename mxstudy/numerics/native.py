@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, Quantized
+from mxstudy.reader import require
 
 if TYPE_CHECKING:
     from mxstudy.numerics.matmul import Gemms
@@ -23,11 +24,12 @@ PAIRS = (("E4M3", "E4M3"), ("E2M1", "E2M1"))  # of operands that torchao's GEMM 
 def mx_tensor(quantized: Quantized, dtype: torch.dtype) -> Tensor:
     """A quantised matrix as torchao's MXTensor, of which @ is the MX GEMM; `dtype`: what it decodes to.
 
-    Blocks along the rows are stored transposed: torchao wants them along the last axis.
+    Blocks along the rows are stored transposed: torchao wants them along the last axis. Raises ConfigError for a stack.
     """
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
     from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
+    require(quantized.values.ndim == 2, "backend: torchao's MX GEMM multiplies matrices, not stacks; take emulated")
     is_rowwise = quantized.axis == 1
     codes, scales = (t if is_rowwise else t.t() for t in (quantized.codes, quantized.scales))
     element: Any = {"E4M3": torch.float8_e4m3fn, "E2M1": torch.float4_e2m1fn_x2}[quantized.format.name]

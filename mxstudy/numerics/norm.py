@@ -79,6 +79,11 @@ def affine(xbar: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + to_dtype(bias, torch.float32)
 
 
+def largest(gain_I: Tensor) -> Tensor:
+    """|gain| of each replica, or |bias|: 0-dim, or [S, 1, 1]."""
+    return gain_I.abs().amax(-1, keepdim=gain_I.ndim > 1)
+
+
 def normalize(x: Tensor, rms: Tensor) -> Tensor:
     """x / rms in float32, rounded once: a product with 1 / rms would be rounded twice."""
     return to_dtype(x, torch.float32) / rms
@@ -101,20 +106,24 @@ def norm_linear(
     gemms: Gemms,
     cast: BlockCast,
     centers: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Norm, gain, the norm's bias and linear in one: x [..., in], gain and bias [in], weight [out, in] -> [..., out].
 
-    The result has x's dtype. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of
-    it, [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside
-    a folded gain.
+    Of a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: of unquantised operands and of every
+    GEMM's result; x's if not given. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an
+    estimate of it, [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a
+    bias beside a folded gain.
     """
     require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; one of them has to go")
-    x_TI = x.flatten(0, -2)
+    stacked = weight.ndim - 2
+    x_TI = x.flatten(stacked, -2)
     with torch.no_grad():
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
-    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, bound, fold_gain, gemms, cast)
-    return h_TO.unflatten(0, x.shape[:-1])
+    settings = (bound, fold_gain, gemms, cast, dtype or x.dtype)
+    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, *settings)
+    return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
 
 class _NormLinear(torch.autograd.Function):
@@ -133,6 +142,7 @@ class _NormLinear(torch.autograd.Function):
         fold_gain: bool,
         gemms: Gemms,
         cast: BlockCast,
+        dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI)
         ctx.fold_gain, ctx.gemms, ctx.cast = fold_gain, gemms, cast
@@ -140,9 +150,9 @@ class _NormLinear(torch.autograd.Function):
         bound_of_xbar = xbar_TI.new_full((), bound)
         if fold_gain:
             weight = to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
-            return forward_gemm(xbar_TI, weight, gemms, cast, x_TI.dtype, bound_of_xbar)
-        bound_of_y = affine(bound_of_xbar, gain_I.abs().amax(), None if bias_I is None else bias_I.abs().amax())
-        return forward_gemm(affine(xbar_TI, gain_I, bias_I), weight_OI, gemms, cast, x_TI.dtype, bound_of_y)
+            return forward_gemm(xbar_TI, weight, gemms, cast, dtype, bound_of_xbar)
+        bound_of_y = affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
+        return forward_gemm(affine(xbar_TI, gain_I, bias_I), weight_OI, gemms, cast, dtype, bound_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
@@ -153,9 +163,10 @@ class _NormLinear(torch.autograd.Function):
             dweight = to_dtype(wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast), torch.float32) * gain
         else:
             dweight = wgrad_gemm(dh_TO, affine(xbar, gain, bias_I), ctx.gemms, ctx.cast)
-        dgain, dbias = (xbar * dy).sum(0), None if bias_I is None else to_dtype(dy.sum(0), bias_I.dtype)
+        dgain = (xbar * dy).sum_to_size(gain.shape)
+        dbias = None if bias_I is None else to_dtype(dy.sum_to_size(bias_I.shape), bias_I.dtype)
         dxbar = dy * gain
         dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms_T1
         dx = center(dx, None if mean_T1 is None else row_mean(dx))
         dx, dgain, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dgain, gain_I.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, None, dgain, dbias, dweight, None, None, None, None
+        return dx, None, None, dgain, dbias, dweight, None, None, None, None, None

@@ -5,7 +5,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.model import Decoder
-from mxstudy.model.precision import apply_precision, describe, match_plan
+from mxstudy.model.precision import apply_precision, describe, is_native, match_plan
 from mxstudy.numerics import BlockCast
 from mxstudy.numerics.matmul import PRECISIONS, Gemms
 from mxstudy.reader import ConfigError
@@ -174,3 +174,14 @@ def test_the_head_runs_in_the_row_of_the_blocks_where_it_is_asked_to():
     assert set(rows.values()) == {"mxfp8"}
     with pytest.raises(ConfigError, match=r"head: takes its row from the plan's pattern 'layers.\*'"):
         applied({"layers.0.*": "mxfp8"}, head=True)
+
+
+def test_stacks_are_emulated_and_asking_for_native_ones_is_refused(monkeypatch):
+    monkeypatch.setattr("mxstudy.model.precision.why_not_native", lambda *_: None)
+    decoder, _ = applied({"layers.*": "mxfp8"})
+    linear = decoder.layers[0].attention.wo
+    assert linear.gemms.native
+    linear.weight = torch.nn.Parameter(torch.empty(3, *linear.weight.shape))
+    assert not is_native("auto", linear, PRECISIONS["mxfp8"], torch.bfloat16, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="it multiplies matrices, and these are stacks of them"):
+        is_native("native", linear, PRECISIONS["mxfp8"], torch.bfloat16, torch.device("cpu"))
