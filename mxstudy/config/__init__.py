@@ -29,6 +29,7 @@ from mxstudy.config.run import (
     hashed,
     read_run,
 )
+from mxstudy.config.student import ResidualMLP
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "Probes",
     "PySource",
     "RMSNorm",
+    "ResidualMLP",
     "Run",
     "Saturation",
     "Schedule",

@@ -7,7 +7,6 @@ embedding and the output head stay in high precision.
 
 from __future__ import annotations
 
-import hashlib
 import typing
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from mxstudy import config
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
+from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.cast import BlockCast
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
@@ -199,8 +199,7 @@ class Decoder(nn.Module):
             if isinstance(module, Norm):
                 module.reset_parameters()
             elif isinstance(module, nn.Embedding | MXLinear):
-                digest = hashlib.sha256(f"{seed}:{name}.weight".encode()).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+                generator = generator_for(seed, f"{name}.weight")
                 weight = torch.empty(module.weight.shape)
                 std = module.init_std if isinstance(module, MXLinear) else embedding_std
                 module.weight.copy_(nn.init.trunc_normal_(weight, 0.0, std, -3 * std, 3 * std, generator=generator))

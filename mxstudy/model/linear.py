@@ -11,13 +11,17 @@ from mxstudy.model.norm import Norm
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.matmul import Gemms, forward_operand, mx_linear
 from mxstudy.numerics.norm import norm_linear
+from mxstudy.numerics.vector import Gain, round_gain
 
 
 class MXLinear(nn.Module):
-    """x [..., in] -> [..., out] without bias, in x's dtype; `gemms` may be set anew between steps.
+    """x [..., in] -> [..., out] without bias; `gemms` may be set anew between steps.
 
-    The parameter is kept in FP32 and cast to x's dtype first.
+    The parameter is kept in FP32 and cast to x's dtype first, which is that of the result. Where `compute` is set, that
+    is the dtype of unquantised operands and results, and what is quantised is so from FP32.
     """
+
+    compute: torch.dtype | None = None
 
     def __init__(self, in_features: int, out_features: int, init_std: float) -> None:
         super().__init__()
@@ -26,11 +30,20 @@ class MXLinear(nn.Module):
         self.gemms, self.cast = Gemms(), BlockCast()
 
     def forward(self, x: Tensor) -> Tensor:
-        return mx_linear(x, self.weight.to(x.dtype), self.gemms, self.cast)
+        return mx_linear(x, self.weight_as(x), self.gemms, self.cast, self.compute)
+
+    def weight_as(self, x: Tensor) -> Tensor:
+        return self.weight.to(x.dtype) if self.compute is None else self.weight
 
 
 class NormLinear(MXLinear):
-    """A norm, its gain and bias, and one (fused) linear layer: the norm's output feeds one cast and one GEMM."""
+    """A norm, its gain and bias, and one (fused) linear layer: the norm's output feeds one cast and one GEMM.
+
+    `gain`: what the gain is rounded to, x's dtype where it is None; mx is the format of the forward's W, or of its X
+    where W is not quantised. It may be set anew between steps.
+    """
+
+    gain: Gain | None = None
 
     def __init__(self, norm: Norm, out_features: int, init_std: float) -> None:
         super().__init__(norm.size, out_features, init_std)
@@ -38,10 +51,15 @@ class NormLinear(MXLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         gain, bias = self.norm.parameters_as(x)
+        if self.gain is not None and self.norm.weight is not None:
+            gain = round_gain(self.norm.weight, self.gain, self.gemms.forward_w or self.gemms.forward_x, self.cast)
+        if self.norm.output != "joined" and not self.norm.fold_gain:
+            y = self.norm.apply_affine(x.float(), gain, bias)  # FP32 here, so that dx too is rounded but once
+            return super().forward(y.to(x.dtype) if self.norm.output == "rounded" else y)
         return norm_linear(
             x,
             gain,
-            self.weight.to(x.dtype),
+            self.weight_as(x),
             bias,
             rms=self.norm.rms,
             bound=self.norm.bound,
@@ -49,6 +67,7 @@ class NormLinear(MXLinear):
             gemms=self.gemms,
             cast=self.cast,
             centers=self.norm.centers,
+            dtype=self.compute,
         )
 
     def read(self, xbar: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ LayerNorm subtracts the row's mean first, may add a bias, and may have neither g
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,23 @@ from mxstudy import config
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
+from mxstudy.numerics.vector import norm_op_by_op
 from mxstudy.reader import ConfigError
+
+Output = Literal["joined", "rounded", "op_by_op"]
 
 
 class Norm(nn.Module):
     """x [..., size] -> x / rms(x) * gain, computed in FP32 and rounded once to x's dtype.
 
     `weight` is the gain, None where there is none, and `bias` what is added after it; `centers`: x is less its mean.
+    `output`: what a linear reads, that is joined to it: unrounded FP32, of no tensor of its own; or a tensor in x's
+    dtype, rounded once; or one in bf16 whose every operation was rounded. A folded gain leaves no choice.
     """
 
     fold_gain: bool
     centers = False
+    output: Output = "joined"
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -55,7 +61,13 @@ class Norm(nn.Module):
         return gain, None if self.bias is None else self.bias.to(x.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return affine(self.normalize(x), *self.parameters_as(x)).to(x.dtype)
+        return self.apply_affine(x, *self.parameters_as(x))
+
+    def apply_affine(self, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+        """The norm's output with that gain and bias in place of its own."""
+        if self.output == "op_by_op":
+            return norm_op_by_op(x, gain, bias, self.eps, self.centers)
+        return affine(self.normalize(x), gain, bias).to(x.dtype)
 
     def reset_parameters(self) -> None:
         """Gain 1, bias 0."""

@@ -1,0 +1,182 @@
+"""The student of the student-teacher study: a residual MLP without embedding and head (instability paper, Eq. 1).
+
+    A_{k+1} = A_k + W2 phi(W1 LN(A_k)) + b        A_0 = x, and A_L is the output
+
+Shapes: T samples, D hidden size; of a stack of S replicas with a leading [S]. With `compute` bf16 every GEMM's result
+has bf16 values; what lies between two GEMMs is rounded as VECTOR_OPS has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mxstudy import config
+from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.norm import Norm, Output, build_norm
+from mxstudy.model.seeds import generator_for
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.formats import look_up
+from mxstudy.numerics.vector import Gain
+from mxstudy.reader import require
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+class VectorOps(NamedTuple):
+    """How a norm's output is rounded, and to what: silu of swiglu's gate, activation, sum with b, sum with A_k."""
+
+    norm: Output
+    gate: torch.dtype
+    activation: torch.dtype
+    bias: torch.dtype
+    residual: torch.dtype
+
+
+VECTOR_OPS = {
+    "fp32": VectorOps("joined", FP32, FP32, FP32, FP32),
+    "bf16": VectorOps("rounded", BF16, BF16, BF16, BF16),  # instability paper, appendix A.1
+    "code": VectorOps("op_by_op", BF16, FP32, BF16, FP32),  # what the paper's public code does
+}
+
+
+class Activation(NamedTuple):
+    parts: int  # how many are fused in the first linear
+    apply: Callable[[Tensor, VectorOps], Tensor]  # [..., parts * inner] -> [..., inner]
+
+
+def swiglu(gate_up: Tensor, ops: VectorOps) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate.to(ops.gate)).to(ops.activation) * up.to(ops.activation)
+
+
+ACTIVATIONS = {
+    "relu": Activation(1, lambda h, ops: F.relu(h.to(ops.activation))),
+    "gelu": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation))),
+    "swiglu": Activation(2, swiglu),
+}
+
+
+class Init(NamedTuple):
+    """Of a weight [out, in]: the standard deviation by fan-in and fan-out, and how numbers with it are drawn."""
+
+    std: Callable[[int, int], float]
+    draw: Callable[[Tensor, float, torch.Generator], Tensor]
+    bias: bool  # drawn as the weight before it, or 0
+
+
+def uniform(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    return x.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
+
+
+INITS = {
+    "torch": Init(lambda fan_in, fan_out: (3 * fan_in) ** -0.5, uniform, True),  # within fan_in^-0.5
+    "xavier": Init(
+        lambda fan_in, fan_out: 0.5 * math.sqrt(2 / (fan_in + fan_out)),
+        lambda x, std, generator: x.normal_(0, std, generator=generator),
+        False,
+    ),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, model: config.ResidualMLP, norm: config.Norm | None, cast: BlockCast, ops: VectorOps) -> None:
+        super().__init__()
+        self.ops, self.residual = ops, model.residual
+        self.activation = ACTIVATIONS[model.activation]
+        size, inner, fused = model.hidden_size, model.ffn_size, self.activation.parts * model.ffn_size
+        std = INITS[model.init].std
+        self.up = MXLinear(size, fused, std(size, fused))
+        if norm is not None:
+            built = build_norm(norm, size, cast)
+            built.output = ops.norm
+            self.up = NormLinear(built, fused, std(size, fused))
+        self.down = MXLinear(inner, size, std(inner, size))
+        self.bias = nn.Parameter(torch.empty(size)) if model.residual else None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
+        if self.bias is None:
+            return y_TD.to(self.ops.residual)
+        y_TD = y_TD.to(self.ops.bias) + self.bias.to(self.ops.bias)
+        return x_TD + y_TD.to(self.ops.residual)
+
+
+class ResidualMLP(nn.Module):
+    """x [T, D] float32 -> [T, D] float32; as a stack (`mxstudy.model.stacks`) x [T, D] or [S, T, D] -> [S, T, D].
+
+    `norm`: None for none. `gain`: fp32, bf16 or mx, `vector_ops`: a row of VECTOR_OPS. `freeze_norm_bias`: LayerNorm's
+    bias stays 0, as in the MX runs of the paper's public code. Raises ConfigError for what the norm cannot do.
+    """
+
+    def __init__(
+        self,
+        model: config.ResidualMLP,
+        norm: config.Norm | None,
+        cast: BlockCast,
+        compute: torch.dtype,
+        *,
+        gain: Gain = "fp32",
+        vector_ops: str = "fp32",
+        freeze_norm_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config, self.ops = model, look_up(VECTOR_OPS, vector_ops, "vector_ops")
+        self.layers = nn.ModuleList(Block(model, norm, cast, self.ops) for _ in range(model.num_layers))
+        require(norm is not None or gain == "fp32", "gain: there is no norm to round the gain of; leave it at fp32")
+        biases = [module.bias for module in self.modules() if isinstance(module, Norm) and module.bias is not None]
+        require(bool(biases) or not freeze_norm_bias, "freeze_norm_bias: the norm has no bias; set it to false")
+        for bias in biases:
+            bias.requires_grad_(not freeze_norm_bias)
+        for module in self.modules():
+            if isinstance(module, MXLinear):
+                module.cast, module.compute = cast, compute
+            if isinstance(module, NormLinear):
+                check_norm(module.norm, gain, vector_ops)
+                module.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        replicas = next(self.parameters()).shape[:-2]
+        x = x.expand(*replicas, *x.shape[-2:]).to(self.ops.residual)
+        for layer in self.layers:
+            x = layer(x)
+        return x.to(FP32)
+
+    @torch.no_grad()
+    def init_weights(self, seeds: Sequence[int], prefix: str = "") -> None:
+        """Norms as new, the rest from each replica's seed and the parameter's name: equal in stacks of any width.
+
+        `prefix` of the names: another model of the same sizes and seed then has other numbers.
+        """
+        init = INITS[self.config.init]
+        for module in self.modules():
+            if isinstance(module, Norm):
+                module.reset_parameters()
+        for name, parameter, std in self.drawn():
+            replicas = parameter if parameter.ndim > 2 else parameter[None]
+            require(
+                len(seeds) == len(replicas), f"seeds: {len(seeds)} for {len(replicas)} replicas; one each is needed"
+            )
+            for replica, seed in zip(replicas, seeds, strict=True):
+                replica.copy_(init.draw(torch.empty(replica.shape), std, generator_for(seed, prefix + name)))
+
+    def drawn(self) -> Iterator[tuple[str, nn.Parameter, float]]:
+        """Weights and biases by name, with the standard deviation of their numbers."""
+        for name, module in self.named_modules():
+            if isinstance(module, MXLinear):
+                yield f"{name}.weight", module.weight, module.init_std
+            if isinstance(module, Block) and module.bias is not None:
+                yield f"{name}.bias", module.bias, module.down.init_std * INITS[self.config.init].bias
+
+
+def check_norm(norm: Norm, gain: Gain, vector_ops: str) -> None:
+    require(
+        VECTOR_OPS[vector_ops].norm != "op_by_op" or not norm.fold_gain,
+        f"vector_ops: {vector_ops} rounds every step of the norm, and a folded gain joins it to the linear; take bf16",
+    )
+    require(norm.weight is not None or gain == "fp32", f"gain: the norm has none to round to {gain}; leave it at fp32")

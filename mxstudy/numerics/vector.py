@@ -1,0 +1,75 @@
+"""What is no GEMM, in low precision: gains of norms rounded or quantised, and a norm that rounds every step to bf16."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.grid import round_to_bf16_away, to_dtype
+from mxstudy.reader import require
+
+Gain = Literal["fp32", "bf16", "mx"]
+
+
+def round_gain(gain: Tensor, precision: Gain, fmt: str | None, cast: BlockCast) -> Tensor:
+    """gain [..., in] float32 as the norm multiplies it, float32; its gradient passes unrounded (straight-through).
+
+    bf16: ties as the cast's operands have them. mx: in blocks along the features, of the element format `fmt`, as the
+    text of the instability paper has it (section 5.1). Raises ConfigError for mx without a format.
+    """
+    return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, fmt, cast)
+
+
+class _RoundedGain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gain: Tensor, precision: Gain, fmt: str | None, cast: BlockCast) -> Tensor:
+        if precision == "mx":
+            require(fmt is not None, "gain: mx takes its format from the linear's forward, where nothing is quantised")
+            return block_cast(gain, str(fmt), -1, cast).dequantize()
+        return round_to_bf16_away(gain) if cast.operand_pre_round else gain.to(torch.bfloat16).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, dgain: Tensor) -> tuple[Tensor, None, None, None]:
+        return dgain, None, None, None
+
+
+def norm_op_by_op(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool) -> Tensor:
+    """LayerNorm, or RMSNorm where it does not center, of x [..., in] -> bf16, each operation rounded to bf16.
+
+    So are those of the backward. gain and bias broadcast over x. Sums accumulate in FP32; ties go to even where
+    microxcaling, which computes norms in this way, takes them away from zero. Compiled, it needs Inductor's
+    `emulate_precision_casts`: without it the roundings between fused operations vanish.
+    """
+    return _NormOpByOp.apply(x, gain, bias, eps, centers)
+
+
+def mean_op_by_op(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True) / x.shape[-1]
+
+
+class _NormOpByOp(torch.autograd.Function):
+    """Every tensor is bf16, so that torch rounds what each operation gives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool) -> Tensor:
+        low = to_dtype(x, torch.bfloat16)
+        shift = low - mean_op_by_op(low) if centers else low
+        inverse = 1 / (mean_op_by_op(shift * shift) + eps).sqrt()
+        xbar = shift * inverse
+        ctx.save_for_backward(xbar, inverse, gain, bias)
+        ctx.centers, ctx.x_dtype = centers, x.dtype
+        y = to_dtype(xbar * gain, torch.bfloat16)
+        return y if bias is None else y + to_dtype(bias, torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+        xbar, inverse, gain, bias = ctx.saved_tensors
+        dxbar = to_dtype(dy * gain, torch.bfloat16)
+        dx = dxbar * inverse - xbar * (mean_op_by_op(dxbar * xbar) * inverse)
+        dx = dx - mean_op_by_op(dx) if ctx.centers else dx
+        dgain = (dy * xbar).sum_to_size(gain.shape)
+        dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
+        return to_dtype(dx, ctx.x_dtype), to_dtype(dgain, gain.dtype), dbias, None, None

@@ -1,0 +1,99 @@
+"""Teachers against the same networks written out, and what is known of their outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mxstudy import config
+from mxstudy.model import MXLinear
+from mxstudy.model.residual_mlp import ResidualMLP
+from mxstudy.model.teacher import TEACHERS, build_teacher
+from mxstudy.numerics import BlockCast
+from mxstudy.reader import ConfigError
+
+SIZE = 64
+
+
+def student(**options: object) -> config.ResidualMLP:
+    return config.ResidualMLP(**({"hidden_size": SIZE, "num_layers": 3} | options))
+
+
+def samples(rows: int = 512, size: int = SIZE, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_written_out(kind: str, activation: str) -> None:
+    teacher, x = build_teacher(kind, student(activation=activation), 3), samples()
+    weights = {name: weight.double() for name, weight in teacher.mlp.named_parameters()}
+    y = x.double()
+    for k in range(3):
+        h = F.linear(y, weights[f"layers.{k}.up.weight"])
+        if activation == "swiglu":
+            a, b = h.chunk(2, dim=-1)
+            phi = F.silu(a) * b
+        else:
+            phi = {"relu": F.relu, "gelu": F.gelu}[activation](h)
+        y = F.linear(phi, weights[f"layers.{k}.down.weight"]) + (
+            y + weights[f"layers.{k}.bias"] if kind == "paper" else 0
+        )
+        if kind == "scaled":
+            y = y / y.square().mean(-1, keepdim=True).sqrt()
+    got = teacher(x)
+    assert (got.dtype, got.requires_grad) == (torch.float32, False)
+    assert (got - y).norm() < 1e-5 * y.norm()
+
+
+@pytest.mark.parametrize(("kind", "inner"), [("code", SIZE), ("paper", 4 * SIZE), ("scaled", SIZE)])
+def test_sizes_and_biases(kind: str, inner: int) -> None:
+    teacher = build_teacher(kind, student(init="xavier"), 0)
+    shapes = {name: tuple(p.shape) for name, p in teacher.mlp.layers[1].named_parameters()}
+    bias = {"bias": (SIZE,)} if kind == "paper" else {}
+    assert shapes == {"up.weight": (inner, SIZE), "down.weight": (SIZE, inner)} | bias
+    assert 0.99 < teacher.mlp.layers[0].up.weight.abs().max() * SIZE**0.5 <= 1  # torch's, not the student's
+
+
+def test_the_codes_teacher_is_nearly_zero_and_the_papers_is_not() -> None:
+    """Mean squares at width 512: 3.0e-5 with 3 layers, 8.8e-7 with 4, and 1.17 with residuals."""
+    x = samples(size=512)
+    for kind, layers, want in (("code", 3, 3.0e-5), ("code", 4, 8.8e-7), ("paper", 4, 1.17)):
+        y = build_teacher(kind, student(hidden_size=512, num_layers=layers), 0)(x)
+        assert y.square().mean().item() == pytest.approx(want, rel=0.1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_scaled_rows_have_rms_one_however_deep(activation: str) -> None:
+    y = build_teacher("scaled", student(activation=activation, num_layers=8), 1)(samples())
+    assert y.square().mean(-1).sqrt().numpy() == pytest.approx(1, abs=1e-6)
+    assert y.std(0).min() > 0.1  # and differ
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_a_teacher_is_its_seeds(kind: str) -> None:
+    x = samples()
+    one, again, other = (build_teacher(kind, student(), seed)(x) for seed in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_a_teacher_is_no_student_of_the_same_seed() -> None:
+    """Of the same shapes, and one starts from 0 as the other does: it would be a student that has nothing to learn."""
+    teacher, mlp = build_teacher("paper", student(), 0), ResidualMLP(student(), None, BlockCast(), torch.float32)
+    mlp.init_weights([0])
+    for own, other in zip(teacher.mlp.parameters(), mlp.parameters(), strict=True):
+        assert own.shape == other.shape
+        assert abs(torch.corrcoef(torch.stack((own.flatten(), other.flatten())))[0, 1]) < 5 / own.numel() ** 0.5
+
+
+def test_in_fp32_until_it_is_given_formats() -> None:
+    linears = [m for m in build_teacher("code", student(), 0).modules() if isinstance(m, MXLinear)]
+    assert len(linears) == 6
+    assert not any(fmt for linear in linears for pair in linear.gemms.operands for fmt in pair)
+
+
+def test_an_unknown_teacher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="teacher: 'papers' is not a choice; did you mean 'paper'"):
+        build_teacher("papers", student(), 0)

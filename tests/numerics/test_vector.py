@@ -1,0 +1,69 @@
+"""A norm in bf16, operation by operation, against the same written in float64 with a rounding after each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import Array, to_dtype
+
+from mxstudy.numerics.vector import norm_op_by_op
+
+TOKENS, SIZE, EPS = 40, 96, 1e-5
+
+
+def bf16(x: Array) -> Array:
+    return to_dtype(np.asarray(x, dtype=np.float64), "bfloat16")
+
+
+def mean(x: Array) -> Array:
+    return bf16(bf16(x.sum(-1, keepdims=True)) / SIZE)
+
+
+def tensors() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, SIZE, generator=generator) + 0.5
+    gain, bias = 1 + 0.3 * torch.randn(2, SIZE, generator=generator)
+    return [x, gain, bias - 1, torch.randn(TOKENS, SIZE, generator=generator)]
+
+
+def written_out(centers: bool) -> list[Array]:
+    """y, dx, dgain, dbias; the gain in FP32, the bias rounded with the rest."""
+    x, gain, bias, dy = (t.double().numpy() for t in tensors())
+    x, dy = bf16(x), bf16(dy)
+    shift = bf16(x - mean(x)) if centers else x
+    variance = bf16(mean(bf16(shift * shift)) + EPS)
+    inverse = bf16(1 / bf16(np.sqrt(variance)))
+    xbar = bf16(shift * inverse)
+    y = bf16(bf16(xbar * gain) + bf16(bias))
+    dxbar = bf16(dy * gain)
+    along = bf16(mean(bf16(dxbar * xbar)) * inverse)
+    dx = bf16(bf16(dxbar * inverse) - bf16(xbar * along))
+    dx = bf16(dx - mean(dx)) if centers else dx
+    return [y, dx, bf16(bf16(dy * xbar).sum(0)), bf16(dy.sum(0))]
+
+
+def run(centers: bool) -> list[torch.Tensor]:
+    x, gain, bias, dy = tensors()
+    leaves = [t.requires_grad_() for t in (x, gain, bias)]
+    y = norm_op_by_op(*leaves, EPS, centers)
+    assert y.dtype == torch.bfloat16
+    y.backward(dy.bfloat16())
+    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
+    return [y.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("centers", [True, False], ids=["LayerNorm", "RMSNorm"])
+def test_every_operation_rounds_to_bf16(centers: bool) -> None:
+    for got, want in zip(run(centers), written_out(centers), strict=True):
+        assert np.array_equal(got.double().numpy(), want)
+
+
+def test_it_is_a_norm_whose_errors_are_those_of_several_roundings() -> None:
+    x, gain, bias, dy = (t.double() for t in tensors())
+    leaves = [t.requires_grad_() for t in (x, gain, bias)]
+    F.layer_norm(leaves[0], (SIZE,), *leaves[1:], eps=EPS).backward(dy)
+    for got, leaf in zip(run(True)[1:], leaves, strict=True):
+        error = ((got - leaf.grad).norm() / leaf.grad.norm()).item()
+        assert 2.0**-10 < error < 2.0**-6
