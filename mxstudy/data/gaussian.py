@@ -47,7 +47,9 @@ def uniform(bits: Tensor) -> Tensor:
     return ((bits & 0xFFFFFFFF).to(torch.float64) + 0.5) * 2.0**-32
 
 
+@torch.compiler.assume_constant_result
 def key(seed: int, stream: str) -> int:
+    """int64."""
     start = mix(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(STREAMS.index(stream))
     return int(mix(start).astype(np.int64)[0])
 

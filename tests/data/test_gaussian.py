@@ -62,3 +62,14 @@ def test_label_noise_has_the_deviation_of_the_papers_code() -> None:
 def test_an_unknown_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="stream: 'input' is not one of inputs, noise, validation"):
         gaussian_samples(0, "input", 0, (1,))
+
+
+@pytest.mark.slow
+def test_compiled() -> None:
+    """One graph for all steps, and what logarithm and cosine of another library may differ by."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda step: gaussian_samples(3, "inputs", step, (64, 64)), fullgraph=True)
+    for step in (0, 5):
+        torch.testing.assert_close(
+            compiled(torch.tensor(step)), gaussian_samples(3, "inputs", step, (64, 64)), rtol=1e-6, atol=1e-7
+        )
