@@ -1,0 +1,68 @@
+"""Small students with gains and biases of their own, and what a forward and backward of them gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.model import MXLinear
+from mxstudy.model.residual_mlp import ResidualMLP
+from mxstudy.model.stacks import stack
+from mxstudy.numerics import BlockCast
+from mxstudy.numerics.matmul import PRECISIONS
+
+SIZE, TOKENS, LAYERS, EPS = 64, 96, 2, 1e-5
+LAYER_NORM = config.LayerNorm(bias=True)
+NORMS = {
+    "none": None,
+    "layernorm": LAYER_NORM,
+    "rmsnorm": config.RMSNorm(),
+    "mxnorm_p1": config.MXNorm(p=1.0),
+    "mxnorm_p2": config.MXNorm(p=2.0),
+}
+CAST = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def small(**options: Any) -> config.ResidualMLP:
+    return config.ResidualMLP(**({"hidden_size": SIZE, "num_layers": LAYERS} | options))
+
+
+def student(
+    model: config.ResidualMLP,
+    norm: config.Norm | None,
+    seeds: list[int],
+    row: str = "fp32",
+    compute: torch.dtype = FP32,
+    stacked: bool = True,
+    **options: Any,
+) -> ResidualMLP:
+    mlp = ResidualMLP(model, norm, CAST, compute, **options)
+    if stacked:
+        stack(mlp, len(seeds))
+    mlp.init_weights(seeds)
+    for module in mlp.modules():
+        if isinstance(module, MXLinear):
+            module.gemms = PRECISIONS[row]
+    with torch.no_grad():  # gains and biases away from 1 and 0
+        for name, parameter in mlp.named_parameters():
+            if "norm" in name:
+                wave = torch.sin(torch.arange(SIZE) * (1 + torch.tensor(seeds).view(-1, 1, 1)))
+                parameter += 0.2 * (wave if stacked else wave[0, 0])
+    return mlp
+
+
+def samples(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7))
+
+
+def run(mlp: ResidualMLP, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
+    """The output, and every parameter's gradient."""
+    y = mlp(x)
+    y.backward(dy)
+    found = {"y": y.detach()} | {name: p.grad for name, p in mlp.named_parameters() if p.grad is not None}
+    mlp.zero_grad()
+    return found
