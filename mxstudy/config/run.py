@@ -12,6 +12,15 @@ from mxstudy.config.data import Data, Tokenizer
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
 from mxstudy.config.model import Decoder, Norm, Precision
 from mxstudy.config.observation import Probes, Tracking
+from mxstudy.config.student import (
+    Intervention,
+    ResidualMLP,
+    StackTrain,
+    Student,
+    StudentOptimizer,
+    StudentProbes,
+    Teacher,
+)
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 from mxstudy.reader import ConfigError, cosmetic, default_of, read, require, schema, suggest
 
@@ -136,8 +145,87 @@ class Perplexity(OfCheckpoint):
             require(value is None or value > 0, f"{name}: must be positive, not {value}")
 
 
+@schema
+class StudentTeacher(Run):
+    """Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
+
+    A replica for each of `seeds`, of its initial weights, and of the learning rates `lrs`. `data_seed` draws teacher,
+    inputs and label noise, the same for all of them. `label_noise`: its standard deviation.
+    """
+
+    study: Literal["student_teacher"] = "student_teacher"
+    seeds: tuple[int, ...] = (0,)
+    lrs: tuple[float, ...] = (6e-4,)
+    data_seed: int = 0
+    model: ResidualMLP
+    norm: Norm | None
+    precision: Precision
+    student: Student = Student()
+    teacher: Teacher = Teacher()
+    loss: Literal["mse", "kl"] = "mse"
+    label_noise: float = 0.005
+    optimizer: StudentOptimizer
+    schedule: Schedule
+    train: StackTrain
+    checkpoint: Checkpoint = Checkpoint()
+    probe: StudentProbes = cosmetic(default_factory=StudentProbes)
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "lrs"):
+            values = getattr(self, name)
+            require(len(values) == len(set(values)) > 0, f"{name}: one or more, each once, not {list(values)}")
+        require(min(self.lrs) > 0, f"lrs: must be positive, not {list(self.lrs)}")
+        require(self.label_noise >= 0, f"label_noise: must not be negative, not {self.label_noise}")
+        require(self.loss == "mse" or not self.label_noise, "label_noise: kl has none; set it to 0")
+        samples, length = self.train.batch_size, self.model.sequence_length
+        require(
+            samples % (length or 1) == 0,
+            f"train.batch_size: {samples} samples do not divide into sequences of {length} (model.sequence_length)",
+        )
+        block_size = self.precision.block_size
+        for name in ("hidden_size", "ffn_size"):
+            size = getattr(self.model, name)
+            require(
+                size % block_size == 0 or not self.probe.last_bin.every_steps,
+                f"probe.last_bin: blocks of {block_size} do not divide model.{name} {size}; set every_steps to 0",
+            )
+
+    @property
+    def replicas(self) -> tuple[tuple[int, float], ...]:
+        """Seed and learning rate of each, in the stack's order."""
+        return tuple((seed, lr) for lr in self.lrs for seed in self.seeds)
+
+
+@schema
+class Fork(Run):
+    """A student-teacher run once more from a step on, with something changed; all else is its parent's.
+
+    `parent`: a run's folder, a fingerprint, or an MLflow run id. Each of its replicas that diverges, at step t, is
+    forked at t - `intervene_before` and at every one of `fractions` times t; with `at_step` all replicas are, there.
+    A fork goes on for `steps` steps, at the parent's last learning rate where it outlasts the parent.
+    """
+
+    study: Literal["fork"] = "fork"
+    parent: str = cosmetic()  # what it names is hashed, and with it the forks
+    intervention: Intervention = Intervention()
+    intervene_before: int = cosmetic(10)
+    fractions: tuple[float, ...] = cosmetic((0.88,))
+    at_step: int | None = cosmetic(None)
+    steps: int = 1500
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
+
+    def __post_init__(self) -> None:
+        for name in ("intervene_before", "steps"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        for fraction in self.fractions:
+            require(0 < fraction < 1, f"fractions: must lie between 0 and 1, not {list(self.fractions)}")
+        require(self.at_step is None or self.at_step >= 0, f"at_step: must not be negative, not {self.at_step}")
+
+
 STUDIES: dict[str, type[Run]] = {
     "pretrain": Pretrain,
+    "student_teacher": StudentTeacher,
+    "fork": Fork,
     "approximation": Approximation,
     "evaluate": Evaluate,
     "perplexity": Perplexity,

@@ -1,10 +1,11 @@
-"""The schema of the student-teacher study's models."""
+"""The schema of the student-teacher study's models, of their training, and of what is watched in it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from mxstudy.reader import require, schema
+from mxstudy.config.observation import Scheduled
+from mxstudy.reader import cosmetic, require, schema
 
 
 @schema
@@ -14,24 +15,150 @@ class ResidualMLP:
     `expansion`: the inner size over the hidden size; with swiglu two thirds of it, to the nearest multiple of 32, so
     that the parameters stay as many. `residual`: without it a block replaces what it reads, and has no bias: the
     teacher of the paper's public code. `init`: torch's default, uniform within fan_in^-0.5, or Xavier normal with gain
-    0.5 and bias 0.
+    0.5 and bias 0. `attention_heads`: of self-attention before each block (Eq. 11), 0 for none; its sequences are
+    `sequence_length` samples of the batch each.
     """
 
     kind: Literal["residual_mlp"] = "residual_mlp"
     hidden_size: int
     num_layers: int
-    activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "gelu"
     expansion: int = 4
     residual: bool = True
     init: Literal["torch", "xavier"] = "torch"
+    attention_heads: int = 0
+    sequence_length: int = 0
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "expansion"):
             require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
         require(self.ffn_size > 0, f"hidden_size: {self.hidden_size} is too small for swiglu's blocks of 32")
+        for name in ("attention_heads", "sequence_length"):
+            require(getattr(self, name) >= 0, f"{name}: must not be negative, not {getattr(self, name)}")
+        heads, length = self.attention_heads, self.sequence_length
+        require(
+            self.hidden_size % (heads or 1) == 0,
+            f"attention_heads: hidden_size {self.hidden_size} does not divide into {heads} heads",
+        )
+        require(length > 0 or not heads, f"sequence_length: {heads} attention_heads need sequences; give a length")
+        require(heads > 0 or not length, f"sequence_length: {length}, but nothing attends; set it to 0, or give heads")
+        require(self.residual or not heads, "attention_heads: adds to a residual that there is none of; set it to 0")
 
     @property
     def ffn_size(self) -> int:
         if self.activation == "swiglu":
             return 32 * round(2 * self.expansion * self.hidden_size / 3 / 32)
         return self.expansion * self.hidden_size
+
+
+@schema
+class Student:
+    """What the student rounds beside its GEMMs' operands.
+
+    `gain`: of its norms, in fp32, bf16, or in blocks as the forward's W. `vector_ops`: fp32, bf16, or some of each, as
+    in the paper's public code. `freeze_norm_bias`: LayerNorm's bias stays 0, as in the MX runs of that code.
+    """
+
+    gain: Literal["fp32", "bf16", "mx"] = "fp32"
+    vector_ops: Literal["fp32", "bf16", "code"] = "fp32"
+    freeze_norm_bias: bool = False
+
+
+@schema
+class Teacher:
+    """`kind`: that of the paper's public code or of its text, or the code's with every layer's rows at RMS 1.
+
+    `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the MX runs of the code.
+    """
+
+    kind: Literal["code", "paper", "scaled"] = "code"
+    quantized: bool = False
+
+
+@schema
+class Adam:
+    kind: Literal["adam"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for beta in self.betas:
+            require(0 <= beta < 1, f"betas: must lie in 0 .. 1, not {list(self.betas)}")
+
+
+@schema
+class SGD:
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.momentum < 1, f"momentum: must lie in 0 .. 1, not {self.momentum}")
+
+
+StudentOptimizer = Adam | SGD
+
+
+@schema
+class StackTrain:
+    """`batch_size` samples a step, the same for all replicas. `compute`: of unquantised operands and GEMM results."""
+
+    steps: int
+    batch_size: int = 2048
+    compute: Literal["bf16", "fp32"] = "bf16"
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # what auto resolves to is hashed instead
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+
+
+@schema
+class LastBin(Scheduled):
+    """Fractions of gains, weights and activations in the last bin, and of gains mean and spread, by layer."""
+
+
+@schema
+class StudentGradientBias(Scheduled):
+    """The gradients of a run against FP32 ones at the same weights and batch: ratio and cosine by layer.
+
+    `coupled`: also against those of an FP32 run with the same seeds, trained beside it, as the instability paper does.
+    """
+
+    coupled: bool = cosmetic(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.every_steps > 0 or not self.coupled, "coupled: is never measured; set every_steps, or false")
+
+
+@schema
+class Sharpness(Scheduled):
+    """The largest eigenvalue of the FP32 loss's Hessian at the run's weights and batch, with Adam also preconditioned.
+
+    `iterations` of the power method, from where the last measurement ended; each costs about as much as a step.
+    """
+
+    iterations: int = cosmetic(20)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.iterations > 0, f"iterations: must be positive, not {self.iterations}")
+
+
+@schema
+class StudentProbes:
+    last_bin: LastBin = LastBin()
+    gradient_bias: StudentGradientBias = StudentGradientBias()
+    sharpness: Sharpness = Sharpness()
+
+
+@schema
+class Intervention:
+    """What a fork changes of its parent; null stays as it was, and with nothing but nulls it is the control."""
+
+    plan: dict[str, str] | None = None
+    scale_rule: Literal["floor", "ceil", "rceil", "even"] | None = None
+    gain: Literal["fp32", "bf16", "mx"] | None = None
+    vector_ops: Literal["fp32", "bf16", "code"] | None = None
+    compute: Literal["bf16", "fp32"] | None = None

@@ -50,9 +50,7 @@ class NormLinear(MXLinear):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        gain, bias = self.norm.parameters_as(x)
-        if self.gain is not None and self.norm.weight is not None:
-            gain = round_gain(self.norm.weight, self.gain, self.gemms.forward_w or self.gemms.forward_x, self.cast)
+        gain, bias = self.gain_and_bias(x)
         if self.norm.output != "joined" and not self.norm.fold_gain:
             y = self.norm.apply_affine(x.float(), gain, bias)  # FP32 here, so that dx too is rounded but once
             return super().forward(y.to(x.dtype) if self.norm.output == "rounded" else y)
@@ -69,6 +67,13 @@ class NormLinear(MXLinear):
             centers=self.norm.centers,
             dtype=self.compute,
         )
+
+    def gain_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As the norm multiplies and adds them."""
+        gain, bias = self.norm.parameters_as(x)
+        if self.gain is not None and self.norm.weight is not None:
+            gain = round_gain(self.norm.weight, self.gain, self.gemms.forward_w or self.gemms.forward_x, self.cast)
+        return gain, bias
 
     def read(self, xbar: Tensor) -> Tensor:
         """x / rms as the forward GEMM reads it where the gain is folded, float32: what observers see."""

@@ -2,6 +2,7 @@
 
     A_{k+1} = A_k + W2 phi(W1 LN(A_k)) + b        A_0 = x, and A_L is the output
 
+Before each such block there may be self-attention (`mxstudy.model.student_attention`).
 Shapes: T samples, D hidden size; of a stack of S replicas with a leading [S]. With `compute` bf16 every GEMM's result
 has bf16 values; what lies between two GEMMs is rounded as VECTOR_OPS has it.
 """
@@ -20,6 +21,7 @@ from mxstudy import config
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, Output, build_norm
 from mxstudy.model.seeds import generator_for
+from mxstudy.model.student_attention import SelfAttention
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
 from mxstudy.numerics.vector import Gain
@@ -29,7 +31,10 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 class VectorOps(NamedTuple):
-    """How a norm's output is rounded, and to what: silu of swiglu's gate, activation, sum with b, sum with A_k."""
+    """How a norm's output is rounded, and to what: silu of swiglu's gate, activation, sum with b, sum with A_k.
+
+    An attention's softmax is rounded as the activation.
+    """
 
     norm: Output
     gate: torch.dtype
@@ -58,6 +63,7 @@ def swiglu(gate_up: Tensor, ops: VectorOps) -> Tensor:
 ACTIVATIONS = {
     "relu": Activation(1, lambda h, ops: F.relu(h.to(ops.activation))),
     "gelu": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation))),
+    "gelu_tanh": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation), approximate="tanh")),
     "swiglu": Activation(2, swiglu),
 }
 
@@ -91,15 +97,18 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[model.activation]
         size, inner, fused = model.hidden_size, model.ffn_size, self.activation.parts * model.ffn_size
         std = INITS[model.init].std
-        self.up = MXLinear(size, fused, std(size, fused))
-        if norm is not None:
-            built = build_norm(norm, size, cast)
-            built.output = ops.norm
-            self.up = NormLinear(built, fused, std(size, fused))
+        self.attention = None
+        if model.attention_heads:
+            qkv = after_norm(norm, size, 3 * size, std(size, size), cast, ops)  # three linears in one
+            out = MXLinear(size, size, std(size, size))
+            self.attention = SelfAttention(qkv, out, model.attention_heads, model.sequence_length)
+        self.up = after_norm(norm, size, fused, std(size, fused), cast, ops)
         self.down = MXLinear(inner, size, std(inner, size))
         self.bias = nn.Parameter(torch.empty(size)) if model.residual else None
 
     def forward(self, x_TD: Tensor) -> Tensor:
+        if self.attention is not None:
+            x_TD = x_TD + self.attention(x_TD, self.ops.activation).to(self.ops.residual)
         y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
         if self.bias is None:
             return y_TD.to(self.ops.residual)
@@ -107,11 +116,23 @@ class Block(nn.Module):
         return x_TD + y_TD.to(self.ops.residual)
 
 
+def after_norm(
+    norm: config.Norm | None, size: int, out: int, init_std: float, cast: BlockCast, ops: VectorOps
+) -> MXLinear:
+    """A linear size -> out that is joined to a norm of its own, where the student has norms."""
+    if norm is None:
+        return MXLinear(size, out, init_std)
+    built = build_norm(norm, size, cast)
+    built.output = ops.norm
+    return NormLinear(built, out, init_std)
+
+
 class ResidualMLP(nn.Module):
     """x [T, D] float32 -> [T, D] float32; as a stack (`mxstudy.model.stacks`) x [T, D] or [S, T, D] -> [S, T, D].
 
-    `norm`: None for none. `gain`: fp32, bf16 or mx, `vector_ops`: a row of VECTOR_OPS. `freeze_norm_bias`: LayerNorm's
-    bias stays 0, as in the MX runs of the paper's public code. Raises ConfigError for what the norm cannot do.
+    With attention T is a multiple of the config's sequence_length. `norm`: None for none. `gain`: fp32, bf16 or mx,
+    `vector_ops`: a row of VECTOR_OPS. `freeze_norm_bias`: LayerNorm's bias stays 0, as in the MX runs of the paper's
+    public code. Raises ConfigError for what the norm cannot do.
     """
 
     def __init__(

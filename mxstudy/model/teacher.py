@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,61 +16,72 @@ from mxstudy.numerics.norm import normalize, rms_exact
 from mxstudy.reader import plain, read
 
 
-class Teacher(nn.Module):
-    """x [T, D] float32 -> [T, D] float32, without norms that learn. `scaled`: every layer's rows are brought to RMS 1.
+class Kind(NamedTuple):
+    """What a teacher has other than its student, and whether every layer's rows are brought to RMS 1."""
 
-    In FP32 unless a precision is applied to it. Its weights depend on `data_seed` alone.
+    changed: dict[str, object]
+    scaled: bool = False
+
+
+THE_CODES: dict[str, object] = {"residual": False, "expansion": 1, "attention_heads": 0, "sequence_length": 0}
+
+TEACHERS = {
+    # That of the paper's public code: no residual, no bias, no attention, inner size D. Nearly the zero function: with
+    # four layers of GELU its output has a mean square of 1e-6.
+    "code": Kind(THE_CODES),
+    # That of the paper's text: the student without its norms, with attention if the student has it.
+    "paper": Kind({}),
+    # The code's, with something to learn. One factor a layer would not do: each layer of SwiGLU squares its input, and
+    # after a few the RMS is that of a few rows. Nor would attention: without a residual it averages a sequence's tokens
+    # until their targets are nearly the same.
+    "scaled": Kind(THE_CODES, scaled=True),
+}
+
+
+class Quantized(NamedTuple):
+    """How the student's precision cuts and rounds; the formats are set as the student's are, by apply_precision."""
+
+    cast: BlockCast
+    compute: torch.dtype
+
+
+class Teacher(nn.Module):
+    """x [T, D] float32 -> [T, D] float32, without norms that learn; of `student`'s sizes, depth and activation.
+
+    In FP32, or `quantized`: what the student's precision makes of it, with all that is no GEMM in bf16 and GELU in its
+    tanh form, as in the MX runs of the paper's public code. Raises ConfigError for a `kind` that TEACHERS lacks.
     """
 
-    def __init__(self, mlp: config.ResidualMLP, data_seed: int, scaled: bool = False) -> None:
+    def __init__(self, kind: str, student: config.ResidualMLP, quantized: Quantized | None = None) -> None:
         super().__init__()
-        self.scaled = scaled
-        self.mlp = ResidualMLP(mlp, None, BlockCast(), torch.float32)
+        changed, self.scaled = look_up(TEACHERS, kind, "teacher")
+        if quantized is None:
+            self.mlp = ResidualMLP(like(student, **changed), None, BlockCast(), torch.float32)
+        else:
+            activation = {"gelu": "gelu_tanh"}.get(student.activation, student.activation)
+            mlp = like(student, **changed, activation=activation)
+            self.mlp = ResidualMLP(mlp, None, *quantized, vector_ops="bf16")
         self.mlp.requires_grad_(False)
-        self.mlp.init_weights([data_seed], prefix="teacher.")
 
     @torch.no_grad()
     def forward(self, x_TD: Tensor) -> Tensor:
+        if not self.scaled:
+            return self.mlp(x_TD)
         for layer in self.mlp.layers:
             y_TD = layer(x_TD)
-            x_TD = normalize(y_TD, rms_exact(y_TD, eps=0.0)) if self.scaled else y_TD
+            x_TD = normalize(y_TD, rms_exact(y_TD, eps=0.0))
         return x_TD
 
 
 def like(student: config.ResidualMLP, **changed: object) -> config.ResidualMLP:
-    """Of its sizes, depth and activation, in torch's default initialisation whatever its own."""
+    """In torch's default initialisation whatever its own."""
     return typing.cast(config.ResidualMLP, read(config.ResidualMLP, plain(student) | {"init": "torch"} | changed))
 
 
-def code_teacher(student: config.ResidualMLP, data_seed: int) -> Teacher:
-    """That of the paper's public code: no residual, no bias, inner size D.
-
-    Nearly the zero function: with four layers of GELU its output has a mean square of 1e-6.
-    """
-    return Teacher(like(student, residual=False, expansion=1), data_seed)
-
-
-def paper_teacher(student: config.ResidualMLP, data_seed: int) -> Teacher:
-    """That of the paper's text: the student without its norm."""
-    return Teacher(like(student), data_seed)
-
-
-def scaled_teacher(student: config.ResidualMLP, data_seed: int) -> Teacher:
-    """The code's, with something to learn: every layer's rows have RMS 1, and so has the output.
-
-    One factor a layer would not do: each layer of SwiGLU squares its input, and after a few the RMS is that of a few
-    rows.
-    """
-    return Teacher(like(student, residual=False, expansion=1), data_seed, scaled=True)
-
-
-TEACHERS: dict[str, Callable[[config.ResidualMLP, int], Teacher]] = {
-    "code": code_teacher,
-    "paper": paper_teacher,
-    "scaled": scaled_teacher,
-}
-
-
-def build_teacher(kind: str, student: config.ResidualMLP, data_seed: int) -> Teacher:
-    """A row of TEACHERS; ConfigError with the nearest one where there is none."""
-    return look_up(TEACHERS, kind, "teacher")(student, data_seed)
+def build_teacher(
+    kind: str, student: config.ResidualMLP, data_seed: int, quantized: Quantized | None = None
+) -> Teacher:
+    """One whose weights depend on `data_seed` alone."""
+    teacher = Teacher(kind, student, quantized)
+    teacher.mlp.init_weights([data_seed], prefix="teacher.")
+    return teacher

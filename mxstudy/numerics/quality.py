@@ -1,4 +1,4 @@
-"""How good a cast is: pure functions of tensors, 0-dim results, no host synchronisation."""
+"""How good a cast is: pure functions of tensors, no host synchronisation; 0-dim results but for elementwise ones."""
 
 from __future__ import annotations
 
@@ -35,18 +35,28 @@ def sqnr_db(decoded: Tensor, x: Tensor) -> Tensor:
 
 def overflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
     """The last bin, strictly: of all elements those with |x| > max * scale, which the cast clamps."""
+    return overflows(quantized, x).double().mean()
+
+
+def overflows(quantized: Quantized, x: Tensor) -> Tensor:
+    """Of each element of x whether it is beyond max * scale: bool, x's shape."""
     if quantized.tensor_scale is None:
         scales = decode_scales(quantized.scales)
     else:
         scales = quantized.scales.float() * quantized.tensor_scale
     blocks = split_blocks(x, quantized.block_size, quantized.axis)
     limit = quantized.format.max * scales.unsqueeze(quantized.axis + 1)
-    return (blocks.float().abs() > limit).double().mean()
+    return (blocks.float().abs() > limit).flatten(quantized.axis, quantized.axis + 1)
 
 
 def max_fraction(quantized: Quantized) -> Tensor:
     """The last bin, widely: of all elements those that became the format's largest number, clamped or rounded."""
-    return (quantized.values.abs() == quantized.format.max).double().mean()
+    return is_max(quantized).double().mean()
+
+
+def is_max(quantized: Quantized) -> Tensor:
+    """Of each element whether it became the format's largest number: bool, x's shape."""
+    return quantized.values.abs() == quantized.format.max
 
 
 def underflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:

@@ -62,17 +62,22 @@ def squared_norms(gradients: dict[str, Tensor], true_gradients: dict[str, Tensor
 
 def compare(names: list[str], squares: np.ndarray) -> Values:
     """The quantities of a vector a row, from what `squared_norms` gives."""
-    own, true, difference = squares.T
+    return {
+        f"{n}/{q}": float(value)
+        for q, column in quantities(*squares.T).items()
+        for n, value in zip(names, column, strict=True)
+    }
+
+
+def quantities(own: np.ndarray, true: np.ndarray, difference: np.ndarray) -> dict[str, np.ndarray]:
+    """From ||g||^2, ||h||^2 and ||g - h||^2, elementwise."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        quantities = {
+        return {
             "ratio": np.sqrt(difference / true),
             "squared_ratio": difference / true,
             "cosine": (own + true - difference) / (2 * np.sqrt(own) * np.sqrt(true)),
             "norm_ratio": np.sqrt(own / true),
         }
-    return {
-        f"{n}/{q}": float(value) for q, column in quantities.items() for n, value in zip(names, column, strict=True)
-    }
 
 
 def wait_for(model: Decoder) -> None:

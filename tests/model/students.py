@@ -25,6 +25,7 @@ NORMS = {
 }
 CAST = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
 BF16, FP32 = torch.bfloat16, torch.float32
+ATTENTION = {"attention_heads": 4, "sequence_length": 32}  # 3 sequences of TOKENS
 
 
 def small(**options: Any) -> config.ResidualMLP:
@@ -50,7 +51,7 @@ def student(
     with torch.no_grad():  # gains and biases away from 1 and 0
         for name, parameter in mlp.named_parameters():
             if "norm" in name:
-                wave = torch.sin(torch.arange(SIZE) * (1 + torch.tensor(seeds).view(-1, 1, 1)))
+                wave = torch.sin(torch.arange(model.hidden_size) * (1 + torch.tensor(seeds).view(-1, 1, 1)))
                 parameter += 0.2 * (wave if stacked else wave[0, 0])
     return mlp
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from students import BF16, CAST, FP32, LAYER_NORM, LAYERS, NORMS, SIZE, TOKENS, run, samples, small, student
+from students import ATTENTION, BF16, CAST, FP32, LAYER_NORM, LAYERS, NORMS, SIZE, TOKENS, run, samples, small, student
 from torch import Tensor
 
 from mxstudy import config
@@ -29,7 +29,8 @@ SEEDS = [5, 0, 9, 2]
     [("none", "fp32"), *((name, "fp32") for name in list(NORMS)[1:]), ("layernorm", "bf16"), ("layernorm", "code")],
 )
 @pytest.mark.parametrize("row", ROWS)
-def test_a_replica_is_the_student_alone(norm: str, ops: str, row: str) -> None:
+@pytest.mark.parametrize("model", [small(), small(**ATTENTION)], ids=["mlp", "attention"])
+def test_a_replica_is_the_student_alone(model: config.ResidualMLP, norm: str, ops: str, row: str) -> None:
     """Bit by bit in stacks of 4, 2 and 1 and in none; beside it weights 2^40 larger, and one that is NaN."""
     compute = FP32 if row == "fp32" else BF16
     options = {"row": row, "compute": compute, "vector_ops": ops, "gain": "fp32" if norm == "none" else "bf16"}
@@ -38,20 +39,19 @@ def test_a_replica_is_the_student_alone(norm: str, ops: str, row: str) -> None:
     def at_large(mlp: ResidualMLP, seeds: list[int]) -> ResidualMLP:
         with torch.no_grad():
             for layer in mlp.layers:
-                up = layer.up.weight if layer.up.weight.ndim == 3 else layer.up.weight[None]
-                up[[seed == 0 for seed in seeds]] *= 2.0**40
-                up[[seed == 9 for seed in seeds], 3, 3] = torch.nan
+                for linear in [layer.up] if layer.attention is None else [layer.up, layer.attention.qkv]:
+                    weight = linear.weight if linear.weight.ndim == 3 else linear.weight[None]
+                    weight[[seed == 0 for seed in seeds]] *= 2.0**40
+                    weight[[seed == 9 for seed in seeds], 3, 3] = torch.nan
         return mlp
 
-    together = run(at_large(student(small(), NORMS[norm], SEEDS, **options), SEEDS), x, dy)
+    together = run(at_large(student(model, NORMS[norm], SEEDS, **options), SEEDS), x, dy)
     assert together["y"][2].isnan().all()
     for slots in ([2, 3], [3, 0], [1]):
         seeds = [SEEDS[slot] for slot in slots]
-        assert_same(
-            run(at_large(student(small(), NORMS[norm], seeds, **options), seeds), x, dy[slots]), together, slots
-        )
+        assert_same(run(at_large(student(model, NORMS[norm], seeds, **options), seeds), x, dy[slots]), together, slots)
     for slot, seed in enumerate(SEEDS):
-        alone = at_large(student(small(), NORMS[norm], [seed], stacked=False, **options), [seed])
+        alone = at_large(student(model, NORMS[norm], [seed], stacked=False, **options), [seed])
         assert_same({n: t[None] for n, t in run(alone, x, dy[slot]).items()}, together, [slot])
 
 
