@@ -1,5 +1,6 @@
 """Run folders to the compact Parquet tables of results/: a row a run, a step, a validation, a
-spike, a measurement of each probe, a question of an evaluation; and whatever tables a study left.
+spike, a measurement of each probe, a question of an evaluation; and whatever tables a study left. A
+replica of a stack is a run; thousands of steps of many of them are megabytes, which --every-steps thins.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -22,9 +23,13 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", required=True, help="run folders, or folders of them")
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")
     parser.add_argument("--to", type=Path, default=Path("results"))
+    parser.add_argument(
+        "--every-steps", type=int, default=1, help="keep of the metrics every so many steps, and the last"
+    )
     arguments = parser.parse_args()
     folders = results.folders_of(arguments.runs)
     tables = tables_of(folders)
+    tables["metrics"] = thinned(tables["metrics"], arguments.every_steps)
     arguments.to.mkdir(parents=True, exist_ok=True)
     for kind, frame in tables.items():
         if len(frame):
@@ -36,10 +41,18 @@ def main() -> None:
 def tables_of(folders: Sequence[results.RunFolder]) -> dict[str, pd.DataFrame]:
     """By kind, empty ones among them."""
     tables = {kind: load(folders) for kind, load in results.KINDS.items()}
-    tables |= {probe: results.load_probe(folders, probe) for probe in results.PROBES}
+    tables |= {probe: results.load_probe(folders, probe) for probe in {*results.PROBES, *results.STACK_PROBES}}
     left = [name for name in results.table_names(folders) if not name.startswith(results.SAMPLES)]
     tables |= {name: results.load_table(folders, name) for name in left}
     return tables | {"samples": tables["samples"].drop(columns=TEXTS, errors="ignore")}
+
+
+def thinned(metrics: pd.DataFrame, every_steps: int) -> pd.DataFrame:
+    if every_steps == 1 or not len(metrics):
+        return metrics
+    of_run = [key for key in ("fingerprint", "replica") if key in metrics]
+    last = metrics.groupby(of_run, dropna=False)["step"].transform("max")
+    return metrics[(metrics["step"] % every_steps == 0) | (metrics["step"] == last)]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ launch_jobs -> mxstudy.launch. Nothing below this file knows Hydra.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import operator
@@ -28,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy import config as schemas
-from mxstudy.reader import ConfigError, defaults, suggest
+from mxstudy.reader import ConfigError, defaults, suggest, type_hints
 
 if TYPE_CHECKING:
     from mxstudy.launch.plan import Composed
@@ -39,7 +40,7 @@ CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
 
 # The bases of the config groups: every YAML file of a group starts from one of its group's.
 BASES: dict[str, dict[str, Any]] = {
-    "model": {"decoder": schemas.Decoder},
+    "model": {"decoder": schemas.Decoder, "residual_mlp": schemas.ResidualMLP},
     "norm": {
         "rmsnorm": schemas.RMSNorm,
         "layernorm": schemas.LayerNorm,
@@ -49,10 +50,12 @@ BASES: dict[str, dict[str, Any]] = {
     "precision": {"precision": schemas.Precision},
     "data": {"pysource": schemas.PySource, "files": schemas.Files, "hugging_face": schemas.HuggingFace},
     "tokenizer": {"bytes": schemas.Bytes, "bpe": schemas.TrainedBPE, "pretrained": schemas.Pretrained},
-    "optimizer": {"adamw": schemas.AdamW},
+    "optimizer": {"adamw": schemas.AdamW, "adam": schemas.Adam, "sgd": schemas.SGD},
     "schedule": {"schedule": schemas.Schedule},
-    "train": {"train": schemas.Train},
-    "probe": {"probe": schemas.Probes},
+    "train": {"train": schemas.Train, "stack": schemas.StackTrain},
+    "teacher": {"teacher": schemas.Teacher},
+    "intervention": {"intervention": schemas.Intervention},
+    "probe": {"probe": schemas.Probes, "student_probe": schemas.StudentProbes},
     "tracking": {"tracking": schemas.Tracking},
 }
 STARTS = {"experiment", "sweep", "debug"}  # groups that nothing chooses by default
@@ -100,8 +103,12 @@ def _never_called(config: DictConfig) -> None:
 
 
 def register() -> None:
-    """The schema's defaults as the base of every group, sweeps/*.yaml as the group `sweep`, ${times:A,B} for sizes."""
+    """The schema's defaults as the base of every group, sweeps/*.yaml as the group `sweep`, and two functions.
+
+    ${times:A,B} for sizes; ${of:STUDY,A,B} for A in that kind of run and B in others.
+    """
     OmegaConf.register_new_resolver("times", operator.mul, replace=True)
+    OmegaConf.register_new_resolver("of", in_kind_of_run, replace=True)
     store = ConfigStore.instance().store
     for name, cls in schemas.STUDIES.items():
         store(group="study", name=f"base_{name}", node=defaults(cls), package="_global_")
@@ -110,6 +117,10 @@ def register() -> None:
             store(group=group, name=f"base_{name}", node=defaults(cls))
     for path in SWEEPS.glob("*.yaml"):
         store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+
+
+def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) -> Any:
+    return value if _root_.get("study") == study else other
 
 
 # ------------------------------------------------------------------------------------------------ composing
@@ -166,19 +177,31 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
 def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
     """Resolved plain data, and the experiment's name in it: it is that of the chosen file."""
     values: Any = OmegaConf.to_container(config, resolve=True)
-    rehearsal = debug_values(choices.get("debug"))
-    if "study" not in values:
+    study = values.get("study")
+    rehearsal = debug_values(choices.get("debug"), study)
+    if study is None:
         raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
-    own = defaults(schemas.STUDIES.get(values["study"], schemas.Run))
-    values = {key: value for key, value in values.items() if key in own or rehearsal.get(key, ...) != value}
+    values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
     return values | ({"experiment": choices["experiment"]} if "experiment" in choices else {})
 
 
 @functools.cache
-def debug_values(choice: str | None) -> dict[str, Any]:
+def debug_values(choice: str | None, study: str | None) -> dict[str, Any]:
     """What a debug choice sets: it names what every kind of run has, and each keeps what is its own."""
-    values: Any = OmegaConf.to_container(OmegaConf.load(CONF / "debug" / f"{choice}.yaml")) if choice else {}
+    chosen = [OmegaConf.load(CONF / "debug" / f"{choice}.yaml")] if choice else []
+    values: Any = OmegaConf.to_container(OmegaConf.merge({"study": study}, *chosen), resolve=True)
     return values
+
+
+def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what a debug choice has set and `cls` does not have; what a user has set stays, to be refused."""
+    own, kept = type_hints(cls), {}
+    for key, value in values.items():
+        if key in own and dataclasses.is_dataclass(own[key]) and isinstance(value, dict):
+            kept[key] = without_foreign(value, own[key], rehearsal.get(key) or {})
+        elif key in own or rehearsal.get(key, ...) != value:
+            kept[key] = value
+    return kept
 
 
 # --------------------------------------------------------------------------------------------------- messages

@@ -3,6 +3,7 @@ import os
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.fixture(scope="session")
 def evaluation_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sets(tmp_path_factory.mktemp("sets"))
+
+
+@pytest.fixture(scope="session")
+def students(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A stack of two students after twelve steps, to be read and not to be written to."""
+    folder = tmp_path_factory.mktemp("students")
+    run_here(folder, "+experiment=student_teacher", "+debug=tiny", "tracking=none")
+    (found,) = find_runs(folder / "runs")
+    return found
+
+
+@pytest.fixture(scope="session")
+def given_to(trained: RunFolder, students: RunFolder, evaluation_sets: Path) -> Callable[[str], list[str]]:
+    """What an experiment or sweep cannot do without, and does not say: a checkpoint, questions, a parent to fork."""
+    checkpoint = f"checkpoint={trained.path}"
+    data, shots = (f"evaluation.{key}={evaluation_sets}" for key in ("data_dir", "shots_dir"))
+    given = {
+        "olmes": [checkpoint, data],
+        "nvidia_reasoning": [checkpoint, data, shots],
+        "perplexity": [checkpoint],
+        "interventions": [f"parent={students.path}", "at_step=9"],
+    }
+    return lambda name: given.get(name, [])

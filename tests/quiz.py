@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.evaluation.olmes import TASKS
-from mxstudy.tracking.folder import RunFolder
 
 ARC = {
     "question": "What melts?",
@@ -63,11 +62,3 @@ def write_sets(folder: Path, rows: int = 5) -> Path:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def given_to(experiment: str, trained: RunFolder, sets: Path) -> list[str]:
-    """What an experiment cannot do without, and does not say: a checkpoint, questions, solved questions."""
-    checkpoint = f"checkpoint={trained.path}"
-    data, shots = (f"evaluation.{key}={sets}" for key in ("data_dir", "shots_dir"))
-    given = {"olmes": [checkpoint, data], "nvidia_reasoning": [checkpoint, data, shots], "perplexity": [checkpoint]}
-    return given.get(experiment, [])

@@ -16,10 +16,8 @@ from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.reader import ConfigError, read, require
-from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.folder import RunFolder, named_run
 from mxstudy.train.checkpoint import PREFIX, load_weights, read_about
-
-SHORTEST_PREFIX = 6  # digits of a fingerprint
 
 
 @dataclass(frozen=True)
@@ -44,26 +42,11 @@ def find(text: str, runs_dir: Path) -> Path:
     path = Path(text)
     if (path / "checkpoint.json").is_file() or (path / "config.json").is_file():
         return path
-    if (path / "status.json").is_file():
-        return newest(RunFolder(path))
     require(
-        not path.exists(),
+        not path.exists() or (path / "status.json").is_file(),
         f"checkpoint: {path} is neither a run's folder, nor a checkpoint's, nor a Hugging Face model's",
     )
-    runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
-    if not runs:
-        raise ConfigError(
-            f"checkpoint: {text!r} is no folder, and no run in {runs_dir}/ has such a fingerprint or MLflow run id"
-        )
-    names = sorted({run.status().fingerprint for run in runs})
-    require(len(names) == 1, f"checkpoint: {text!r} could be any of {', '.join(name[:12] for name in names)}")
-    return newest(max(runs, key=lambda run: run.status().started_s))
-
-
-def is_called(run: RunFolder, text: str) -> bool:
-    status = run.status()
-    begins = len(text) >= SHORTEST_PREFIX and status.fingerprint.startswith(text)
-    return begins or status.mlflow_run_id == text
+    return newest(named_run(text, runs_dir, "checkpoint"))
 
 
 def newest(run: RunFolder) -> Path:

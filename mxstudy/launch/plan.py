@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from mxstudy.config import Pretrain, fingerprint, read_run
+from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
@@ -116,11 +116,11 @@ def is_alive(folder: RunFolder) -> bool:
 
 def off_then(then: Any, now: Any) -> list[str]:
     """What is watched now and was not in another run: probes, evaluation; nothing for a run that is no training."""
-    if not isinstance(now, Pretrain):
+    if not isinstance(now, Pretrain | StudentTeacher):
         return []
-    keys = [f"probe.{name}" for name in vars(now.probe)] + ["evaluation"]
-    every_steps = {key: attrgetter(f"{key}.every_steps") for key in keys}
-    return [key for key, of in every_steps.items() if of(now) > 0 and of(then) == 0]
+    also = ["probe.gradient_bias.coupled"] if isinstance(now, StudentTeacher) else ["evaluation.every_steps"]
+    watched = {key: attrgetter(key) for key in [*(f"probe.{name}.every_steps" for name in vars(now.probe)), *also]}
+    return [key.removesuffix(".every_steps") for key, of in watched.items() if of(now) > 0 and of(then) == 0]
 
 
 def labels(composed: list[Composed]) -> list[str]:

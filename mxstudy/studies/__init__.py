@@ -2,10 +2,12 @@
 
 from types import ModuleType
 
-from mxstudy.studies import approximation, evaluate, perplexity, pretrain
+from mxstudy.studies import approximation, evaluate, fork, perplexity, pretrain, student_teacher
 
 STUDIES: dict[str, ModuleType] = {
     "pretrain": pretrain,
+    "student_teacher": student_teacher,
+    "fork": fork,
     "approximation": approximation,
     "evaluate": evaluate,
     "perplexity": perplexity,

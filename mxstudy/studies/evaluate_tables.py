@@ -116,7 +116,7 @@ def show(title: str, columns: tuple[str, ...], cells: list[tuple[str, ...]], not
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.padding = (0, 1, 0, 0)
     for name in columns:
-        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "arm", overflow="fold")
     for row in cells:
         table.add_row(*row)
     Console(highlight=False).print(table)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.reader import plain, require
+from mxstudy.studies.recorder import Recorder
 from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Journal, read_journal
-from mxstudy.tracking.mlflow import mirror_of
-from mxstudy.train.checkpoint import Checkpoints
+from mxstudy.tracking.journal import read_journal
+from mxstudy.train.checkpoint import Checkpoints, state_tensors
 from mxstudy.train.loop import Run, train
-from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.progress import Progress
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -101,14 +101,18 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
         checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
         latest = checkpoints.latest()
-        start = checkpoints.load(latest, model, optimizer) if latest else 0
+        if latest:
+            materialize_state(optimizer)
+        tensors = partial(state_tensors, model, optimizer)
+        start = checkpoints.load(latest, tensors()) if latest else 0
         rows = apply_precision(model, config.precision, start, config.train.compute, device)
         print(f"{model.num_params() / 1e6:.1f} M parameters on {device}\n{describe(model, rows)}", flush=True)
         parallelize(model.layers, config.train)
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
         entropy_nats = shards.unigram_entropy_nats("validation")
-        with Leave() as leave, Recorder(config, folder, label, start, checkpoints, model, optimizer) as recorder:
+        progress = Progress(label, config.train.steps)
+        with Leave() as leave, PretrainRecorder(config, folder, progress, start, checkpoints, tensors) as recorder:
             about = {"unigram_entropy_nats": entropy_nats, "parameters": model.num_params()}
             recorder.record({"step": start, "precision": rows} | about)
             probes = build_probes(config.probe)
@@ -117,7 +121,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             evaluate = evaluation_of(config, model, tokenizer_of_run)
             running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
             state = train(running, start, leave)
-            recorder.end(state, leave.signal.name if leave.signal else None)
+            signal = leave.signal.name if leave.signal else None
+            recorder.end(state, divergence(read_journal(folder.journal_path)) if state == "diverged" else signal)
     return state
 
 
@@ -153,66 +158,13 @@ def pin_shards(folder: RunFolder, shards: Shards) -> None:
     )
 
 
-class Recorder:
-    """What a run leaves: journal, checkpoints, status, progress, and the mirror that follows the journal."""
-
-    def __init__(
-        self,
-        config: Pretrain,
-        folder: RunFolder,
-        label: str,
-        start: int,
-        checkpoints: Checkpoints,
-        model: Decoder,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
-        self.folder, self.checkpoints, self.model, self.optimizer = folder, checkpoints, model, optimizer
-        self.progress = Progress(label, config.train.steps)
-        self.status_s = 0.0
-        folder.update(step=start)
-        resumes = folder.journal_path.exists()
-        self.journal = Journal(folder.journal_path)
-        if resumes:
-            self.journal.resumed_from(start)
-        self.mirror = mirror_of(config, folder, label)
-
-    def __enter__(self) -> Recorder:
-        if self.mirror:
-            self.mirror.start()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.journal.close()
-        self.progress.close()
-        if error is not None and self.mirror:
-            state = "preempted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self.mirror.finish(state, f"{type(error).__name__}: {error}")
-
+class PretrainRecorder(Recorder):
     def record(self, row: dict[str, Any]) -> None:
-        self.journal.write(row)
+        super().record(row)
         if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
             print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
         if "loss" in row:
-            self.progress.show(row)
-            if time.monotonic() - self.status_s > 1.0:
-                self.folder.update(step=row["step"] + 1)
-                self.status_s = time.monotonic()
-
-    def save(self, step: int) -> None:
-        self.checkpoints.save(step, self.model, self.optimizer)
-        self.folder.update(step=step)
-        if self.mirror:
-            self.mirror.covered(step)
-
-    def end(self, state: str, reason: str | None) -> None:
-        self.progress.close()
-        if state == "diverged":
-            reason = divergence(read_journal(self.folder.journal_path))
-            print(f"diverged: {reason}; everything up to then is in {self.folder.path}", flush=True)
-        self.folder.update(state=state, reason=reason)
-        behind = self.mirror.finish(state, reason) if self.mirror else None
-        if behind:
-            print(f"tracking: {behind}; the journal has everything", flush=True)
+            self.show(row)
 
 
 def divergence(rows: list[dict[str, Any]]) -> str:

@@ -4,6 +4,7 @@ runs/<experiment>/<fingerprint12>/
     config.yaml      the frozen config         metrics.jsonl    the journal
     provenance.json  commit, versions, host    checkpoints/
     status.json      what goes on, right now   mirror.json      how far the tracking server has the journal
+    columns/         of a stack of runs: every step of each
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from mxstudy.reader import ConfigError, plain, read, require
 
 STALE_AFTER_S = 60.0
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
+SHORTEST_PREFIX = 6  # of them, that name a run
 
 # What MLflow gets of it.
 ARTIFACTS = (
     *("status.json", "config.yaml", "provenance.json", "shards.json", "tokenizer.json", "metrics.jsonl", "error.log"),
     *("scores.json", "perplexity.json"),
-    *("tables/*.parquet", "spikes/*.safetensors"),
+    *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
 State = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
@@ -76,6 +78,10 @@ class RunFolder:
     @property
     def journal_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def columns(self) -> Path:
+        return self.path / "columns"
 
     @property
     def status_path(self) -> Path:
@@ -183,6 +189,15 @@ def replace_file(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def sync_file(path: Path) -> None:
+    """What was written to a file, or renamed in a folder, survives a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def find_runs(runs_dir: Path, pattern: str = "*/*") -> list[RunFolder]:
     """All runs of all experiments, or those whose folder fits `pattern`; not those that were moved aside."""
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
@@ -199,3 +214,26 @@ def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
     names = sorted({run.path.name for run in found})
     require(len(names) <= 1, f"{fingerprint_prefix}: could be any of {', '.join(names)}; give more digits")
     return max(found, key=lambda run: run.status().started_s, default=None)
+
+
+def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
+    """The run that `text` names: its folder, its fingerprint or the beginning of it, or an MLflow run id.
+
+    Raises ConfigError, with the `key`, for what names none.
+    """
+    if (Path(text) / "status.json").is_file():
+        return RunFolder(Path(text))
+    runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
+    if not runs:
+        raise ConfigError(
+            f"{key}: {text!r} is no folder, and no run in {runs_dir}/ has such a fingerprint or MLflow run id"
+        )
+    names = sorted({run.status().fingerprint for run in runs})
+    require(len(names) == 1, f"{key}: {text!r} could be any of {', '.join(name[:12] for name in names)}")
+    return max(runs, key=lambda run: run.status().started_s)
+
+
+def is_called(run: RunFolder, text: str) -> bool:
+    status = run.status()
+    begins = len(text) >= SHORTEST_PREFIX and status.fingerprint.startswith(text)
+    return begins or status.mlflow_run_id == text

@@ -53,7 +53,7 @@ def metrics_of(row: Row, spikes: int = 0) -> Iterator[tuple[str, float]]:
     """Names in MLflow and values of what a row holds; `spikes`: how many there have been, with this row's."""
     if "probe" in row:
         folder, select = PROBES.get(row["probe"], (row["probe"], everything))
-        named = {f"{folder}/{key.replace('/', '.')}": value for key, value in select(row["values"]).items()}
+        named = {place(folder, key): value for key, value in select(row["values"]).items()}
     elif "spike" in row:
         named = {"train/spikes": spikes, "train/spike_loss": row["spike"]["loss"]}
     else:
@@ -61,6 +61,12 @@ def metrics_of(row: Row, spikes: int = 0) -> Iterator[tuple[str, float]]:
     for name, value in named.items():
         if isinstance(value, int | float):
             yield allowed(name), float(value)
+
+
+def place(folder: str | None, key: str) -> str:
+    """Where there is no folder the key begins with its own."""
+    own, _, rest = key.partition("/") if folder is None else (folder, "", key)
+    return f"{own}/{rest.replace('/', '.')}"
 
 
 def everything(values: Values) -> Values:
@@ -104,7 +110,7 @@ def without_layer(place: str) -> str:
 
 
 # By a probe's name: its folder, and what of its rows goes there; any other has a folder of its own name, and all goes.
-PROBES: dict[str, tuple[str, Callable[[Values], Values]]] = {
+PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "norm_output_rms": ("norm_rms", everything),
     "activation_histograms": ("activation_histograms", nothing),
     "outlier_features": ("outlier_features", partial(over, without_layer, OUTLIERS)),
@@ -113,6 +119,7 @@ PROBES: dict[str, tuple[str, Callable[[Values], Values]]] = {
     "weights": ("weights", partial(over, without_layer, WEIGHTS)),
     "memory": ("system", everything),
     "timing": ("system", everything),
+    "replicas": (None, everything),  # train/loss, and loss/REPLICA and grad_norm/REPLICA
 }
 
 

@@ -2,8 +2,8 @@
 
     checkpoints/step_00000200/{*.safetensors, checkpoint.json}
 
-written under a temporary name, synced, then renamed: a checkpoint is there whole or not at all. Tensors are keyed by
-name, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A file `pinned` in a checkpoint keeps it for good.
+written under a temporary name, synced, then renamed: a checkpoint is there whole or not at all. What is in it is a
+dict of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A file `pinned` keeps a checkpoint for good.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from mxstudy.train.optimizer import materialize_state
+from mxstudy.tracking.folder import sync_file
 
 PREFIX, PINNED = "step_", "pinned"
 
@@ -43,7 +43,7 @@ class Checkpoints:
     def latest(self) -> Path | None:
         return max(self.folder.glob(f"{PREFIX}*"), default=None)
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+    def save(self, step: int, tensors: dict[str, Tensor]) -> Path:
         """Write the state before `step`, then drop all but the newest `keep_last` and those that are pinned."""
         path = self.folder / f"{PREFIX}{step:08d}"
         if path.exists():
@@ -53,12 +53,12 @@ class Checkpoints:
             for partial in self.folder.glob(f".{PREFIX}*"):
                 shutil.rmtree(partial)  # a killed process was writing it
             temporary.mkdir(parents=True)
-            _save_tensors(temporary, state_tensors(model, optimizer))
+            _save_tensors(temporary, tensors)
             about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}
             (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
             _sync(temporary)
             temporary.rename(path)
-            _sync_file(self.folder)
+            sync_file(self.folder)
         except (CheckpointException, OSError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             kept = self.latest()
@@ -77,16 +77,15 @@ class Checkpoints:
         (latest / PINNED).touch()
         return latest.name
 
-    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Read a checkpoint of this run into model and optimizer; returns the step that comes next."""
+    def load(self, path: Path, tensors: dict[str, Tensor]) -> int:
+        """Read a checkpoint of this run into `tensors`, in place; returns the step that comes next."""
         about = read_about(path)
         if about["fingerprint"] != self.fingerprint:
             raise CheckpointError(
                 f"{path}: of run {about['fingerprint'][:12]}, not {self.fingerprint[:12]}; give it its own folder back"
             )
-        materialize_state(optimizer)
         try:
-            _load_tensors(path, state_tensors(model, optimizer))
+            _load_tensors(path, tensors)
         except (CheckpointException, OSError) as error:
             raise CheckpointError(
                 f"{path}: truncated or unreadable ({_reason(error)}); delete that folder to resume from the one before"
@@ -105,6 +104,7 @@ def load_weights(path: Path, model: nn.Module) -> int:
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What training changes, by name. An optimizer that has done no step has no state yet: `materialize_state`."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
@@ -138,15 +138,7 @@ def _load_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def _sync(folder: Path) -> None:
     for path in (*folder.iterdir(), folder):
-        _sync_file(path)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_file(path)
 
 
 def _reason(error: BaseException) -> str:

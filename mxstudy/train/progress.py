@@ -11,10 +11,10 @@ PLAIN_EVERY_S, TERMINAL_EVERY_S = 30.0, 0.1
 
 
 class Progress:
-    """Nothing but plain text and newlines goes to a stream that is no terminal."""
+    """Nothing but plain text and newlines goes to a stream that is no terminal. `rate`: a row's key, X_per_s."""
 
-    def __init__(self, label: str, steps: int, stream: TextIO | None = None) -> None:
-        self.label, self.steps, self.stream = label, steps, stream or sys.stderr
+    def __init__(self, label: str, steps: int, stream: TextIO | None = None, rate: str = "tokens_per_s") -> None:
+        self.label, self.steps, self.stream, self.rate = label, steps, stream or sys.stderr, rate
         self.is_terminal = self.stream.isatty()
         self.first: tuple[int, float] | None = None  # step and time: the first step compiles, and tells nothing
         self.shown_s = 0.0
@@ -30,7 +30,7 @@ class Progress:
         self.shown_s = now_s
         line = (
             f"{self.label}  step {done}/{self.steps}  loss {row['loss']:.4f}"
-            f"  {row['tokens_per_s']:,.0f} tokens/s{self.left(done, now_s)}"
+            f"  {row[self.rate]:,.0f} {self.rate.replace('_per_', '/').replace('_', ' ')}{self.left(done, now_s)}"
         )
         if self.is_terminal:
             columns = shutil.get_terminal_size().columns

@@ -9,6 +9,7 @@ import torch
 from mxstudy.train import checkpoint as module
 from mxstudy.train.checkpoint import CheckpointError, Checkpoints, state_tensors
 from mxstudy.train.loop import train_step
+from mxstudy.train.optimizer import materialize_state
 
 
 @pytest.fixture
@@ -23,15 +24,21 @@ def trained(steps=2):
     return run
 
 
+def state(run):
+    if not run.optimizer.state:
+        materialize_state(run.optimizer)
+    return state_tensors(run.model, run.optimizer)
+
+
 def tensors(run):
-    return {name: tensor.clone() for name, tensor in state_tensors(run.model, run.optimizer).items()}
+    return {name: tensor.clone() for name, tensor in state(run).items()}
 
 
 def test_a_round_trip_restores_every_bit_and_training_goes_on_the_same(checkpoints):
     run, fresh = trained(), tiny.build(replace(tiny.CONFIG, seed=1))[0]
     saved = tensors(run)
-    path = checkpoints.save(2, run.model, run.optimizer)
-    assert checkpoints.load(path, fresh.model, fresh.optimizer) == 2
+    path = checkpoints.save(2, state(run))
+    assert checkpoints.load(path, state(fresh)) == 2
     loaded = tensors(fresh)
     assert set(loaded) == set(saved)
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
@@ -41,20 +48,20 @@ def test_a_round_trip_restores_every_bit_and_training_goes_on_the_same(checkpoin
 
 def test_config_and_fingerprint_are_inside(checkpoints):
     run = trained()
-    about = json.loads((checkpoints.save(2, run.model, run.optimizer) / "checkpoint.json").read_text())
+    about = json.loads((checkpoints.save(2, state(run)) / "checkpoint.json").read_text())
     assert about == {"step": 2, "fingerprint": "f" * 64, "config": {"study": "pretrain"}}
 
 
 def test_only_safetensors_and_json_are_written(checkpoints):
     run = trained()
-    files = checkpoints.save(2, run.model, run.optimizer).iterdir()
+    files = checkpoints.save(2, state(run)).iterdir()
     assert {file.suffix for file in files} == {".safetensors", ".json"}
 
 
 def test_the_newest_are_kept(checkpoints):
     run = trained()
     for step in (2, 4, 10, 200):
-        checkpoints.save(step, run.model, run.optimizer)
+        checkpoints.save(step, state(run))
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000010", "step_00000200"]
     assert checkpoints.latest().name == "step_00000200"
 
@@ -65,23 +72,23 @@ def names(checkpoints):
 
 def test_a_pinned_one_is_never_dropped_not_by_another_process_either(checkpoints):
     run = trained()
-    checkpoints.save(2, run.model, run.optimizer)
+    checkpoints.save(2, state(run))
     assert checkpoints.pin_latest() == "step_00000002"
     assert checkpoints.pin_latest() == "step_00000002"
     for step in (4, 6):
-        checkpoints.save(step, run.model, run.optimizer)
+        checkpoints.save(step, state(run))
     again = replace(checkpoints)
     for step in (8, 10):
-        again.save(step, run.model, run.optimizer)
+        again.save(step, state(run))
     assert names(checkpoints) == ["step_00000002", "step_00000008", "step_00000010"]
     assert again.pin_latest() == "step_00000010"
 
 
 def test_a_pinned_one_can_still_be_read(checkpoints):
     run, fresh = trained(), tiny.build(replace(tiny.CONFIG, seed=1))[0]
-    path = checkpoints.save(2, run.model, run.optimizer)
+    path = checkpoints.save(2, state(run))
     checkpoints.pin_latest()
-    assert checkpoints.load(path, fresh.model, fresh.optimizer) == 2
+    assert checkpoints.load(path, state(fresh)) == 2
     assert all(torch.equal(tensor, tensors(run)[name]) for name, tensor in tensors(fresh).items())
 
 
@@ -92,35 +99,35 @@ def test_without_a_checkpoint_there_is_none_to_pin(checkpoints):
 
 def test_another_run_is_refused(checkpoints):
     run = trained()
-    path = replace(checkpoints, fingerprint="a" * 64).save(2, run.model, run.optimizer)
+    path = replace(checkpoints, fingerprint="a" * 64).save(2, state(run))
     with pytest.raises(CheckpointError, match="of run aaaaaaaaaaaa, not ffffffffffff"):
-        checkpoints.load(path, run.model, run.optimizer)
+        checkpoints.load(path, state(run))
 
 
 @pytest.mark.parametrize("size", [0, 4, 1000])
 def test_a_truncated_file_is_named(checkpoints, size):
     run = trained()
-    path = checkpoints.save(2, run.model, run.optimizer)
+    path = checkpoints.save(2, state(run))
     (file,) = path.glob("*.safetensors")
     os.truncate(file, size)
     with pytest.raises(CheckpointError, match=r"truncated or unreadable .* delete that folder"):
-        checkpoints.load(path, run.model, run.optimizer)
+        checkpoints.load(path, state(run))
 
 
 def test_a_checkpoint_without_its_json_is_named(checkpoints):
     run = trained()
-    path = checkpoints.save(2, run.model, run.optimizer)
+    path = checkpoints.save(2, state(run))
     (path / "checkpoint.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"no readable checkpoint\.json"):
-        checkpoints.load(path, run.model, run.optimizer)
+        checkpoints.load(path, state(run))
 
 
 def test_a_failed_write_leaves_the_last_good_one_and_no_litter(checkpoints, monkeypatch):
     run = trained()
-    good = checkpoints.save(2, run.model, run.optimizer)
+    good = checkpoints.save(2, state(run))
     monkeypatch.setattr(module, "_sync", lambda folder: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(CheckpointError, match=r"No space left on device\); .*step_00000002 stays"):
-        checkpoints.save(4, run.model, run.optimizer)
+        checkpoints.save(4, state(run))
     assert list(checkpoints.folder.iterdir()) == [good]
 
 
@@ -132,10 +139,10 @@ def test_a_full_disk_leaves_the_last_good_one(checkpoints, tmp_path):
     if os.system(f"mount -t tmpfs -o size={int(1.5 * size)} tmpfs {checkpoints.folder}"):
         pytest.skip("cannot mount a small disk here")
     try:
-        good = checkpoints.save(2, run.model, run.optimizer)
+        good = checkpoints.save(2, state(run))
         with pytest.raises(CheckpointError, match=r"No space left on device.*step_00000002 stays"):
-            checkpoints.save(4, run.model, run.optimizer)
+            checkpoints.save(4, state(run))
         assert list(checkpoints.folder.iterdir()) == [good]
-        assert checkpoints.load(good, run.model, run.optimizer) == 2
+        assert checkpoints.load(good, state(run)) == 2
     finally:
         os.system(f"umount {checkpoints.folder}")

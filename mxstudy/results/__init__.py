@@ -1,32 +1,38 @@
-"""Runs as DataFrames: all that analysis/ may import.
+"""Runs as DataFrames: all that analysis/ may import. A stack of replicas is as many runs.
 
 Read from run folders, or from the compact Parquet tables of results/ that were made of them; the frames are the same.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from mxstudy.config import StudentTeacher
 from mxstudy.evaluation.paired import Difference as Difference
 from mxstudy.evaluation.paired import difference as difference
 from mxstudy.probes.activations import bin_edges as bin_edges
 from mxstudy.probes.build import PROBES as PROBES
+from mxstudy.probes.fractions import Fraction as Fraction
+from mxstudy.probes.fractions import PairedDifference as PairedDifference
+from mxstudy.probes.fractions import fraction as fraction
+from mxstudy.probes.fractions import paired_difference as paired_difference
 from mxstudy.probes.outliers import read_ring
 from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
+from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES
+from mxstudy.results.stacks import replica_metrics, replica_probe, replica_rows
+from mxstudy.results.tables import read_table as read_table
+from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
 
-PROVENANCE = b"mxstudy.provenance"
 STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as it starts
 SAMPLES = "samples_"  # what the tables of an evaluation's answers begin with, one of each task and form
 
@@ -80,21 +86,23 @@ def rows_of_kind(path: Path | str, kind: str) -> pd.DataFrame:
 
 def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:
     """A row a run: identity, state, final figures, and its config as columns `config.<dotted key>`."""
-    return pd.DataFrame([run_row(folder) for folder in folders])
+    return pd.DataFrame([row for folder in folders for row in run_rows(folder)])
+
+
+def run_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    config = folder.config()
+    if isinstance(config, StudentTeacher):
+        shared = {key: value for key, value in plain(config).items() if key not in ("seeds", "lrs")}
+        return replica_rows(folder, config, about_row(folder, flatten(shared)))
+    return [run_row(folder)]
 
 
 def run_row(folder: RunFolder) -> dict[str, Any]:
-    status, about = folder.status(), folder.provenance()
     rows = rows_of(folder)
     steps = [row for row in rows if "loss" in row]
     losses = [row["loss"] for row in steps]
     validations = pd.Series([row["validation_loss"] for row in rows if "validation_loss" in row], dtype=float)
-    config = flatten(plain(folder.config()))
-    return {
-        "fingerprint": status.fingerprint,
-        "label": about.get("label"),
-        "state": status.state,
-        "step": status.step,
+    figures = {
         "loss": losses[-1] if losses else math.nan,
         "validation_loss": validations.iloc[-1] if len(validations) else math.nan,
         "best_validation_loss": validations.min(),
@@ -105,6 +113,18 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
         "tokens_per_s": pd.Series([row["tokens_per_s"] for row in steps], dtype=float).median(),
         "mfu": pd.Series([row.get("mfu") for row in steps], dtype=float).median(),
         "memory_gib": pd.Series([row.get("memory_gib") for row in steps], dtype=float).max(),
+    }
+    return about_row(folder, flatten(plain(folder.config()))) | figures
+
+
+def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a run without its journal."""
+    status, about = folder.status(), folder.provenance()
+    return {
+        "fingerprint": status.fingerprint,
+        "label": about.get("label"),
+        "state": status.state,
+        "step": status.step,
         "mlflow_run_id": status.mlflow_run_id,
         "folder": str(folder.path),
         **{key: about.get(key) for key in ("commit", "dirty", "torch", "gpu", "command")},
@@ -118,8 +138,12 @@ def rows_of(folder: RunFolder) -> list[Row]:
 
 
 def load_metrics(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """A row a training step of every run: fingerprint, label, step, tokens, loss, lr, grad_norm, tokens_per_s, ..."""
-    return _frame(folders, lambda row: row if "loss" in row else None)
+    """A row a training step of every run: fingerprint, label, step, tokens, loss, lr, grad_norm, tokens_per_s, ...
+
+    Of a stack's replicas: fingerprint, label, replica, seed, step, and as float32 loss and grad_norm.
+    """
+    journals = _frame(folders, lambda row: row if "loss" in row else None)
+    return joined([journals, *(replica_metrics(folder) for folder in folders if folder.columns.is_dir())])
 
 
 def load_validations(folders: Sequence[RunFolder]) -> pd.DataFrame:
@@ -165,8 +189,12 @@ KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
 
 
 def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
-    """A row a measurement of that probe: fingerprint, label, step, and its values as columns."""
-    return _frame(folders, lambda row: {"step": row["step"]} | row["values"] if row.get("probe") == name else None)
+    """A row a measurement of that probe, of a stack one a replica: fingerprint, label, step, and its values."""
+    stacks = [folder for folder in folders if folder.columns.is_dir() and name in STACK_PROBES]
+    single = [folder for folder in folders if folder not in stacks]
+    frames = [_frame(single, lambda row: {"step": row["step"]} | row["values"] if row.get("probe") == name else None)]
+    frames += [replica_probe(f, [row for row in rows_of(f) if row.get("probe") == name]) for f in stacks]
+    return joined(frames)
 
 
 def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
@@ -189,6 +217,11 @@ def table_path(folder: RunFolder, name: str) -> Path:
     return folder.path / "tables" / f"{name}.parquet"
 
 
+def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
+
+
 def _frame(folders: Sequence[RunFolder], select: Callable[[Row], Row | None]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for folder in folders:
@@ -196,23 +229,3 @@ def _frame(folders: Sequence[RunFolder], select: Callable[[Row], Row | None]) ->
         selected = (select(row) for row in rows_of(folder))
         rows += [identity | row for row in selected if row is not None]
     return pd.DataFrame(rows)
-
-
-def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """The frame as compressed Parquet, with where it came from in the file's metadata; whole, or not at all."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: json.dumps(provenance).encode()})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
-
-
-def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A table of `write_table`, and where it came from."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path)
-    return table.to_pandas(), json.loads(table.schema.metadata[PROVENANCE])

@@ -1,0 +1,93 @@
+"""A stack of replicas as so many runs: a row a replica, and a row a step and replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mxstudy.config import StudentTeacher
+from mxstudy.probes.outcomes import Outcome, outcome
+from mxstudy.tracking.columns import NAMES, read_columns
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Row
+
+STACK_PROBES = ("last_bin", "gradient_bias", "coupled_gradient_bias", "sharpness")
+
+
+def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each replica of a stack: all have its fingerprint, and each the seed and learning rate of its own.
+
+    `of_stack`: the columns that all of them share. `first_not_finite`: the first step whose loss or gradient norm is
+    not. `outcome.*`: how it ended, as mxstudy.probes.outcomes judges.
+    """
+    state, values = folder.status().state, read_columns(folder.columns, len(config.replicas))
+    rows = []
+    for replica, identity in enumerate(replica_identities(folder, config)):
+        losses, grad_norms = values[:, 0, replica], values[:, 1, replica]
+        finite = np.isfinite(losses) & np.isfinite(grad_norms)
+        ended = bool(len(finite)) and not finite[-1]
+        rows.append(
+            of_stack
+            | identity
+            | {
+                "config.seed": identity["seed"],
+                "config.lr": identity["lr"],
+                "state": "diverged" if ended and state == "finished" else state,
+                "loss": losses[-1] if len(losses) else math.nan,
+                "best_loss": losses[finite].min() if finite.any() else math.nan,
+                "grad_norm": grad_norms[-1] if len(losses) else math.nan,
+                "first_not_finite": math.nan if finite.all() else int(np.argmin(finite)),
+            }
+            | {f"outcome.{key}": math.nan if v is None else v for key, v in outcome_of(losses)._asdict().items()}
+        )
+    return rows
+
+
+def outcome_of(losses: np.ndarray) -> Outcome:
+    return outcome(np.maximum(losses, 0.0))  # KL of nearly equal distributions may be rounded to less than 0
+
+
+def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
+    """Of each replica, with which its rows begin."""
+    fingerprint, label = folder.status().fingerprint, folder.provenance().get("label")
+    return [
+        {
+            "fingerprint": fingerprint,
+            "label": f"{label} seed={seed} lr={lr:g}",
+            "replica": replica,
+            "seed": seed,
+            "lr": lr,
+            "data_seed": config.data_seed,
+        }
+        for replica, (seed, lr) in enumerate(config.replicas)
+    ]
+
+
+def replica_metrics(folder: RunFolder) -> pd.DataFrame:
+    config: Any = folder.config()
+    values = read_columns(folder.columns, len(config.replicas))
+    identities = pd.DataFrame(short_identities(folder, config))
+    frame = identities.loc[identities.index.repeat(len(values))].reset_index(drop=True)
+    columns = {name: values[:, number].T.ravel() for number, name in enumerate(NAMES)}
+    return frame.assign(step=np.tile(np.arange(len(values)), len(identities)), **columns)
+
+
+def replica_probe(folder: RunFolder, rows: Sequence[Row]) -> pd.DataFrame:
+    """Of a probe's rows, whose values are lists [S], a row a measurement and replica."""
+    config: Any = folder.config()
+    return pd.DataFrame(
+        [
+            identity | {"step": row["step"]} | {key: numbers[replica] for key, numbers in row["values"].items()}
+            for row in rows
+            for replica, identity in enumerate(short_identities(folder, config))
+        ]
+    )
+
+
+def short_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
+    identities = replica_identities(folder, config)
+    return [{key: one[key] for key in ("fingerprint", "label", "replica", "seed")} for one in identities]

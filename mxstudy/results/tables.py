@@ -1,0 +1,35 @@
+"""Frames as Parquet files that say where they came from."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+PROVENANCE = b"mxstudy.provenance"
+
+
+def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
+    """The frame as compressed Parquet, with where it came from in the file's metadata; whole, or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: json.dumps(provenance).encode()})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    singles = [field.name for field in table.schema if pa.types.is_float32(field.type)]
+    others = [name for name in table.column_names if name not in singles]
+    half = {"use_dictionary": others, "use_byte_stream_split": singles} if singles else {}  # the size, of such columns
+    pq.write_table(table, temporary, compression="zstd", **half)
+    os.replace(temporary, path)
+
+
+def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """A table of `write_table`, and where it came from."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return table.to_pandas(), json.loads(table.schema.metadata[PROVENANCE])

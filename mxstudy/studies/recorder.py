@@ -1,0 +1,77 @@
+"""What a training run leaves: journal, checkpoints, status, progress, and the mirror that follows the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+from torch import Tensor
+
+from mxstudy.config import Run
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Journal, Row
+from mxstudy.tracking.mlflow import mirror_of
+from mxstudy.train.checkpoint import Checkpoints
+from mxstudy.train.progress import Progress
+
+State = Callable[[], dict[str, Tensor]]
+
+
+class Recorder:
+    """`start`: the step at which the run begins or goes on. `tensors` gives what a checkpoint holds."""
+
+    def __init__(
+        self,
+        config: Run,
+        folder: RunFolder,
+        progress: Progress,
+        start: int,
+        checkpoints: Checkpoints,
+        tensors: State,
+    ) -> None:
+        self.folder, self.checkpoints, self.tensors, self.progress = folder, checkpoints, tensors, progress
+        self.status_s = 0.0
+        folder.update(step=start)
+        resumes = folder.journal_path.exists()
+        self.journal = Journal(folder.journal_path)
+        if resumes:
+            self.journal.resumed_from(start)
+        self.mirror = mirror_of(config, folder, progress.label)
+
+    def __enter__(self) -> Self:
+        if self.mirror:
+            self.mirror.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.journal.close()
+        self.progress.close()
+        if error is not None and self.mirror:
+            state = "preempted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.mirror.finish(state, f"{type(error).__name__}: {error}")
+
+    def record(self, row: Row) -> None:
+        self.journal.write(row)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """A step just done, on the terminal, and now and then in the status."""
+        self.progress.show(row)
+        if time.monotonic() - self.status_s > 1.0:
+            self.folder.update(step=row["step"] + 1)
+            self.status_s = time.monotonic()
+
+    def save(self, step: int) -> None:
+        self.checkpoints.save(step, self.tensors())
+        self.folder.update(step=step)
+        if self.mirror:
+            self.mirror.covered(step)
+
+    def end(self, state: str, reason: str | None) -> None:
+        self.progress.close()
+        if state == "diverged":
+            print(f"diverged: {reason}; everything up to then is in {self.folder.path}", flush=True)
+        self.folder.update(state=state, reason=reason)
+        behind = self.mirror.finish(state, reason) if self.mirror else None
+        if behind:
+            print(f"tracking: {behind}; the journal has everything", flush=True)

@@ -1,0 +1,230 @@
+"""Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
+
+Arms of a comparison share initial weights, inputs, noise and, but where it is quantised, the teacher: they differ in
+what their configs say and in nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mxstudy.config import StudentTeacher
+from mxstudy.model.linear import NormLinear
+from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.teacher import Teacher
+from mxstudy.numerics.formats import FORMATS
+from mxstudy.reader import ConfigError, plain, require
+from mxstudy.studies.pretrain import has_token_blocks
+from mxstudy.studies.recorder import Recorder, State
+from mxstudy.studies.student_teacher_tables import show_arms
+from mxstudy.studies.student_teacher_tables import summarize as summarize
+from mxstudy.tracking.columns import NAMES, ROWS, Columns
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.train.checkpoint import Checkpoints
+from mxstudy.train.loop import is_due
+from mxstudy.train.progress import Progress
+from mxstudy.train.runtime import configure_torch, resolve_device
+from mxstudy.train.signals import Leave
+from mxstudy.train.stack import Stack, build_student, quantized
+from mxstudy.train.stack_probes import StackProbes, fp32_twin
+
+SHOWN_EVERY = 50  # steps, of the rows that MLflow gets; `Columns` has all
+
+
+def check(config: StudentTeacher) -> None:
+    """Everything that can be wrong and be known before the run: raises ConfigError."""
+    device = resolve_device(config.train.device)
+    precision, train = config.precision, config.train
+    try:
+        with torch.device("meta"):
+            model = build_student(config)
+            teacher = Teacher(config.teacher.kind, config.model, quantized(config))
+    except ConfigError as error:  # the model does not know where its options stand
+        is_students = str(error).partition(":")[0] in vars(config.student)
+        raise ConfigError(f"student.{error}" if is_students else str(error)) from None
+    for row in precision.schedule:
+        require(
+            row.from_step < train.steps,
+            f"precision.schedule: a row starts at step {row.from_step}, after the last of {train.steps}; "
+            f"give at most {train.steps - 1}",
+        )
+        apply_precision(model, precision, row.from_step, train.compute, device)
+        check_gain(model, config.student.gain)
+        if config.teacher.quantized:
+            check_teacher(teacher, config, row.from_step, device)
+        require(
+            train.batch_size % precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
+            f"train.batch_size: {train.batch_size} samples do not divide into blocks of {precision.block_size}",
+        )
+
+
+def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: torch.device) -> None:
+    """It is of other sizes than the student."""
+    try:
+        apply_precision(teacher.mlp, config.precision, step, config.train.compute, device)
+    except ConfigError as error:
+        raise ConfigError(f"teacher.quantized: in the teacher {error}") from None
+
+
+def check_gain(model: nn.Module, gain: str) -> None:
+    """A gain in MX takes its format from the forward, which has to have blocks with scales of powers of two."""
+    for name, linear in model.named_modules():
+        if gain == "mx" and isinstance(linear, NormLinear):
+            fmt = linear.gemms.forward_w or linear.gemms.forward_x
+            require(
+                fmt is not None and linear.gemms.scaling == "block" and FORMATS[fmt].scale == "E8M0",
+                f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format; "
+                "take bf16 or fp32",
+            )
+
+
+def identity_key(config: StudentTeacher) -> Any:
+    return config.train.device
+
+
+def identity(config: StudentTeacher) -> tuple[str, dict[str, Any]]:
+    """Kind of device; there is no corpus."""
+    return resolve_device(config.train.device).type, {}
+
+
+def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
+    """Train, or go on from the last checkpoint; returns finished, diverged (every replica) or preempted."""
+    device = resolve_device(config.train.device)
+    configure_torch(config.train.compile)
+    with folder.lock(), folder.heartbeat():
+        folder.update(state="running", steps=config.train.steps, reason=None)
+        stack = Stack(config, device)
+        twin = Stack(fp32_twin(config), device) if config.probe.gradient_bias.coupled else None
+        tensors = partial(named_state, stack, twin)
+        fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
+        checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
+        latest = checkpoints.latest()
+        start = checkpoints.load(latest, tensors()) if latest else 0
+        rows, replicas = stack.set_precision(start), len(config.replicas)
+        parameters = sum(p.numel() for p in stack.model.parameters()) // replicas
+        print(
+            f"{replicas} replicas of {parameters:,} parameters on {device}\n{describe(stack.model, rows)}", flush=True
+        )
+        with Leave() as leave, StackRecorder(config, folder, label, start, checkpoints, tensors) as recorder:
+            recorder.record({"step": start, "precision": rows, "parameters": parameters})
+            state = train(StackProbes(config.probe, stack, twin), start, recorder, leave)
+            signal = leave.signal.name if leave.signal else None
+            recorder.end(state, f"none of {replicas} replicas is finite" if state == "diverged" else signal)
+        if state != "preempted":
+            show_arms({label: folder})
+    return state
+
+
+def named_state(stack: Stack, twin: Stack | None) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds; of the twin only where there is one."""
+    of_twin = twin.named_state() if twin else {}
+    return stack.named_state() | {f"twin.{name}": tensor for name, tensor in of_twin.items()}
+
+
+def replica_names(config: StudentTeacher) -> list[str]:
+    """seed0, or seed0_lr0.0006 where there are several learning rates."""
+    several = len(config.lrs) > 1
+    return [f"seed{seed}_lr{lr:g}" if several else f"seed{seed}" for seed, lr in config.replicas]
+
+
+def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave) -> str:
+    """From `start` to the end, to where no replica is finite any more, or to a signal.
+
+    Nothing is read from the device but at the stops: in between the steps follow each other as fast as it can.
+    """
+    stack, config = probes.stack, probes.stack.config
+    stacks = [stack, probes.twin] if probes.twin else [stack]
+    step, steps, starts = start, config.train.steps, [row.from_step for row in config.precision.schedule]
+    while step < steps:
+        if step in starts and step > start:
+            recorder.record({"step": step, "precision": stack.set_precision(step)})
+        for row in probes.measure(step):
+            recorder.record(row)
+        first, stop, began_s = step, next_stop(config, step), time.perf_counter()
+        while step < stop and (step == first or not leave.signal):
+            for one in stacks:
+                one.train_step()
+            step += 1
+        values = stack.record[first % ROWS :][: step - first].cpu().numpy()
+        seconds, end = time.perf_counter() - began_s, step_of_death(values)
+        if end is not None:
+            step, values = first + end, values[: end + 1]
+            recorder.extend(first, values, seconds, last=True)
+            stack.step.fill_(step)  # no weight has changed since
+            recorder.save(step)
+            return "diverged"
+        recorder.extend(first, values, seconds, last=step == steps)
+        if step == steps or leave.signal or is_due(step, config.checkpoint.every_steps):
+            recorder.save(step)
+        if leave.signal and step < steps:
+            return "preempted"
+    return "finished"
+
+
+def next_stop(config: StudentTeacher, step: int) -> int:
+    """The first step after `step` before which something is due, or the record is full."""
+    probes = (config.probe.last_bin, config.probe.gradient_bias, config.probe.sharpness)
+    every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in probes)} - {0}
+    fixed = [config.train.steps, *(row.from_step for row in config.precision.schedule)]
+    return min([n * (step // n + 1) for n in every] + [s for s in fixed if s > step])
+
+
+def step_of_death(values: np.ndarray) -> int | None:
+    """Of [steps, 2, S] the first row from which on no replica is finite, None if one is to the last."""
+    alive = np.flatnonzero(np.isfinite(values).all(axis=1).any(axis=1))
+    first_dead = int(alive[-1]) + 1 if len(alive) else 0
+    return first_dead if first_dead < len(values) else None
+
+
+class StackRecorder(Recorder):
+    """Of a stack: every step goes to the columns, some of them to the journal too."""
+
+    def __init__(
+        self,
+        config: StudentTeacher,
+        folder: RunFolder,
+        label: str,
+        start: int,
+        checkpoints: Checkpoints,
+        tensors: State,
+    ) -> None:
+        self.columns, self.names = Columns(folder.columns, len(config.replicas), start), replica_names(config)
+        progress = Progress(label, config.train.steps, rate="replica_steps_per_s")
+        super().__init__(config, folder, progress, start, checkpoints, tensors)
+
+    def extend(self, first: int, values: np.ndarray, seconds: float, last: bool) -> None:
+        """The steps from `first` on: [steps, 2, S]. The journal gets every SHOWN_EVERY-th and the run's last."""
+        self.columns.append(values)
+        final = first + len(values) - 1
+        for step in range(first, final + 1):
+            if step % SHOWN_EVERY == 0 or (last and step == final):
+                self.record({"step": step, "probe": "replicas", "values": self.named(values[step - first])})
+        rate = len(values) * values.shape[-1] / seconds
+        self.show({"step": final, "loss": median(values[-1, 0]), "replica_steps_per_s": rate})
+
+    def named(self, row: np.ndarray) -> Mapping[str, float]:
+        """[2, S] by name, and first the median of the finite losses and how many replicas are not finite."""
+        alive = np.isfinite(row).all(axis=0)
+        summary = {"train/loss": median(row[0]), "train/not_finite": int((~alive).sum())}
+        return summary | {
+            f"{quantity}/{name}": float(value)
+            for quantity, column in zip(NAMES, row, strict=True)
+            for name, value in zip(self.names, column, strict=True)
+        }
+
+    def save(self, step: int) -> None:
+        self.columns.flush()  # first: what a checkpoint goes on from has to be there
+        super().save(step)
+
+
+def median(losses: np.ndarray) -> float:
+    """Of those that are finite; NaN if none is."""
+    finite = losses[np.isfinite(losses)]
+    return float(np.median(finite)) if len(finite) else float("nan")

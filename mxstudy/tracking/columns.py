@@ -1,0 +1,127 @@
+"""The columnar journal of a stack: loss and gradient norm of every step and replica, in Parquet files.
+
+    columns/steps_00000500.parquet      a row a step from 500 on: loss and grad_norm, lists of S float32
+
+Files follow each other without a gap, from step 0. Each is synced under a temporary name, then renamed: it is there
+whole or not at all, and a kill loses what was not flushed. Pages carry checksums.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mxstudy.tracking.folder import sync_file
+
+PREFIX = "steps_"
+NAMES = ("loss", "grad_norm")
+ROWS = 500  # steps that are kept in memory at most
+
+
+class ColumnsError(RuntimeError):
+    """A columnar journal that cannot be read, or lacks steps."""
+
+
+class Columns:
+    """Appends steps; those from `start` on that are there already are superseded.
+
+    Raises ColumnsError if steps before `start` are missing or cannot be read.
+    """
+
+    def __init__(self, folder: Path, replicas: int, start: int) -> None:
+        self.folder, self.replicas = folder, replicas
+        folder.mkdir(exist_ok=True)
+        for partial in folder.glob(f".{PREFIX}*"):
+            partial.unlink()  # a killed process was writing it
+        supersede(folder, replicas, start)
+        self.flushed, self.pending = start, np.empty((0, len(NAMES), replicas), np.float32)
+
+    def append(self, values: np.ndarray) -> None:
+        """The next steps: float32 [steps, len(NAMES), S]. Written as soon as there are ROWS of them."""
+        self.pending = np.concatenate((self.pending, values))
+        if len(self.pending) >= ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Everything is durable."""
+        if len(self.pending):
+            write_part(part_path(self.folder, self.flushed), self.pending)
+            self.flushed, self.pending = self.flushed + len(self.pending), self.pending[:0]
+
+
+def read_columns(folder: Path, replicas: int) -> np.ndarray:
+    """All steps from 0 on: float32 [steps, len(NAMES), S].
+
+    Raises ColumnsError for a file that is truncated or corrupt, for a gap, and for another number of replicas.
+    """
+    parts = [values for _, values in read_parts(sorted(folder.glob(f"{PREFIX}*")), replicas)]
+    return np.concatenate([np.empty((0, len(NAMES), replicas), np.float32), *parts])
+
+
+def supersede(folder: Path, replicas: int, start: int) -> None:
+    """Drop steps from `start` on: from the end, so that a kill leaves no gap."""
+    paths = sorted(folder.glob(f"{PREFIX}*"))
+    for path in reversed([path for path in paths if first_step(path) >= start]):
+        path.unlink()
+    end = 0
+    for path, values in read_parts([path for path in paths if first_step(path) < start], replicas):
+        end = first_step(path) + len(values)
+        if end > start:
+            write_part(path, values[: start - end])
+    if end < start:
+        raise ColumnsError(f"{folder}: steps {end} to {start - 1} are missing; rerun=true trains them again")
+
+
+def read_parts(paths: Sequence[Path], replicas: int) -> Iterator[tuple[Path, np.ndarray]]:
+    end = 0
+    for path in paths:
+        if first_step(path) != end:
+            raise ColumnsError(f"{path}: steps {end} to {first_step(path) - 1} before it are missing")
+        values = read_part(path)
+        if values.shape[-1] != replicas:
+            raise ColumnsError(f"{path}: of {values.shape[-1]} replicas, not {replicas}")
+        yield path, values
+        end += len(values)
+
+
+def part_path(folder: Path, start: int) -> Path:
+    return folder / f"{PREFIX}{start:08d}.parquet"
+
+
+def first_step(path: Path) -> int:
+    return int(path.stem.removeprefix(PREFIX))
+
+
+def write_part(path: Path, values: np.ndarray) -> None:
+    """float32 [steps, len(NAMES), S], whole or not at all."""
+    lists = [
+        pa.FixedSizeListArray.from_arrays(pa.array(column.ravel()), column.shape[-1]) for column in swapped(values)
+    ]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    table = pa.Table.from_arrays(lists, names=list(NAMES))
+    pq.write_table(
+        table, temporary, compression="zstd", use_dictionary=False, use_byte_stream_split=True, write_page_checksum=True
+    )
+    sync_file(temporary)
+    os.replace(temporary, path)
+    sync_file(path.parent)
+
+
+def read_part(path: Path) -> np.ndarray:
+    try:
+        table = pq.read_table(path, columns=list(NAMES), page_checksum_verification=True)
+        columns = [table[name].combine_chunks() for name in NAMES]
+        return swapped(np.stack([c.values.to_numpy().reshape(len(c), c.type.list_size) for c in columns]))
+    except (pa.ArrowException, OSError, KeyError, ValueError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ColumnsError(f"{path}: truncated or corrupt ({reason}); rerun=true trains the run again") from error
+
+
+def swapped(values: np.ndarray) -> np.ndarray:
+    """[steps, names, S] to [names, steps, S], and back."""
+    return np.ascontiguousarray(values.swapaxes(0, 1))

@@ -1,0 +1,143 @@
+"""Forks of a stack: its replicas as they were at steps of their own, once more from there with something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.probes.outcomes import outcome
+from mxstudy.reader import ConfigError, plain, require
+from mxstudy.tracking.columns import ROWS
+from mxstudy.train.stack import Stack
+
+State = list[Tensor]  # of one replica: parameters and the optimizer's tensors, as Stack.state() has them
+
+
+class ForkPoint(NamedTuple):
+    """`point`: why there, as 'before 10', '0.88' or 'step 300'. `diverged_at`: where the parent does, if it does."""
+
+    replica: int
+    step: int
+    point: str
+    diverged_at: int | None
+
+
+def fork_points(fork: config.Fork, losses: np.ndarray) -> list[ForkPoint]:
+    """Where the replicas of a parent with these losses [steps, S] are forked.
+
+    Raises ConfigError if there is nothing to fork, or if it were after the parent's last step.
+    """
+    steps, replicas = losses.shape
+    ends = [outcome(np.maximum(losses[:, replica], 0.0)) for replica in range(replicas)]  # KL may round to below 0
+    diverged = [end.diverged_at if end.diverged_at is not None else end.rising_at for end in ends]
+    if fork.at_step is not None:
+        require(fork.at_step < steps, f"at_step: {fork.at_step} is after the last step of the parent's {steps}")
+        return [ForkPoint(r, fork.at_step, f"step {fork.at_step}", diverged[r]) for r in range(replicas)]
+    points = [
+        ForkPoint(replica, max(0, step), point, at)
+        for replica, at in enumerate(diverged)
+        if at is not None
+        for point, step in (
+            (f"before {fork.intervene_before}", at - fork.intervene_before),
+            *((f"{fraction:g}", round(fraction * at)) for fraction in fork.fractions),
+        )
+    ]
+    require(
+        bool(points), f"parent: none of its {replicas} replicas diverges, so there is nothing to fork; give at_step"
+    )
+    return points
+
+
+def changed(parent: config.StudentTeacher, intervention: config.Intervention) -> config.StudentTeacher:
+    """The parent's config with what the intervention has.
+
+    Raises ConfigError if the parent's precision changes in the course of the run: a fork has one.
+    """
+    values, new = plain(parent), {key: value for key, value in plain(intervention).items() if value is not None}
+    if len(parent.precision.schedule) > 1:
+        raise ConfigError("parent: its precision.schedule has several rows; fork a run that has one")
+    if "plan" in new:
+        values["precision"]["schedule"] = [{"from_step": 0, "plan": new["plan"]}]
+    for key, group in {
+        "scale_rule": "precision",
+        "gain": "student",
+        "vector_ops": "student",
+        "compute": "train",
+    }.items():
+        if key in new:
+            values[group][key] = new[key]
+    return cast(config.StudentTeacher, config.read_run(values))
+
+
+def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> dict[ForkPoint, State]:
+    """The parent's stack trained on to each point; what the replica was there.
+
+    `recorded` [steps, 2, S]: the parent's journal. Raises ConfigError at the first step whose bits are others.
+    """
+    states: dict[ForkPoint, State] = {}
+    first, last = int(stack.step), max(point.step for point in points)
+    for step in range(first, last + 1):
+        for point in points:
+            if point.step == step:
+                states[point] = [tensor[point.replica].detach().clone() for tensor in stack.state()[1:]]
+        if step < last:
+            stack.train_step()
+        if step + 1 - first == ROWS or step == last:
+            check_replay(stack, first, step if step == last else step + 1, recorded)
+            first = step + 1
+    return states
+
+
+def check_replay(stack: Stack, first: int, stop: int, recorded: np.ndarray) -> None:
+    replayed = stack.record[[step % ROWS for step in range(first, stop)]].cpu().numpy()
+    same = np.all(equal_bits(replayed, recorded[first:stop]), axis=(1, 2))
+    require(
+        bool(same.all()),
+        f"parent: at step {first + leading_true(same)} a replay has other bits than its journal, and what is forked "
+        "from it is not the parent; fork where it ran: the same GPU, torch and code",
+    )
+
+
+def equal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of float32 arrays, NaN equal to NaN."""
+    return (a == b) | (np.isnan(a) & np.isnan(b))
+
+
+def leading_true(flags: np.ndarray) -> int:
+    """How many, from the first."""
+    return int(np.logical_and.accumulate(flags).sum())
+
+
+def waves(points: Sequence[ForkPoint], width: int) -> Iterator[list[ForkPoint]]:
+    """So many at a time as the parent has replicas: a GEMM's bits may depend on a stack's width."""
+    for start in range(0, len(points), width):
+        yield list(points[start : start + width])
+
+
+def run_wave(
+    run: config.StudentTeacher,
+    parent: config.StudentTeacher,
+    wave: Sequence[ForkPoint],
+    states: Sequence[State],
+    steps: int,
+) -> np.ndarray:
+    """Loss and gradient norm of each fork [steps, 2, forks], float32; slots that are left over repeat the first."""
+    width = len(parent.replicas)
+    slots = [*range(len(wave)), *[0] * (width - len(wave))]
+    device = states[0][0].device
+    stack = Stack(run, device, starts=[wave[slot].step for slot in slots], taught_as=parent)
+    stack.lrs.copy_(torch.tensor([parent.replicas[wave[slot].replica][1] for slot in slots]))
+    with torch.no_grad():
+        for number, tensor in enumerate(stack.state()[1:]):
+            tensor.copy_(torch.stack([states[slot][number] for slot in slots]))
+    parts = []
+    for step in range(1, steps + 1):
+        stack.train_step()
+        if step % ROWS == 0 or step == steps:
+            parts.append(stack.record[: (step - 1) % ROWS + 1].cpu().numpy())
+    return np.concatenate(parts)[:, :, : len(wave)]

@@ -1,0 +1,189 @@
+"""Replicas of a student, trained side by side: every step of all of them at once, on a GPU as one CUDA graph.
+
+Nothing crosses between replicas: losses, gradients, norms and updates have a leading [S]. What varies over a stack is
+data: initial weights, learning rates, and the step at which a replica is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.data.gaussian import label_noise, student_inputs
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.residual_mlp import ResidualMLP
+from mxstudy.model.stacks import stack
+from mxstudy.model.teacher import Quantized, build_teacher
+from mxstudy.tracking.columns import ROWS
+from mxstudy.train.schedule import lr_ratio
+from mxstudy.train.stack_optimizer import StackOptimizer
+
+WARM_UP_STEPS = 3  # before a capture: compilation, cuBLAS handles
+
+
+def mse(y_STD: Tensor, target_TD: Tensor) -> Tensor:
+    """[S]."""
+    return (y_STD - target_TD).square().mean(-1).mean(-1)  # two steps: the order of one may depend on the width S
+
+
+def kl(y_STD: Tensor, target_TD: Tensor) -> Tensor:
+    """KL(softmax of the target || softmax of y), mean over the samples: [S], nats."""
+    log_q, log_p = F.log_softmax(y_STD, -1), F.log_softmax(target_TD, -1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": mse, "kl": kl}
+
+
+def build_student(run: config.StudentTeacher) -> ResidualMLP:
+    """A stack of as many replicas as the run has, not initialised."""
+    student = run.student
+    model = ResidualMLP(
+        run.model,
+        run.norm,
+        block_cast(run.precision),
+        DTYPES[run.train.compute],
+        gain=student.gain,
+        vector_ops=student.vector_ops,
+        freeze_norm_bias=student.freeze_norm_bias,
+    )
+    stack(model, len(run.replicas))
+    return model
+
+
+def quantized(run: config.StudentTeacher) -> Quantized | None:
+    """How the run's teacher is, None if it is not."""
+    return Quantized(block_cast(run.precision), DTYPES[run.train.compute]) if run.teacher.quantized else None
+
+
+def apply_run_precision(
+    model: ResidualMLP, run: config.StudentTeacher, step: int, device: torch.device
+) -> dict[str, str]:
+    return apply_precision(model, run.precision, step, run.train.compute, device)
+
+
+class Stack:
+    """Students, teacher, optimizer and how many steps they have taken; `train_step` moves all of them on by one.
+
+    `starts`: of each replica the step of the run that its first one here is; all 0 if not given. `taught_as`: the run
+    whose teacher this is, where that is another. `losses` and `grad_norms` [S] are those of the last step, of the
+    weights before it. A replica of which one is not finite is not `alive` any more: it keeps its weights, and both are
+    NaN from the next step on. `record` [ROWS, 2, S] has them of the last steps, step t in row t % ROWS.
+    """
+
+    def __init__(
+        self,
+        run: config.StudentTeacher,
+        device: torch.device,
+        starts: Sequence[int] = (),
+        taught_as: config.StudentTeacher | None = None,
+    ) -> None:
+        self.config, self.device = run, device
+        self.model = build_student(run).to(device)
+        self.model.init_weights([seed for seed, _ in run.replicas])
+        self.taught_as = by = taught_as or run
+        self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by)).to(device)
+        self.set_precision(0)
+        self.starts = torch.tensor(starts or 0, dtype=torch.int64, device=device)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = StackOptimizer(run.optimizer, self.parameters)
+        ratios = [lr_ratio(run.schedule, step, run.train.steps) for step in range(run.train.steps)]
+        self.lr_ratios = torch.tensor(ratios, dtype=torch.float32, device=device)
+        self.lrs = torch.tensor([lr for _, lr in run.replicas], dtype=torch.float32, device=device)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.losses, self.grad_norms = torch.zeros_like(self.lrs), torch.zeros_like(self.lrs)
+        self.alive = torch.ones_like(self.lrs, dtype=torch.bool)
+        self.record = torch.zeros(ROWS, 2, len(self.lrs), device=device)
+        as_configured: Callable[[Any], Any] = torch.compile if run.train.compile else lambda function: function
+        self.draw, self.loss, self.update = map(as_configured, (self._draw, self._loss, self._update))
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def set_precision(self, step: int) -> dict[str, str]:
+        """As the schedule has it at `step`; {linear: row of PRECISIONS}."""
+        self.graph = None
+        if quantized(self.taught_as):
+            apply_run_precision(self.teacher.mlp, self.taught_as, step, self.device)
+        return apply_run_precision(self.model, self.config, step, self.device)
+
+    def train_step(self) -> None:
+        if self.device.type == "cuda":
+            self.graph = self.graph or self.capture()
+            self.graph.replay()
+        else:
+            self.eager_step()
+
+    def eager_step(self) -> None:
+        losses = self.loss(*self.batch())
+        gradients = torch.autograd.grad(losses.sum(), self.parameters)
+        self.update(losses.detach(), gradients)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """That of the next step: [T, D] each, or [S, T, D] where the replicas are at steps of their own."""
+        steps = self.starts + self.step
+        if steps.ndim == 0:
+            return self.draw(steps)
+        inputs, targets = zip(*map(self.draw, steps.unbind()), strict=True)  # one by one: the bits of a single draw
+        return torch.stack(inputs), torch.stack(targets)
+
+    def _draw(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs, and what the teacher makes of them with noise: [T, D] each."""
+        run, size = self.config, (self.config.train.batch_size, self.config.model.hidden_size)
+        x_TD = student_inputs(run.data_seed, step, *size, self.device)
+        target_TD = self.teacher(x_TD)
+        if run.label_noise:
+            target_TD = target_TD + label_noise(run.data_seed, step, *size, self.device, run.label_noise)
+        return x_TD, target_TD
+
+    def _loss(self, x_TD: Tensor, target_TD: Tensor) -> Tensor:
+        """[S]."""
+        return LOSSES[self.config.loss](self.model(x_TD), target_TD)
+
+    @torch.no_grad()
+    def _update(self, losses: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Each replica's weights, unless its loss or gradient is or was not finite; then the step's number."""
+        grad_norms = sum(g.square().sum(-1).sum(-1) for g in gradients).sqrt()  # type: ignore[union-attr]
+        losses, grad_norms = (torch.where(self.alive, value, torch.nan) for value in (losses, grad_norms))
+        self.alive.logical_and_(losses.isfinite() & grad_norms.isfinite())
+        step = self.starts + self.step
+        lr_ratios = self.lr_ratios.take(step.clamp_max(len(self.lr_ratios) - 1))  # an index would be read by the host
+        self.optimizer.step(gradients, self.lrs * lr_ratios, step, self.alive)
+        self.losses.copy_(losses)
+        self.grad_norms.copy_(grad_norms)
+        self.record.index_copy_(0, (self.step % ROWS).view(1), torch.stack((losses, grad_norms))[None])
+        self.step.add_(1)
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        """The step as a graph; what the warm-up trains is undone."""
+        state = [tensor.detach().clone() for tensor in self.state()]  # autograd remembers where it met a parameter
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                self.eager_step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self.eager_step()
+        with torch.no_grad():
+            for tensor, before in zip(self.state(), state, strict=True):
+                tensor.copy_(before)
+        return graph
+
+    def state(self) -> list[Tensor]:
+        """Everything that a step changes but its own report."""
+        return [self.step, self.alive, *self.model.parameters(), *self.optimizer.state()]
+
+    def named_state(self) -> dict[str, Tensor]:
+        """`state` by name, as a checkpoint has it."""
+        trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        named = {"step": self.step, "alive": self.alive} | {
+            f"model.{name}": p.detach() for name, p in self.model.named_parameters()
+        }
+        for name, state in zip(trained, self.optimizer.states, strict=True):
+            named |= {f"optimizer.{name}.{number}": tensor for number, tensor in enumerate(state)}
+        return named

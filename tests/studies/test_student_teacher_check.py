@@ -1,0 +1,110 @@
+"""What a stack of students cannot be asked for is refused, in one line, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from student_runs import configured
+
+from mxstudy.launch.plan import off_then
+from mxstudy.reader import ConfigError
+from mxstudy.studies import student_teacher
+
+
+def schedule(*rows: tuple[int, str], pattern: str = "layers.*") -> list[dict[str, Any]]:
+    return [{"from_step": step, "plan": {pattern: row}} for step, row in rows]
+
+
+FP32 = {"precision__schedule": schedule((0, "fp32")), "train__compute": "fp32"}
+NO_NORM = {"norm": None, "student": {"vector_ops": "bf16"}}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model__hidden_size": 48}, "precision.block_size: 32 does not divide layers.0.up's input size 48"),
+    ({"precision__block_size": 64}, "precision.block_size: 64 does not divide layers.0.up's input size 32"),
+    ({"norm": {"kind": "mxnorm", "p": 2}, "model__hidden_size": 48}, "model.hidden_size: 48 does not divide into"),
+    ({"train__batch_size": 48}, "train.batch_size: 48 samples do not divide into blocks of 32"),
+    (
+        {"train__batch_size": 48, "precision__schedule": schedule((0, "mxfp8_forward_only"), (5, "mxfp8"))},
+        "train.batch_size: 48 samples do not divide into blocks of 32",
+    ),
+    ({"precision__schedule": schedule((0, "mxpf8"))}, "'mxpf8' is not a choice; did you mean 'mxfp8'?"),
+    ({"precision__schedule": schedule((0, "mxfp8"), (9, "mxpf8"))}, "'mxpf8' is not a choice"),
+    ({"precision__schedule": schedule((0, "mxfp8"), pattern="layres.*")}, "did you mean 'layers.*'?"),
+    ({"precision__schedule": schedule((0, "mxfp8"), (24, "bf16"))}, "a row starts at step 24, after the last of 24"),
+    ({"precision__schedule": schedule((0, "mxfp8"), (99, "bf16"))}, "a row starts at step 99, after the last of 24"),
+    ({"precision__schedule": schedule((0, "mxfp8"), (9, "fp32"))}, "asks for fp32, but train.compute is bf16"),
+    (
+        {
+            "model": {
+                "kind": "residual_mlp",
+                "hidden_size": 32,
+                "num_layers": 1,
+                "attention_heads": 1,
+                "sequence_length": 8,
+            },
+            "precision__schedule": [{"plan": {"layers.*": "mxfp8", "layers.0.attention.*": "bf16"}}],
+            "teacher": {"kind": "code", "quantized": True},
+            "student": {"gain": "bf16", "vector_ops": "bf16"},
+        },
+        "teacher.quantized: in the teacher precision.schedule: pattern 'layers.0.attention.*' matches no linear",
+    ),
+    ({"precision__backend": "native"}, "precision.backend: native cannot be had"),
+    ({"precision__skip_blocks": 1}, "precision.skip_blocks: 1 at both ends leave none of 2"),
+    ({"norm": None}, "student.gain: there is no norm to round the gain of; leave it at fp32"),
+    ({"norm": {"kind": "layernorm", "affine": False}}, "student.gain: the norm has none to round to mx"),
+    (FP32, "student.gain: mx takes blocks from the forward of layers.0.up, which has none"),
+    (
+        {"precision__schedule": schedule((0, "mxfp8"), (9, "mxfp8_backward_only"))},
+        "student.gain: mx takes blocks from the forward of layers.0.up, which has none",
+    ),
+    ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx takes blocks from the forward"),
+    (
+        {"norm": {"kind": "rmsnorm"}, "student": {"freeze_norm_bias": True}},
+        "student.freeze_norm_bias: the norm has no bias; set it to false",
+    ),
+    (
+        {"norm": {"kind": "mxnorm", "p": 2}, "student": {"vector_ops": "code"}},
+        "student.vector_ops: code rounds every step of the norm, and a folded gain",
+    ),
+    ({"student": {"gain": "mxfp8"}}, "student.gain: 'mxfp8' is not a choice"),
+    ({"loss": "kl"}, "label_noise: kl has none; set it to 0"),
+    ({"seeds": [1, 1]}, "seeds: one or more, each once, not [1, 1]"),
+    ({"seeds": []}, "seeds: one or more, each once, not []"),
+    ({"lrs": [0.0]}, "lrs: must be positive, not [0.0]"),
+    ({"optimizer": {"kind": "adamw", "lr": 1e-3}}, "optimizer.kind: 'adamw' is not a choice"),
+]
+if not torch.cuda.is_available():
+    REFUSED.append(({"train__device": "cuda"}, "train.device: cuda was asked for and there is none"))
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"train__batch_size": 48, "precision__schedule": schedule((0, "mxfp8_forward_only"))},  # nothing along the batch
+    {"precision__schedule": schedule((0, "mxfp8"), (23, "bf16")), "student": {"gain": "bf16"}},
+    NO_NORM,
+    FP32 | {"student": {}},
+    {"loss": "kl", "label_noise": 0.0},
+    {"norm": {"kind": "mxnorm", "p": 1}},
+    {"precision__schedule": schedule((0, "mxfp8_bf16_weight"))},  # the gain is in the format of X
+]
+
+
+@pytest.mark.parametrize(("dotted", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_it_is_refused(dotted: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        student_teacher.check(configured(**dotted))
+    assert words in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("dotted", ACCEPTED, ids=str)
+def test_it_is_not_refused(dotted: dict[str, Any]) -> None:
+    student_teacher.check(configured(**dotted))
+
+
+def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
+    coupled = configured(probe={"gradient_bias": {"every_steps": 5, "coupled": True}})
+    same = configured(probe={"gradient_bias": {"every_steps": 5}})
+    assert off_then(configured(), coupled) == ["probe.gradient_bias", "probe.gradient_bias.coupled"]
+    assert off_then(same, coupled) == ["probe.gradient_bias.coupled"]
+    assert off_then(coupled, same) == off_then(coupled, configured()) == []

@@ -1,0 +1,142 @@
+"""A stack's step: each replica as if it were alone, losses and optimizers as in PyTorch, and replicas that die."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mxstudy import config
+from mxstudy.config import read_run
+from mxstudy.tracking.columns import ROWS
+from mxstudy.train.runtime import configure_torch
+from mxstudy.train.stack import LOSSES, Stack
+
+pytestmark = pytest.mark.integration
+CPU = torch.device("cpu")
+FP32 = {"precision": {"schedule": [{"plan": {"layers.*": "fp32"}}]}}
+
+
+def stack(seeds: list[int], size: int = 32, batch_size: int = 64, **options: Any) -> Stack:
+    values = {
+        "study": "student_teacher",
+        "seeds": seeds,
+        "model": {"kind": "residual_mlp", "hidden_size": size, "num_layers": 2},
+        "norm": {"kind": "layernorm", "bias": True},
+        "precision": {"schedule": [{"plan": {"layers.*": "mxfp8"}}]},
+        "optimizer": {"kind": "adam"},
+        "schedule": {"kind": "constant", "warmup_fraction": 0.0},
+        "train": {"steps": 20, "batch_size": batch_size, "compile": False, "device": "cpu"},
+    }
+    configure_torch()
+    run = cast(config.StudentTeacher, read_run(values | options))
+    return Stack(run, CPU)
+
+
+def reported(one: Stack, replica: int = 0) -> list[float]:
+    return [float(one.losses[replica]), float(one.grad_norms[replica])]
+
+
+@pytest.mark.parametrize("attention", [{}, {"attention_heads": 4, "sequence_length": 32}])
+def test_a_replica_is_the_run_alone(attention: dict[str, int]) -> None:
+    """At sizes where threads share a sum: losses, gradient norms and weights, bit by bit."""
+    model = {"kind": "residual_mlp", "hidden_size": 256, "num_layers": 2} | attention
+    together = stack([4, 7, 1, 0, 9], batch_size=512, model=model)
+    alone = {replica: stack([seed], batch_size=512, model=model) for replica, seed in ((0, 4), (3, 0))}
+    for _ in range(3):
+        together.train_step()
+        for replica, one in alone.items():
+            one.train_step()
+            assert reported(together, replica) == reported(one)
+    for replica, one in alone.items():
+        for of_all, own in zip(together.state()[1:], one.state()[1:], strict=True):
+            assert torch.equal(of_all[replica], own[0])
+
+
+# ---------------------------------------------------------------------------------------------- losses and optimizers
+
+
+def test_losses() -> None:
+    y, target = torch.randn(3, 8, 16), torch.randn(8, 16)
+    for loss, reference in {
+        "mse": lambda one: F.mse_loss(one, target),
+        "kl": lambda one: F.kl_div(one.log_softmax(-1), target.softmax(-1), reduction="batchmean"),
+    }.items():
+        torch.testing.assert_close(LOSSES[loss](y, target), torch.stack([reference(one) for one in y]))
+
+
+OPTIMIZERS = {
+    "adam": ({"kind": "adam"}, lambda p, lr: torch.optim.Adam(p, lr)),
+    "adam, betas": (
+        {"kind": "adam", "betas": [0.5, 0.9], "eps": 1e-3},
+        lambda p, lr: torch.optim.Adam(p, lr, (0.5, 0.9), 1e-3),
+    ),
+    "sgd": ({"kind": "sgd"}, lambda p, lr: torch.optim.SGD(p, lr)),
+    "momentum": ({"kind": "sgd", "momentum": 0.9}, lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_are_those_of_torch(name: str) -> None:
+    """Of the stack's own gradients, with a cosine schedule, two learning rates, and replicas at steps of their own."""
+    values, build = OPTIMIZERS[name]
+    options = FP32 | {"optimizer": values, "lrs": [1e-3, 1e-2]}
+    cosine = {"kind": "cosine", "warmup_fraction": 0.0, "final_ratio": 0.01}
+    ours = stack(
+        [0], **options, schedule=cosine, train={"steps": 20, "batch_size": 64, "compile": False, "compute": "fp32"}
+    )
+    for replica, lr in enumerate((1e-3, 1e-2)):
+        copies = [p.detach()[replica].clone().requires_grad_() for p in ours.parameters]
+        theirs = build(copies, lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=19, eta_min=lr * 0.01)
+        begin = [tensor.detach().clone() for tensor in ours.state()]
+        for _ in range(20):
+            gradients = torch.autograd.grad(ours.loss(*ours.batch()).sum(), ours.parameters)
+            for copy, gradient in zip(copies, gradients, strict=True):
+                copy.grad = gradient[replica]
+            ours.train_step()
+            theirs.step()
+            schedule.step()
+        for p, copy in zip(ours.parameters, copies, strict=True):
+            torch.testing.assert_close(p[replica], copy, rtol=2e-5, atol=2e-6)
+        with torch.no_grad():
+            for tensor, before in zip(ours.state(), begin, strict=True):
+                tensor.copy_(before)
+
+
+# ------------------------------------------------------------------------------------------------------------- death
+
+
+def test_what_is_not_finite_ends_a_replica_and_no_other() -> None:
+    """It keeps the weights of its last finite step, and stays dead where they would do on the next batch."""
+    ill, well = stack([0, 1, 2]), stack([0, 1, 2])
+    healthy = ill.loss
+    for step in range(8):
+        if step == 3:  # a target that overflows, once and for one replica
+            ill.loss = lambda x, target: healthy(x, target) * torch.tensor([1.0, torch.inf, 1.0])
+        ill.train_step()
+        well.train_step()
+        if step == 3:
+            ill.loss = healthy
+        if step == 2:
+            last = [tensor.detach()[1].clone() for tensor in ill.state()[2:]]
+    record = ill.record[:8]
+    assert torch.equal(record[:, :, [0, 2]], well.record[:8, :, [0, 2]])
+    assert torch.equal(record[:3, :, 1], well.record[:3, :, 1])
+    assert record[3, 0, 1] == torch.inf
+    assert record[4:, :, 1].isnan().all()
+    assert ill.alive.tolist() == [True, False, True]
+    for tensor, before in zip(ill.state()[2:], last, strict=True):
+        assert torch.equal(tensor[1], before)
+
+
+def test_the_record_has_the_last_steps() -> None:
+    one = stack([0], train={"steps": ROWS + 3, "batch_size": 32, "compile": False})
+    seen = []
+    for _ in range(ROWS + 3):
+        one.train_step()
+        seen.append(reported(one))
+    want = torch.tensor([*seen[ROWS:], *seen[3:ROWS]])
+    assert torch.equal(one.record[:, :, 0], want)
