@@ -49,9 +49,16 @@ def sweep(*names: str) -> tuple[str, str]:
     return " && ".join(f"python -m mxstudy +sweep={name}" for name in names), " ".join(f"runs/{name}" for name in names)
 
 
+def students(number: int, name: str, arguments: str) -> Figure:
+    """Losses of the instability paper's students, of the sweep of that name."""
+    about, losses = f"instability paper, figure {number}", partial(Figure, script="student_losses")
+    return losses(f"instability_fig{number:02}_{name}", about, TRAINED, *sweep(name), arguments=arguments)
+
+
 APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximation")
 PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mxnorm_pretrain", "mxnorm_pretrain")
 PROXY = (*sweep("spike_proxy"), "spike_proxy")
+GRADIENT_BIAS = sweep("gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
 
@@ -107,6 +114,42 @@ FIGURES = (
     ),
     Figure("cast_quality", "every format, scale rule and rounding", ("quality",), *APPROXIMATION),
     curves("instability_fig01_losses", "instability paper, figure 1", TRAINED, *sweep("olmo_precision_grid")),
+    students(2, "activations_and_norm", "--columns model.activation --rows norm model.num_layers"),
+    Figure("instability_fig03_overflow", "instability paper, figure 3", (*TRAINED, "last_bin"), *sweep("overflow")),
+    Figure(
+        "instability_fig04_interventions",
+        "instability paper, figure 4",
+        ("runs", "forks", "fork_metrics"),
+        "python -m mxstudy +sweep=overflow && python -m mxstudy +sweep=interventions parent=FINGERPRINT,FINGERPRINT",
+        "runs/interventions",
+    ),
+    Figure(
+        "instability_fig05_gradient_bias",
+        "instability paper, figure 5",
+        (*TRAINED, "gradient_bias", "coupled_gradient_bias"),
+        *GRADIENT_BIAS,
+    ),
+    Figure("student_sharpness", "instability paper, Eq. 10", (*TRAINED, "sharpness"), *GRADIENT_BIAS),
+    Figure(
+        "student_sharpness_at_divergence",
+        "the same around each replica's divergence",
+        (*TRAINED, "sharpness"),
+        *GRADIENT_BIAS,
+        script="student_sharpness",
+        arguments="--around-divergence 2000",
+    ),
+    Figure(
+        "instability_fig06_learning_rate_grid",
+        "instability paper, figure 6",
+        TRAINED,
+        *sweep("learning_rate_grid"),
+    ),
+    students(7, "attention", "--columns model"),
+    students(8, "loss", "--columns loss"),
+    Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
+    students(10, "optimizers", "--columns optimizer"),
+    students(11, "initialisation", "--columns model.init"),
+    Figure("student_decisive", "what makes students diverge, arm by arm", RUNS, *sweep("decisive")),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
     fits(
         "instability_fig13_bf16_activations",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from composing import compose, compose_job, handed_over
-from quiz import given_to
 
 from mxstudy import cli
 from mxstudy.config import Decoder
 from mxstudy.launch.plan import validate
 from mxstudy.reader import ConfigError
 from mxstudy.studies import pretrain
-from mxstudy.tracking.folder import RunFolder
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
@@ -30,6 +29,27 @@ NEEDS = {
     "tokenizer=bpe_32k": ["model.vocab_size=32000"],
     "precision=fp32": ["train.compute=fp32"],
 }
+# What a stack of students cannot use a choice without: a norm with a gain to round, a forward with blocks of MX.
+STUDENT_NEEDS = {
+    "norm=none": ["student.gain=fp32"],
+    "norm=mxnorm_postround": ["norm.format=E4M3"],
+    "precision=bf16": ["fidelity=none"],
+    "precision=fp32": ["fidelity=none", "train.compute=fp32"],
+    "precision=fp8_tensor": ["student.gain=bf16"],
+    "precision=mxfp8_backward_only": ["student.gain=bf16"],
+    "precision=nvfp4_forward_only": ["student.gain=bf16", "precision.scale_rule=rceil"],
+}
+STUDENT_GROUPS = {"norm", "precision", "teacher", "loss", "fidelity"}
+STUDENT_CHOICES = [f"model={choice}" for choice in GROUPS["model"] if choice.startswith("residual_mlp")]
+STUDENT_CHOICES += ["train=stack", "optimizer=adam", "optimizer=sgd", "optimizer=sgd_momentum"]
+STUDENT_CHOICES += ["schedule=constant_no_warmup", "schedule=cosine_no_warmup"]
+STUDENT_CHOICES += [f"probe={choice}" for choice in GROUPS["probe"] if choice.startswith("student_")]
+STUDENT_CHOICES += [f"{g}={c}" for g in GROUPS for c in GROUPS[g] if g in STUDENT_GROUPS and c != "as_trained"]
+OF_STUDENTS = {
+    "norm=none",
+    *(f"intervention={choice}" for choice in GROUPS["intervention"]),
+    *(c for c in STUDENT_CHOICES if c.partition("=")[0] not in ("norm", "precision", "schedule")),
+}
 
 
 def stem(value: object) -> str:
@@ -39,7 +59,7 @@ def stem(value: object) -> str:
 @pytest.mark.integration
 @pytest.mark.parametrize("path", EXPERIMENTS + SWEEPS, ids=stem)
 def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
-    path: Path, trained: RunFolder, evaluation_sets: Path
+    path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
     package, command = path.read_text().splitlines()[:2]
     assert package == "# @package _global_"
@@ -47,7 +67,7 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
     words = shlex.split(command)[4:]
     folder = "sweep" if path in SWEEPS else "experiment"
     assert words[0] == f"+{folder}={path.stem}"
-    given = given_to(path.stem, trained, evaluation_sets)
+    given = given_to(path.stem)
     said = [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]  # a user's own
     assert {word.partition("=")[0] for word in words} - {word.partition("=")[0] for word in [*said, *given]} == set()
     for one in compose(*said, *given, each_value_once=True):
@@ -56,9 +76,9 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=stem)
-def test_an_experiment_and_its_rehearsal_are_valid(path: Path, trained: RunFolder, evaluation_sets: Path) -> None:
+def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
-    given = given_to(name, trained, evaluation_sets)
+    given = given_to(name)
     full = validate(compose_job(f"+experiment={name}", *given))
     assert full.experiment == name
     REHEARSED[full.study](name, *given)
@@ -83,17 +103,38 @@ def rehearse_perplexity(name: str, *given: str) -> None:
     assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).documents == 4
 
 
+def rehearse_students(name: str, *given: str) -> None:
+    tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny"))
+    assert (tiny.model.hidden_size, tiny.model.num_layers, tiny.seeds) == (64, 2, (0, 1))
+    assert (tiny.train.steps, tiny.train.batch_size, tiny.train.compile) == (12, 64, False)
+
+
+def rehearse_fork(name: str, *given: str) -> None:
+    assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).steps == 6
+
+
 REHEARSED = {
+    "fork": rehearse_fork,
     "pretrain": rehearse_pretraining,
+    "student_teacher": rehearse_students,
     "approximation": rehearse_approximation,
     "evaluate": rehearse_evaluation,
     "perplexity": rehearse_perplexity,
 }
 
 
-@pytest.mark.parametrize(("name", "foreign"), [("quickstart", "rows=5"), ("approximation", "train.steps=3")])
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("quickstart", "rows=5"),
+        ("quickstart", "seeds=[1]"),
+        ("approximation", "train.steps=3"),
+        ("student_teacher", "model.ffn_size=96"),
+        ("student_teacher", "train.sequence_length=32"),
+    ],
+)
 def test_a_rehearsal_does_not_swallow_what_was_meant_for_another_kind_of_run(name: str, foreign: str) -> None:
-    key = foreign.split(".")[0].split("=")[0]
+    key = foreign.partition("=")[0] if name == "student_teacher" else foreign.split(".")[0].split("=")[0]
     with pytest.raises(ConfigError, match=f"{key}: no such key"):
         validate(compose_job(f"+experiment={name}", "+debug=tiny", foreign))
 
@@ -108,7 +149,9 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices])
+@pytest.mark.parametrize(
+    ("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices if f"{g}={c}" not in OF_STUDENTS]
+)
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))
     assert one.choices[group] == choice
@@ -117,6 +160,42 @@ def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
             validate(one)
     else:
         validate(one)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("choice", STUDENT_CHOICES)
+def test_every_choice_of_the_students_is_valid(choice: str) -> None:
+    validate(compose_job("+experiment=student_teacher", choice, *STUDENT_NEEDS.get(choice, [])))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("choice", GROUPS["intervention"])
+def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list[str]]) -> None:
+    validate(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
+
+
+FIDELITIES = {  # scale_rule, rounding, operand_pre_round; gain, vector_ops, freeze_norm_bias; teacher, quantized
+    "public_code": (("floor", "away", True), ("bf16", "code", True), ("code", True)),
+    "paper_text": (("floor", "away", True), ("mx", "bf16", False), ("paper", False)),
+    "clean": (("floor", "even", False), ("mx", "bf16", False), ("paper", False)),
+    "none": (("rceil", "even", False), ("fp32", "fp32", False), ("code", False)),
+}
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+def test_a_fidelity_is_what_its_source_does_and_gives_way_to_any_choice(fidelity: str) -> None:
+    config = validate(compose_job("+experiment=student_teacher", f"fidelity={fidelity}"))
+    precision, student, teacher = config.precision, config.student, config.teacher
+    assert (
+        (precision.scale_rule, precision.rounding, precision.operand_pre_round),
+        (student.gain, student.vector_ops, student.freeze_norm_bias),
+        (teacher.kind, teacher.quantized),
+    ) == FIDELITIES[fidelity]
+    changed = ["precision=mx_mix", "precision.scale_rule=even", "student.gain=bf16", "teacher=scaled"]
+    other = validate(compose_job("+experiment=student_teacher", *changed, f"fidelity={fidelity}"))
+    assert (other.precision.scale_rule, other.student.gain, other.teacher.kind) == ("even", "bf16", "scaled")
+    assert other.precision.schedule[0].plan == {"layers.*": "mx_mix"}
+    assert (other.precision.rounding, other.teacher.quantized) == (precision.rounding, teacher.quantized)
 
 
 def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:

@@ -1,0 +1,60 @@
+"""How much of gains, activations and weights lies in the last bin, above the loss (instability paper, figure 3).
+
+In the last bin: larger than the format's largest number once divided by a block's scale, by the paper's floor rule.
+Lines: medians over replicas, of gains those of each layer, else means over layers; bands: their middle half. Dotted:
+what it is for normal numbers, exactly. Where gains are not in MX blocks it is what would happen if they were. Thin
+lines: losses of replicas that diverged.
+
+python -m analysis.instability_fig03_overflow --runs runs/overflow
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis.student_measures import Row, make_measures
+from analysis.style import plt
+
+COUNT = "floor/overflow_fraction"
+TENSORS = {
+    "activations": {"norm's output": "up.input", "activation's output": "down.input", "residual stream": "output"},
+    "weights": {"up": "up.weight", "down": "down.weight"},
+}
+COLORS = ("#0072B2", "#D55E00", "#009E73")
+
+
+def rows_of(last_bin: pd.DataFrame) -> list[Row]:
+    """In percent."""
+    shares = 100 * last_bin.filter(like=f"/{COUNT}")
+    normal = {f"normal numbers\n({fmt})": shares[f"gaussian.{fmt}/{COUNT}"].max() for fmt in formats(shares)}
+    identity = last_bin[["fingerprint", "replica", "step"]]
+    gains = [name for name in shares if ".norm.weight/" in name]
+    found = []
+    if gains:
+        hues = plt.cm.viridis_r([(i + 0.5) / len(gains) for i in range(len(gains))])
+        lines = {f"layer {layer_of(name)}": (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
+        found.append(Row("gains in\nthe last bin, %", identity.join(shares[gains]), lines, thin=False))
+    for kind, places in TENSORS.items():
+        means = {name: shares.filter(regex=rf"^layers\.\d+\.{place}/").mean(axis=1) for name, place in places.items()}
+        lines = {name: (name, color) for name, color in zip(means, COLORS, strict=False)}
+        found.append(Row(f"{kind} in\nthe last bin, %", identity.assign(**means), lines, normal, thin=False))
+    return found
+
+
+def formats(shares: pd.DataFrame) -> list[str]:
+    return [match[1] for name in shares if (match := re.match(r"gaussian\.(\w+)/", name))]
+
+
+def layer_of(name: str) -> str:
+    return name.split(".")[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    make_measures(__file__, __doc__, arguments, rows_of, ["precision", "fidelity", "teacher"], "last_bin")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What is changed shortly before a run diverges, and whether it then does not (instability paper, figure 4).
+
+A panel a point at which runs are forked: so many steps before they diverge, or at that fraction of the way there.
+Lines: medians over the forks; bands: their middle half. none is the control: the same run once more.
+
+python -m analysis.instability_fig04_interventions --runs runs/interventions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.student_arms import REPLICA, difference, shown
+from analysis.student_curves import band, by_replica, grid, legend, limit, strokes
+from analysis.style import figure_parser, load_chosen, save
+from mxstudy import results
+
+CONTROL = "none"
+BLACK = "#000000"
+HEADER = (
+    "| intervention | at | forks | open | diverged | 95 % | less the control's, paired | final loss |\n|---|---|"
+    + ("---:|" * 6)
+)
+LEGEND = """\
+Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps; open:
+it is up there at the end, and too late to say so. The 95 % are Wilson's. Final loss: median and quartiles."""
+
+
+def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """With `intervention`, and `diverged`: 1, 0, or NaN where that is open."""
+    named = runs.set_index("fingerprint")["choice.intervention"]
+    diverged = forks["diverged_at"].notna().astype(float)
+    return forks.assign(
+        intervention=forks["fingerprint"].map(named),
+        diverged=diverged.mask(forks["rising_at"].notna() & (diverged == 0)),
+        **{"config.seed": forks["seed"], "config.data_seed": forks["data_seed"]},
+    )
+
+
+def interventions(forks: pd.DataFrame) -> list[str]:
+    """The control first."""
+    return sorted(forks["intervention"].unique(), key=lambda name: (name != CONTROL, name))
+
+
+def title(point: str) -> str:
+    """Of 'before 10', '0.88', 'step 300'."""
+    kind, _, number = point.partition(" ")
+    return {"before": f"{number} steps before divergence", "step": point}.get(
+        kind, f"at {kind} of the way to divergence"
+    )
+
+
+def colors_of(forks: pd.DataFrame) -> dict[str, str]:
+    return {name: BLACK if name == CONTROL else color for name, color in strokes(interventions(forks)).items()}
+
+
+def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
+    points = sorted(forks["point"].unique())
+    figure, panels = grid([""], [title(point) for point in points], 2.4, sharey=True)
+    metrics = metrics.merge(forks, on=["fingerprint", "fork"], suffixes=("", "_of_fork"))
+    metrics = metrics.assign(step=metrics["step"] - metrics["step_of_fork"], replica=metrics["fork"])
+    colors = colors_of(forks)
+    for axes, point in zip(panels[0], points, strict=True):
+        for name in interventions(forks):
+            own = metrics[(metrics["point"] == point) & (metrics["intervention"] == name)]
+            if len(own):
+                style = {"linestyle": "--", "zorder": 3} if name == CONTROL else {}
+                band(axes, by_replica(own[[*REPLICA, "step", "loss"]], "loss"), colors[name], **style)
+    limit(panels.flat, metrics)
+    figure.supxlabel("steps since the fork", fontsize=8)
+    figure.supylabel("training loss", fontsize=8)
+    legend(figure, colors, thin=False)
+    return figure
+
+
+def table(forks: pd.DataFrame) -> str:
+    lines = [HEADER, "|---|---|" + "---:|" * 6]
+    for point, at_point in forks.groupby("point"):
+        control = at_point[at_point["intervention"] == CONTROL]
+        for name in interventions(at_point):
+            own = at_point[at_point["intervention"] == name]
+            known = own["diverged"].dropna()
+            interval = results.fraction(int(known.sum()), len(known)) if len(known) else None
+            less = shown(difference(own, control)) if len(control) and name != CONTROL else "-"
+            losses = own["loss"].astype(float).where(np.isfinite(own["loss"]), np.inf)
+            low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
+            cells = [
+                name,
+                str(point),
+                str(len(own)),
+                str(len(own) - len(known)),
+                f"{known.sum():.0f} of {len(known)}",
+                f"{interval.low:.2f} .. {interval.high:.2f}" if interval else "-",
+                less,
+                f"{middle:.3g} ({low:.3g} .. {high:.3g})",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{LEGEND}\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    chosen = options.parse_args(arguments)
+    runs, forks, metrics = load_chosen(options, chosen, "runs", "forks", "fork_metrics")
+    forks = judged(forks, runs)
+    said = (__doc__ or "").partition("python -m")[0].strip()
+    parents = ", ".join(fingerprint[:12] for fingerprint in forks["parent"].unique())
+    try:
+        caption = f"{said}\n\nForks of {parents}.\n\n{table(forks)}"
+    except ValueError as error:
+        options.error(str(error))
+    save(draw(forks, metrics), chosen.name, caption)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Losses by learning rate and precision, coloured by the student's size (instability paper, figure 6).
+
+Lines: medians over the replicas of a size. Thin lines: the replicas that diverged, with a cross where they stop being
+finite; how many they are is in the corner. Cosine: from the rate that is given down to a hundredth of it.
+
+python -m analysis.instability_fig06_learning_rate_grid --runs runs/learning_rate_grid
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.student_arms import ended, named, of_arms, sorted_arms, table
+from analysis.student_curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note
+from analysis.style import figure_parser, load_chosen, plt, save
+
+DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
+
+
+def rates(runs: pd.DataFrame) -> pd.Series:
+    cosine = runs["config.schedule.kind"] == "cosine"
+    return cosine.map({True: "cosine ", False: ""}) + runs["lr"].map("lr {:g}".format)
+
+
+def sizes(runs: pd.DataFrame) -> pd.Series:
+    return runs[DEPTH].astype(int).map("L = {}".format) + runs[WIDTH].astype(int).map(", D = {}".format)
+
+
+def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
+    rate, size, precision = rates(runs), sizes(runs), named(runs, ["precision"])
+    order = (runs[DEPTH] * runs[WIDTH] ** 2).groupby(size).first().sort_values(kind="stable").index
+    hues = plt.cm.plasma_r([0.12 + 0.88 * i / len(order) for i in range(len(order))])
+    color = dict(zip(order, map(tuple, hues), strict=True))
+    rows, columns = sorted_arms(precision), sorted_arms(rate)
+    figure, panels = grid(rows, columns, 1.6, sharey=True)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            here = runs[(precision == row) & (rate == column)]
+            draw_sizes(panels[i, j], metrics.merge(here[REPLICA]), here, size, color)
+    limit(panels.flat, metrics)
+    figure.supylabel("training loss, mean squared error", fontsize=8)
+    legend(figure, color)
+    return figure
+
+
+def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: pd.Series, color: dict) -> None:
+    for name, own in runs.groupby(size[runs.index], sort=False):
+        losses = losses_by_replica(metrics.merge(own[REPLICA]))
+        band(axes, losses, color[name], spread=False, linewidth=0.9)
+        lost_lines(axes, losses, own, color[name], of="max")
+    note(axes, f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged", (0.98, 0.97))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    chosen = options.parse_args(arguments)
+    runs, metrics = load_chosen(options, chosen, "runs", "metrics")
+    runs = ended(runs)
+    arms = named(runs, ["precision"]) + ", " + rates(runs)
+    save(draw(runs, metrics), chosen.name, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
+
+
+if __name__ == "__main__":
+    main()

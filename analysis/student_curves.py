@@ -1,0 +1,132 @@
+"""Curves of a stack's replicas in one panel: median and band over them, and a thin line for each that diverged.
+
+Most of what is seen here has thousands of steps: neighbouring ones are drawn as one point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.student_arms import REPLICA
+from analysis.style import ARMS, OTHERS, TWO_COLUMNS, plt
+
+POINTS = 300
+DOTTED = 10  # with fewer points each is seen
+QUANTILES = (0.25, 0.5, 0.75)
+BASELINES = ("fp32", "bf16")
+THIN = {"linewidth": 0.4, "alpha": 0.55}
+HEADROOM = 100.0  # times the highest loss at the start: above it a loss is gone
+
+
+def by_replica(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The column by step (rows) and replica (columns), NaN where there is no finite number."""
+    wide = rows.pivot(index="step", columns=REPLICA, values=column).astype(float)
+    return wide.where(np.isfinite(wide))
+
+
+def losses_by_replica(metrics: pd.DataFrame) -> pd.DataFrame:
+    """So too, but a loss that is not finite is infinite, and stays so after the stack's end."""
+    losses = metrics.assign(loss=metrics["loss"].where(np.isfinite(metrics["loss"]), np.inf))
+    wide = losses.pivot(index="step", columns=REPLICA, values="loss").astype(float)
+    return wide.mask(wide.bfill().isna(), np.inf)
+
+
+def bins(values: pd.DataFrame) -> np.ndarray:
+    """Of each row the first step of its point."""
+    steps = values.index.to_numpy()
+    size = max(1, -(-len(steps) // POINTS))
+    return np.asarray(steps[np.arange(len(steps)) // size * size])
+
+
+def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **style: Any) -> None:
+    """Of replicas in columns: the quartiles over them, of each the median over neighbouring steps."""
+    middles = values.groupby(bins(values)).quantile(0.5, interpolation="lower")
+    low, middle, high = np.nanquantile(middles.to_numpy(), QUANTILES, axis=1, method="inverted_cdf")
+    if spread and values.shape[1] > 1:
+        axes.fill_between(middles.index, low, finite(high, 1e30), color=color, alpha=0.18, linewidth=0)
+    dots = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
+    axes.plot(middles.index, finite(middle), color=color, **dots, **style)
+
+
+def lost_lines(axes: Axes, values: pd.DataFrame, runs: pd.DataFrame, color: Any, of: str = "median") -> None:
+    """Of each replica that diverged the median or max of neighbouring values, and a cross where these are infinite."""
+    lost = [tuple(replica) for replica in runs.loc[runs["diverged"] > 0, REPLICA].to_numpy()]
+    points = values[lost].groupby(bins(values)).agg(of)
+    for replica in lost:
+        axes.plot(points.index, finite(points[replica].to_numpy()), color=color, zorder=1.5, **THIN)
+        end = np.argmax(np.isinf(values[replica]))
+        if end > 0:
+            last = values[replica].iloc[end - 1]
+            axes.plot(values.index[end], last, "x", color=color, markersize=3.5, markeredgewidth=0.8, zorder=3)
+
+
+def finite(values: np.ndarray, instead: float = np.nan) -> np.ndarray:
+    return np.where(np.isfinite(values), values, instead)
+
+
+def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame], colors: dict[str, Any]) -> None:
+    """Losses of each arm's replicas, of `student_arms.ended`; in the corner how many of them diverged.
+
+    FP32 and bf16 are what others are compared with: dashed, and on top.
+    """
+    for place, (name, runs) in enumerate(arms.items()):
+        losses = losses_by_replica(metrics.merge(runs[REPLICA]))
+        is_known = not {*name.split()}.isdisjoint(BASELINES)
+        band(axes, losses, colors[name], linestyle="--" if is_known else "-", zorder=2.5 if is_known else 2)
+        lost_lines(axes, losses, runs, colors[name], of="max")
+        said = f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged"
+        note(axes, said, (0.98, 0.97 - 0.1 * place), colors[name])
+
+
+def note(axes: Axes, said: str, at: tuple[float, float], color: Any = "black") -> None:
+    """In the panel, in fractions of it, on white."""
+    paper = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
+    axes.annotate(said, at, xycoords="axes fraction", ha="right", va="top", fontsize=6, color=color, bbox=paper)
+
+
+def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:
+    """One logarithmic axis for all panels, high enough to see that a loss passes what it was at the start."""
+    values = losses.loc[np.isfinite(losses["loss"]) & (losses["loss"] > 0), ["step", "loss"]]
+    if not len(values):
+        return
+    top = min(values["loss"].max(), HEADROOM * values.loc[values["step"] == values["step"].min(), "loss"].max())
+    for axes in panels:
+        axes.set(yscale="log", ylim=(values["loss"].min() / 1.5, 1.5 * top))
+
+
+def strokes(arms: Sequence[str]) -> dict[str, Any]:
+    """The colour of each arm: that of the first word that style.ARMS knows, else the next one that is free."""
+    others = cycle(("#D55E00", "#0072B2", "#009E73", *OTHERS))
+    known = {arm: next((color for word, color in ARMS.items() if word in arm.split()), None) for arm in arms}
+    return {arm: color or next(others) for arm, color in known.items()}
+
+
+def grid(rows: Sequence[str], columns: Sequence[str], height: float = 1.5, **shared: Any) -> tuple[Figure, np.ndarray]:
+    """Panels with the columns' names above and the rows' names at the right."""
+    width = max(0.55 * TWO_COLUMNS, min(TWO_COLUMNS, 2.3 * len(columns)))
+    size = (width, 0.75 + height * len(rows))
+    figure, panels = plt.subplots(len(rows), len(columns), figsize=size, squeeze=False, sharex=True, **shared)
+    for axes, name in zip(panels[0], columns, strict=True):
+        axes.set_title(name.replace(", ", "\n"), fontsize=8)
+    for axes, name in zip(panels[:, -1], rows, strict=True):
+        axes.annotate(
+            name.replace(", ", "\n"), (1.03, 0.5), xycoords="axes fraction", rotation=-90, va="center", fontsize=7
+        )
+    figure.supxlabel("step", fontsize=8)
+    return figure, panels
+
+
+def legend(figure: Figure, colors: dict[str, Any], thin: bool = True) -> None:
+    """Above all panels, an entry a line's colour and one for the thin lines."""
+    entries = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
+    if thin:
+        entries.append(Line2D([], [], color="black", marker="x", markersize=3.5, label="diverged replica", **THIN))
+    figure.legend(handles=entries, loc="outside upper center", ncols=min(4, len(entries)), fontsize=7)

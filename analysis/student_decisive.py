@@ -1,0 +1,170 @@
+"""How often each arm diverged, how much more often than FP32 and than one reference arm, and each factor's main effect.
+
+Diverged: the loss stays over 10 times its best for more than 500 steps; replicas that are up at their end for fewer are
+left out. Left: fractions with Wilson's 95 % intervals. Middle and right: differences over the same seeds, 95 %; filled
+where that interval is without 0, hollow where one cannot tell. The reference is MXFP8 with LayerNorm, gain in bf16,
+ties to even and scales by floor, from which every control differs in one thing. Bottom: main effects, averaged over all
+combinations of the other factors, whose intervals count pairs of seeds and not runs.
+
+python -m analysis.student_decisive --runs runs/decisive
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.student_arms import column_of, difference, ended, of_arms, shown, table
+from analysis.student_effects import Effect, main_effect
+from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
+from mxstudy import results
+
+PRECISION, NORM = "mxfp8", "layernorm_bias"  # of the factorial arms
+FACTORS = {  # by name: of which field, the level that others are compared with, these others
+    "gain": ("student.gain", "bf16", ("mx", "fp32")),
+    "rounding": ("precision.rounding", "even", ("away",)),
+    "scale rule": ("precision.scale_rule", "floor", ("rceil",)),
+    "teacher": ("teacher.kind", "code", ("paper",)),
+}
+SHOWN = {
+    "mxfp8_forward_only": "mxfp8, forward only",
+    "mxfp8_backward_only": "mxfp8, backward only",
+    "mxfp8_bf16_act": "mxfp8, weights only",
+    "mxfp8_act_only": "mxfp8, activations only",
+}
+REFERENCE = "gain bf16, even, floor"
+BASELINES = {"less fp32": "fp32", "less the reference": REFERENCE}
+ALL = "all"
+COLORS = {"code": "#0072B2", "paper": "#D55E00", "scaled": "#009E73", ALL: "#000000"}
+
+Interval = Any  # has value, low and high: a Fraction, a PairedDifference or an Effect
+
+
+def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
+    """`student_arms.ended`, with a column a factor and `arm`, which says everything but the teacher."""
+    done = ended(runs)
+    done = done.assign(**{name: column_of(done, key) for name, (key, _, _) in FACTORS.items()})
+    precision, norm = column_of(done, "precision"), column_of(done, "norm")
+    factorial = done["gain"].map("gain {}".format) + ", " + done["rounding"] + ", " + done["scale rule"]
+    arm = factorial.mask(norm != NORM, norm).mask(precision != PRECISION, precision.replace(SHOWN))
+    return done.assign(arm=arm, factorial=(precision == PRECISION) & (norm == NORM))
+
+
+def fractions(runs: pd.DataFrame) -> Interval | None:
+    known = runs["diverged"].dropna()
+    return results.fraction(int(known.sum()), len(known)) if len(known) else None
+
+
+def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval | None]:
+    """Of an arm's replicas with one teacher the difference to the baseline's with that teacher; its own has none."""
+
+    def of(own: pd.DataFrame) -> Interval | None:
+        theirs = runs[(runs["arm"] == baseline) & (runs["teacher"] == own["teacher"].iloc[0])]
+        return difference(own, theirs) if own["arm"].iloc[0] != baseline and len(theirs) else None
+
+    return of
+
+
+def effects(runs: pd.DataFrame) -> dict[str, dict[str, Effect | None]]:
+    """By factor and level, and then by teacher; ALL is over all of them."""
+    own = runs[runs["factorial"]]
+    found: dict[str, dict[str, Effect | None]] = {}
+    for factor, (_, reference, levels) in FACTORS.items():
+        others = [name for name in FACTORS if name != factor]
+        for level in levels:
+            row = {ALL: main_effect(own, factor, level, reference, others)}
+            if factor != "teacher":
+                for teacher, part in own.groupby("teacher"):
+                    row[str(teacher)] = main_effect(part, factor, level, reference, others)
+            found[f"{factor}: {level} less {reference}"] = row
+    return found
+
+
+def draw(runs: pd.DataFrame) -> Figure:
+    """`runs` of `with_factors`. Raises ValueError where two replicas of an arm have the same seeds."""
+    arms, main = list(dict.fromkeys(runs["arm"])), effects(runs)
+    above, below = 0.6 + 0.19 * len(arms), 0.7 + 0.28 * len(main)
+    figure = plt.figure(figsize=(TWO_COLUMNS, above + below))
+    top, bottom = figure.subfigures(2, height_ratios=(above, below))
+    by_arm = [(str(arm), list(own.groupby("teacher"))) for arm, own in runs.groupby("arm", sort=False)]
+    titles = {"fraction that diverged": fractions} | {name: less(runs, arm) for name, arm in BASELINES.items()}
+    for axes, (title, interval_of) in zip(top.subplots(1, len(titles), sharey=True), titles.items(), strict=True):
+        rows = {arm: {str(teacher): interval_of(own) for teacher, own in parts} for arm, parts in by_arm}
+        is_difference = interval_of is not fractions
+        forest(axes, rows, zero=is_difference)
+        axes.set_title(title, fontsize=8)
+        axes.set(xlim=(-1.05, 1.05) if is_difference else (-0.03, 1.03))
+    axes = bottom.subplots()
+    forest(axes, main, zero=True)
+    axes.set_title("main effects on the fraction that diverged", fontsize=8)
+    axes.set(xlim=(-1.05, 1.05), xlabel="difference of fractions")
+    teachers = [name for name in COLORS if name in {*runs["teacher"], ALL}]
+    entries = [Line2D([], [], color=COLORS[name], marker="o", ms=3.5, label=shown_teacher(name)) for name in teachers]
+    figure.legend(handles=entries, loc="outside upper center", ncols=4, fontsize=7)
+    return figure
+
+
+def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: bool) -> None:
+    """A row each from the top, a mark each of its intervals; with `zero` hollow where they have 0 in them."""
+    for place, intervals in enumerate(rows.values()):
+        for offset, (name, interval) in zip(np.linspace(-0.22, 0.22, len(intervals)), intervals.items(), strict=True):
+            if interval is None:
+                continue
+            hollow = zero and interval.low <= 0 <= interval.high
+            color, at = COLORS[name], place + (offset if len(intervals) > 1 else 0)
+            axes.plot([interval.low, interval.high], [at, at], color=color, linewidth=0.9, solid_capstyle="butt")
+            axes.plot(interval.value, at, "o", ms=3.2, color=color, mfc="white" if hollow else color, mew=0.8)
+    if zero:
+        axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=6.5)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", alpha=0.12)
+
+
+def differences_table(runs: pd.DataFrame) -> str:
+    """As Markdown, a line an arm and teacher."""
+    lines = [f"| arm | teacher | {' | '.join(BASELINES)} |", "|---|---|" + "---|" * 2]
+    for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False):
+        found = [less(runs, baseline)(own) for baseline in BASELINES.values()]
+        lines.append(f"| {arm} | {teacher} | {' | '.join(shown(one) if one else '-' for one in found)} |")
+    return "\n".join(
+        [*lines, "", "Difference of the fractions (95 %), pairs of replicas with the same seeds: verdict."]
+    )
+
+
+def effects_table(main: Mapping[str, Mapping[str, Effect | None]]) -> str:
+    teachers = list(dict.fromkeys(name for row in main.values() for name in row))
+    lines = [
+        f"| main effect | {' | '.join(map(shown_teacher, teachers))} |",
+        "|---|" + "---|" * len(teachers),
+    ]
+    lines += [f"| {name} | {' | '.join(str(row.get(t) or '-') for t in teachers)} |" for name, row in main.items()]
+    return "\n".join([*lines, "", "Mean difference of the fractions (95 %), pairs of seeds: verdict."])
+
+
+def shown_teacher(name: str) -> str:
+    return "all teachers" if name == ALL else f"teacher {name}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    chosen = options.parse_args(arguments)
+    (runs,) = load_chosen(options, chosen, "runs")
+    try:
+        runs = with_factors(runs)
+        figure, differences = draw(runs), differences_table(runs)
+    except ValueError as error:
+        options.error(str(error))
+    arms = runs["arm"] + "; teacher " + runs["teacher"]
+    tables = [table(runs, arms), differences, effects_table(effects(runs)), of_arms(runs, arms, None)]
+    save(figure, chosen.name, "\n\n".join([of_arms(runs.iloc[:0], arms.iloc[:0], __doc__).strip(), *tables]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Losses of students over training, a panel an arm and a colour a precision.
+
+Lines: medians over replicas. Bands: their middle half. Thin lines: the replicas that diverged, with a cross where they
+stop being finite.
+
+python -m analysis.student_losses --runs runs/loss --columns loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.student_arms import ended, named, of_arms, sorted_arms, table
+from analysis.student_curves import grid, legend, limit, loss_lines, strokes
+from analysis.style import figure_parser, load_chosen, save
+
+UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
+
+
+def draw(
+    runs: pd.DataFrame, metrics: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], lines: Sequence[str]
+) -> Figure:
+    """`runs` of `student_arms.ended`. Raises ValueError: these runs have no such key."""
+    column, row, line = (named(runs, keys) for keys in (columns, rows, lines))
+    units = runs["config.loss"].map(UNITS)
+    one_unit = units.nunique() == 1
+    rows_of, columns_of = sorted_arms(row), sorted_arms(column)
+    figure, panels = grid(rows_of, columns_of, 2.2 if len(rows_of) < 3 else 1.5, sharey=one_unit)
+    colors = strokes(sorted_arms(line))
+    places = [
+        (panels[i, j], (row == r) & (column == c)) for i, r in enumerate(rows_of) for j, c in enumerate(columns_of)
+    ]
+    for axes, chosen in places:
+        loss_lines(axes, metrics, {name: own for name in colors if len(own := runs[chosen & (line == name)])}, colors)
+        if not one_unit:
+            limit([axes], metrics.merge(runs.loc[chosen, ["fingerprint", "replica"]]))
+            axes.set_ylabel(units[chosen].iloc[0] if chosen.any() else "")
+    if one_unit:
+        limit(panels.flat, metrics)
+        figure.supylabel(f"training loss, {units.iloc[0]}", fontsize=8)
+    legend(figure, colors)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser(__file__, __doc__)
+    for option, default in {"--columns": [], "--rows": [], "--lines": ["precision"]}.items():
+        what = "groups or fields, such as norm or model.activation"
+        options.add_argument(option, nargs="+", default=default, metavar="KEY", help=what)
+    chosen = options.parse_args(arguments)
+    runs, metrics = load_chosen(options, chosen, "runs", "metrics")
+    runs = ended(runs)
+    try:
+        arms = named(runs, [*chosen.rows, *chosen.columns, *chosen.lines])
+        figure = draw(runs, metrics, chosen.columns, chosen.rows, chosen.lines)
+    except ValueError as error:
+        options.error(str(error))
+    save(figure, chosen.name, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
+
+
+if __name__ == "__main__":
+    main()

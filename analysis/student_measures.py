@@ -1,0 +1,98 @@
+"""What was measured on stacks while they trained, above their losses: a row a quantity, a column an arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.student_arms import REPLICA, ended, named, of_arms, sorted_arms, table
+from analysis.student_curves import band, by_replica, grid, limit, loss_lines, lost_lines
+from analysis.style import figure_parser, load_chosen, save
+
+LOSS_COLOR = "#000000"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`lines`: by name the column of `frame` and the colour; `levels`: what is known beforehand, dotted, by name.
+
+    `thin`: diverged replicas have their own lines.
+    """
+
+    title: str
+    frame: pd.DataFrame
+    lines: Mapping[str, tuple[str, Any]]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    scale: str = "linear"
+    thin: bool = True
+
+
+def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> Figure:
+    """Medians over replicas, bands around them, and at the bottom the losses."""
+    names = sorted_arms(arms)
+    figure, panels = grid([""] * (len(rows) + 1), names, 1.35, sharey="row")
+    for name, column in zip(names, panels.T, strict=True):
+        own = runs[arms == name]
+        for axes, row in zip(column, rows, strict=False):
+            measured = row.frame.merge(own[REPLICA])
+            for line, color in row.lines.values():
+                if line in measured and measured[line].notna().any():
+                    values = by_replica(measured.dropna(subset=line), line)
+                    band(axes, values, color)
+                    if row.thin:
+                        lost_lines(axes, values, own, color)
+            for level in row.levels.values():
+                axes.axhline(level, color="black", linestyle=":", linewidth=0.9)
+            axes.set_yscale(row.scale)
+        loss_lines(column[-1], metrics, {name: own}, {name: LOSS_COLOR})
+    limit(panels[-1], metrics)
+    for axes, row in zip(panels[:, 0], rows, strict=False):
+        axes.set_ylabel(row.title, fontsize=7)
+    for axes, row in zip(panels[:, -1], rows, strict=False):
+        entries = [Line2D([], [], color=color, label=name) for name, (_, color) in row.lines.items()]
+        entries += [Line2D([], [], color="black", ls=":", lw=0.9, label=name) for name in row.levels]
+        axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6)
+    panels[-1, 0].set_ylabel("training loss,\nmean squared error", fontsize=7)
+    return figure
+
+
+def around_divergence(runs: pd.DataFrame, rows: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Of the replicas that diverged the rows at most so many steps from there, which is step 0.
+
+    A probe's steps keep their distance, so that replicas have them in common: the last before or at 0 is 0.
+    """
+    every = rows["step"].drop_duplicates().sort_values().diff().min()
+    found = rows.merge(runs.loc[runs["diverged"] > 0, [*REPLICA, "outcome.diverged_at"]])
+    since = -((found["outcome.diverged_at"] - found["step"]) // every * every)
+    return found.assign(step=since)[since.abs() <= steps]
+
+
+def make_measures(
+    script: str, shows: str | None, arguments: Sequence[str] | None, rows_of: Any, keys: Sequence[str], *probes: str
+) -> None:
+    """The whole command of a script: `rows_of` makes the rows of a frame of each of `probes`."""
+    options = figure_parser(script, shows)
+    options.add_argument("--columns", nargs="+", default=[*keys], metavar="KEY", help="groups or fields of an arm")
+    around = "only replicas that diverged, so many steps before and after that, which is step 0"
+    options.add_argument("--around-divergence", type=int, metavar="STEPS", help=around)
+    chosen = options.parse_args(arguments)
+    runs, metrics, *frames = load_chosen(options, chosen, "runs", "metrics", *probes)
+    runs = ended(runs)
+    if chosen.around_divergence:
+        metrics, *frames = (around_divergence(runs, rows, chosen.around_divergence) for rows in (metrics, *frames))
+        runs = runs[runs["diverged"] > 0]
+        if runs.empty:
+            options.error("--around-divergence: no replica diverged")
+    try:
+        arms = named(runs, chosen.columns)
+    except ValueError as error:
+        options.error(str(error))
+    figure = draw(runs, metrics, arms, rows_of(*frames))
+    if chosen.around_divergence:
+        figure.supxlabel("steps from the divergence", fontsize=8)
+    save(figure, chosen.name, f"{of_arms(runs, arms, shows)}\n{table(runs, arms)}")

@@ -1,0 +1,71 @@
+"""The figure and table of interventions, from forks whose ends are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import instability_fig04_interventions as figure
+from mxstudy import results
+
+pytestmark = pytest.mark.integration
+STEPS = 40
+
+
+def forks(intervention: str, points: tuple[str, ...] = ("0.88", "before 10"), lost: int = 0) -> pd.DataFrame:
+    """Of four parents; the first `lost` of every point diverge, the last is open."""
+    rows = [
+        {"fork": 4 * number + seed, "point": point, "seed": seed, "data_seed": 0, "step": 100 * seed}
+        | {"loss": 1.0 + seed, "diverged_at": 7.0 if seed < lost else np.nan, "rising_at": 9.0 if seed == 3 else np.nan}
+        for number, point in enumerate(points)
+        for seed in range(4)
+    ]
+    return pd.DataFrame(rows).assign(fingerprint=intervention * 4, label=intervention, parent="p" * 64)
+
+
+def write(path: Path, arms: dict[str, int]) -> None:
+    tables = {name: forks(name, lost=lost) for name, lost in arms.items()}
+    every = pd.concat(tables.values(), ignore_index=True)
+    runs = [{"fingerprint": name * 4, "label": name, "choice.intervention": name} for name in arms]
+    steps = np.arange(STEPS)
+    metrics = [
+        pd.DataFrame({"step": row.step + steps, "loss": np.exp(-steps / 20.0) * row.loss}).assign(
+            fingerprint=row.fingerprint, label=row.label, fork=row.fork, grad_norm=1.0
+        )
+        for row in every.itertuples()
+    ]
+    for kind, frame in {"runs": pd.DataFrame(runs), "forks": every, "fork_metrics": pd.concat(metrics)}.items():
+        results.write_table(frame, path / f"known_{kind}.parquet", {})
+
+
+def test_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"fp32": 0, "none": 3, "rceil": 3})
+    monkeypatch.chdir(tmp_path)
+    figure.main(["--runs", str(tmp_path / "known")])
+    caption = (tmp_path / "figures/instability_fig04_interventions.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in caption.splitlines() if line.startswith("| ")]
+    named = {(line[0], line[1]): line[2:] for line in lines[1:]}
+    assert list(named)[:3] == [("none", "0.88"), ("fp32", "0.88"), ("rceil", "0.88")]
+    forks_, open_, diverged, _, less, loss = named["fp32", "before 10"]
+    assert (forks_, open_, diverged) == ("4", "1", "0 of 3")
+    assert less.startswith("-1.00 (-1.00 .. ")
+    assert less.endswith("3: cannot tell")  # three pairs
+    assert loss == "2 (1 .. 3)"
+    assert named["rceil", "0.88"][4].startswith("+0.00")
+    assert (tmp_path / "figures/instability_fig04_interventions.png").stat().st_size > 10_000
+
+
+def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
+    write(tmp_path, {"fp32": 0, "none": 2})
+    read = {kind: pd.read_parquet(tmp_path / f"known_{kind}.parquet") for kind in ("runs", "forks", "fork_metrics")}
+    drawn = figure.draw(figure.judged(read["forks"], read["runs"]), read["fork_metrics"])
+    panels = [axes for axes in drawn.axes if axes.lines]
+    assert [axes.get_title() for axes in panels] == ["at 0.88 of the way to divergence", "10 steps before divergence"]
+    for axes in panels:
+        for line in axes.lines:
+            np.testing.assert_array_equal(line.get_xdata(), np.arange(STEPS))
+            np.testing.assert_allclose(line.get_ydata(), 2.0 * np.exp(-np.arange(STEPS) / 20.0))  # the lower median
+        assert axes.lines[0].get_color() == figure.BLACK
