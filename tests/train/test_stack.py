@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mxstudy import config
 from mxstudy.config import read_run
@@ -16,6 +17,7 @@ from mxstudy.train.stack import LOSSES, Stack
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
+MODEL = {"kind": "residual_mlp", "hidden_size": 32, "num_layers": 2}
 FP32 = {"precision": {"schedule": [{"plan": {"layers.*": "fp32"}}]}}
 
 
@@ -23,7 +25,7 @@ def stack(seeds: list[int], size: int = 32, batch_size: int = 64, **options: Any
     values = {
         "study": "student_teacher",
         "seeds": seeds,
-        "model": {"kind": "residual_mlp", "hidden_size": size, "num_layers": 2},
+        "model": MODEL | {"hidden_size": size},
         "norm": {"kind": "layernorm", "bias": True},
         "precision": {"schedule": [{"plan": {"layers.*": "mxfp8"}}]},
         "optimizer": {"kind": "adam"},
@@ -104,6 +106,53 @@ def test_optimizers_are_those_of_torch(name: str) -> None:
         with torch.no_grad():
             for tensor, before in zip(ours.state(), begin, strict=True):
                 tensor.copy_(before)
+
+
+# -------------------------------------------------------------------------------------------------------- one graph
+
+
+class Read(TorchDispatchMode):
+    """Whether the host reads a tensor, which a CUDA graph cannot be captured with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_host = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.by_host |= func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+READING = {
+    "plain": {},
+    "public code": {
+        "teacher": {"kind": "code", "quantized": True},
+        "student": {"gain": "bf16", "vector_ops": "code", "freeze_norm_bias": True},
+    },
+    "fp8_tensor": {"precision": {"schedule": [{"plan": {"layers.*": "fp8_tensor"}}]}},
+    "mxnorm": {"norm": {"kind": "mxnorm", "p": 2.0}},
+    "attention": {
+        "model": {
+            "kind": "residual_mlp",
+            "hidden_size": 32,
+            "num_layers": 1,
+            "attention_heads": 1,
+            "sequence_length": 8,
+        }
+    },
+    "kl, momentum": {"loss": "kl", "label_noise": 0.0, "optimizer": {"kind": "sgd", "momentum": 0.9}},
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_the_host_reads_nothing_of_a_step(name: str) -> None:
+    one = stack([0, 1], **READING[name])
+    with Read() as read:
+        one.train_step()
+    assert not read.by_host
+    with read:
+        _ = one.lr_ratios[one.step]  # an index that is a tensor
+    assert read.by_host
 
 
 # ------------------------------------------------------------------------------------------------------------- death
