@@ -17,6 +17,8 @@ from mxstudy.model.stacks import stack
 from mxstudy.numerics import fake_quantize
 from mxstudy.reader import ConfigError
 
+pytestmark = pytest.mark.integration
+
 # --------------------------------------------------------------------------------------------------------------- stacks
 
 

@@ -9,6 +9,8 @@ from mxstudy.numerics import quantize
 from mxstudy.numerics.gaussian import gaussian_last_bin
 from mxstudy.numerics.quality import max_fraction, overflow_fraction
 
+pytestmark = pytest.mark.integration
+
 X = torch.randn(10_000_000 // 64, 64, generator=torch.Generator().manual_seed(3))
 
 

@@ -25,6 +25,7 @@ from mxstudy.probes.student.sharpness import (
     stability,
 )
 
+pytestmark = pytest.mark.integration
 WIDTH, SEEDS = 4, [5, 0, 9]
 ATTENDS = {"attention_heads": 2, "sequence_length": 8}
 

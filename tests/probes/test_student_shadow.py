@@ -18,6 +18,7 @@ from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.probes.student.bias import gradient_bias
 from mxstudy.probes.student.shadow import gradients, in_fp32, smooth_forward
 
+pytestmark = pytest.mark.integration
 SEEDS = [5, 0, 9]
 ESTIMATED = [name for name in NORMS if name.startswith("mxnorm")]
 EXACT = [name for name in NORMS if name not in ESTIMATED]

@@ -16,6 +16,8 @@ from mxstudy.train.runtime import configure_torch
 from mxstudy.train.stack import LOSSES, Stack
 from mxstudy.train.stack_probes import StackProbes, fp32_twin
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 SEEDS = (3, 0, 7)
 ALL = config.StudentProbes(
