@@ -110,6 +110,13 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
             raise ConfigError(f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}")
 
 
+def has_token_blocks(module: nn.Module) -> bool:
+    """Whether its wgrad has operands in blocks, which lie along the token axis."""
+    if not isinstance(module, MXLinear) or module.gemms.scaling != "block":
+        return False
+    return bool(module.gemms.wgrad_dh or module.gemms.wgrad_x)
+
+
 def check_scales_read(name: str, reads: str, operand: str | None) -> None:
     """The scales that the norm takes its RMS from are those that its output is cast with."""
     if operand is None or operand == reads:

@@ -54,6 +54,11 @@ def outcome(losses: Sequence[float], jump: float = 100.0, recovery: float = 10.0
     )
 
 
+def outcome_of(recorded: np.ndarray) -> Outcome:
+    """Of losses as a journal has them [steps]: KL of nearly equal distributions may be rounded to less than 0."""
+    return outcome(np.maximum(recorded, 0.0))
+
+
 def return_step(curve: np.ndarray, limits: np.ndarray, step: int, within: int) -> int | None:
     """The first of the `within` steps after `step` whose loss is below what was the limit at `step`."""
     below = np.flatnonzero(curve[step + 1 : step + 1 + within] < limits[step])

@@ -217,6 +217,13 @@ def table_path(folder: RunFolder, name: str) -> Path:
     return folder.path / "tables" / f"{name}.parquet"
 
 
+def save_table(folder: RunFolder, name: str, frame: pd.DataFrame) -> None:
+    """A study's table: whole or not at all, with the run's provenance."""
+    path = table_path(folder, name)
+    path.parent.mkdir(exist_ok=True)
+    write_table(frame, path, folder.provenance())
+
+
 def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mxstudy.config import StudentTeacher
-from mxstudy.probes.outcomes import Outcome, outcome
+from mxstudy.probes.outcomes import outcome_of
 from mxstudy.tracking.columns import NAMES, read_columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Row
@@ -45,10 +45,6 @@ def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, 
             | {f"outcome.{key}": math.nan if v is None else v for key, v in outcome_of(losses)._asdict().items()}
         )
     return rows
-
-
-def outcome_of(losses: np.ndarray) -> Outcome:
-    return outcome(np.maximum(losses, 0.0))  # KL of nearly equal distributions may be rounded to less than 0
 
 
 def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:

@@ -45,11 +45,9 @@ def run(config: Approximation, folder: RunFolder, label: str) -> str:
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", steps=len(TABLES), reason=None)
         for step, (name, measure) in enumerate(TABLES.items()):
-            path = results.table_path(folder, name)
-            if not path.exists():
+            if not results.table_path(folder, name).exists():
                 print(f"{label}  {name}", flush=True)
-                path.parent.mkdir(exist_ok=True)
-                results.write_table(pd.DataFrame(measure(config)), path, folder.provenance())
+                results.save_table(folder, name, pd.DataFrame(measure(config)))
             folder.update(step=step + 1)
         record(folder)
         follow = mirror_of(config, folder, label)

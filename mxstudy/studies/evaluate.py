@@ -52,7 +52,7 @@ def run(config: Evaluate, folder: RunFolder, label: str) -> str:
         path, trained = described(config)
         tasks = questions.at_hand(config.evaluation, print)
         asked = [(task, form) for task in tasks for form in config.evaluation.forms]
-        left = [one for one in asked if not samples_path(folder, *one).exists()]
+        left = [one for one in asked if not results.table_path(folder, samples_name(*one)).exists()]
         folder.update(state="running", steps=len(asked), step=len(asked) - len(left), reason=None)
         if left:
             with scoring(config, path, trained, config.evaluation.tokens_per_batch) as scorer:
@@ -66,8 +66,8 @@ def run(config: Evaluate, folder: RunFolder, label: str) -> str:
     return "finished"
 
 
-def samples_path(folder: RunFolder, task: str, form: str) -> Path:
-    return results.table_path(folder, f"samples_{task}_{form}")
+def samples_name(task: str, form: str) -> str:
+    return f"{results.SAMPLES}{task}_{form}"
 
 
 def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Evaluation, folder: RunFolder) -> None:
@@ -82,9 +82,7 @@ def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Ev
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         done = functools.partial(bar.advance, bar.add_task(f"{task} {form}", total=requests))
         samples = samples_of(NativeLM(scorer, tokenizer, done), task, form, groups)
-    table = samples_path(folder, task, form)
-    table.parent.mkdir(exist_ok=True)
-    results.write_table(samples, table, folder.provenance())
+    results.save_table(folder, samples_name(task, form), samples)
     cut = samples["truncated_requests"].iloc[0]
     lost = f"; {cut:,} longer than the model's {scorer.max_length:,} tokens lost their beginning" if cut else ""
     seconds = time.perf_counter() - began_s
@@ -95,7 +93,7 @@ def record(folder: RunFolder, scores: pd.DataFrame, path: Path) -> None:
     """Table, JSON, and a row of the journal, at the step of the checkpoint in `path`: task.form/score and so on."""
     from mxstudy.evaluation.suite import values_of
 
-    results.write_table(scores, results.table_path(folder, "scores"), folder.provenance())
+    results.save_table(folder, "scores", scores)
     known = scores.astype(object).where(scores.notna(), None)  # JSON has no NaN
     replace_file(folder.path / "scores.json", json.dumps(known.to_dict("records"), indent=2))
     write_journal(folder, path, PROBE, values_of(scores))

@@ -7,18 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from mxstudy import results
 from mxstudy.evaluation.paired import Difference, difference
+from mxstudy.studies.tables import markdown, show
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 
 SCORES = ("task", "form", "score %", "bits/char", "questions")
 DIFFERENCES = ("task", "form", "score", "p", "bits/char")
-LEFT = ("task", "form", "arm")  # columns of words
 
 
 def show_scores(folder: RunFolder) -> None:
@@ -110,20 +107,3 @@ def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[tuple[str,
 def difference_cells(task: str, form: str, score: Difference, bits: Difference) -> tuple[str, ...]:
     percent = f"{100 * score.value:+.1f} [{100 * score.low:+.1f}, {100 * score.high:+.1f}]"
     return task, form, percent, f"{score.p:.3f}", f"{bits.value:+.4f} [{bits.low:+.4f}, {bits.high:+.4f}]"
-
-
-def show(title: str, columns: tuple[str, ...], cells: list[tuple[str, ...]], notes: list[str]) -> None:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.padding = (0, 1, 0, 0)
-    for name in columns:
-        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "arm", overflow="fold")
-    for row in cells:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
-    for note in notes:
-        print(note, flush=True)
-
-
-def markdown(title: str, columns: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
-    lines = [columns, tuple(":---" if name in LEFT else "---:" for name in columns), *cells]
-    return "\n".join([f"**{title}**", "", *(f"| {' | '.join(line)} |" for line in lines)])

@@ -15,11 +15,11 @@ import pandas as pd
 
 from mxstudy import results
 from mxstudy.config import Fork, StudentTeacher
-from mxstudy.probes.outcomes import outcome
+from mxstudy.probes.outcomes import outcome_of
 from mxstudy.reader import ConfigError, plain, require
 from mxstudy.studies import student_teacher
-from mxstudy.studies.evaluate_tables import markdown, show
 from mxstudy.studies.summary import short
+from mxstudy.studies.tables import markdown, show
 from mxstudy.tracking.columns import read_columns
 from mxstudy.tracking.folder import RunFolder, named_run
 from mxstudy.tracking.journal import Journal
@@ -31,7 +31,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.stack import Stack
 
 TITLE = "forks that diverge, of those whose parent does"
-COLUMNS = ("fork", "at", "forks", "diverged", "open", "loss, median", "steps as parent")
+COLUMNS = ("arm", "at", "forks", "diverged", "open", "loss, median", "steps as parent")
 NOTES = [
     "open: the loss is over 10 times its best at the end, and too late to say that it stays there",
     "steps as parent: the least number of first steps that are the parent's, bit by bit",
@@ -91,8 +91,8 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
             parts.append(run_wave(of_forks, of_parent, wave, [states[point] for point in wave], config.steps))
         values = np.concatenate(parts, axis=-1)
         forks = forks_table(points, of_parent, recorded, values)
-        write(folder, "forks", forks.assign(parent=parent.status().fingerprint))
-        write(folder, "fork_metrics", metrics_table(points, values))
+        results.save_table(folder, "forks", forks.assign(parent=parent.status().fingerprint))
+        results.save_table(folder, "fork_metrics", metrics_table(points, values))
         record(folder, config.steps)
         show_forks({label: folder})
         follow = mirror_of(config, folder, label)
@@ -114,12 +114,6 @@ def load_latest(parent: RunFolder, of_parent: StudentTeacher, stack: Stack, befo
         checkpoints.load(parent.checkpoints / f"{PREFIX}{max(usable):08d}", stack.named_state())
 
 
-def write(folder: RunFolder, name: str, table: pd.DataFrame) -> None:
-    path = results.table_path(folder, name)
-    path.parent.mkdir(exist_ok=True)
-    results.write_table(table, path, folder.provenance())
-
-
 def forks_table(
     points: list[ForkPoint], parent: StudentTeacher, recorded: np.ndarray, values: np.ndarray
 ) -> pd.DataFrame:
@@ -132,7 +126,7 @@ def forks_table(
         curve = np.concatenate((recorded[: point.step, 0, point.replica], values[:, 0, number]))
         after = recorded[point.step : point.step + len(values), :, point.replica]
         same = np.all(equal_bits(values[: len(after), :, number], after), axis=1)
-        end = outcome(np.maximum(curve, 0.0))
+        end = outcome_of(curve)
         seed, lr = parent.replicas[point.replica]
         rows.append(
             {

@@ -109,11 +109,10 @@ def run(config: Perplexity, folder: RunFolder, label: str) -> str:
         folder.update(state="running", steps=config.documents, reason=None)
         table = results.table_path(folder, "documents")
         if not table.exists():
-            table.parent.mkdir(exist_ok=True)
             with scoring(config, path, replace(trained, max_length=windows.length), config.tokens_per_batch) as scorer:
                 score_one = functools.partial(score, scorer, trained.tokenizer, windows)
                 chunks = list(score_chunks(config, folder, label, score_one))
-            results.write_table(pd.concat(chunks, ignore_index=True), table, folder.provenance())
+            results.save_table(folder, table.stem, pd.concat(chunks, ignore_index=True))
         for part in table.parent.glob("documents_*.parquet"):
             part.unlink()
         record(folder, path, trained, windows)
@@ -135,7 +134,7 @@ def score_chunks(
                 yield rows
                 continue
         rows = score_chunk(documents)
-        results.write_table(rows, part, folder.provenance())
+        results.save_table(folder, part.stem, rows)
         done, now_s = int(rows["document"].max()) + 1, time.monotonic()
         folder.update(step=done)
         if now_s - shown_s > REPORT_EVERY_S:
@@ -182,7 +181,7 @@ def record(folder: RunFolder, path: Path, trained: Trained, windows: Windows) ->
     documents = results.load_table([folder], "documents")
     totals = totals_of(documents)
     folder.update(step=len(documents), steps=len(documents))
-    results.write_table(pd.DataFrame([about | totals]), results.table_path(folder, "perplexity"), folder.provenance())
+    results.save_table(folder, "perplexity", pd.DataFrame([about | totals]))
     known = {name: value for name, value in totals.items() if not math.isnan(value)}
     replace_file(folder.path / "perplexity.json", json.dumps(about | dict.fromkeys(totals) | known, indent=2))
     write_journal(folder, path, PROBE, known)

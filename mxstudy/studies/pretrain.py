@@ -22,8 +22,7 @@ from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare
 from mxstudy.evaluation import questions
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.linear import MXLinear
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe, has_token_blocks
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.reader import plain, require
 from mxstudy.studies.recorder import Recorder
@@ -56,13 +55,6 @@ def check(config: Pretrain) -> None:
     vocab_size = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}.get(type(config.tokenizer))
     if vocab_size is not None:
         check_vocabulary(config, vocab_size(config.tokenizer))
-
-
-def has_token_blocks(module: torch.nn.Module) -> bool:
-    """Whether its wgrad has operands in blocks, which lie along the token axis."""
-    if not isinstance(module, MXLinear) or module.gemms.scaling != "block":
-        return False
-    return bool(module.gemms.wgrad_dh or module.gemms.wgrad_x)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:

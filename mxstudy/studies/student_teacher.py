@@ -17,11 +17,10 @@ from torch import nn
 
 from mxstudy.config import StudentTeacher
 from mxstudy.model.linear import NormLinear
-from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.precision import apply_precision, describe, has_token_blocks
 from mxstudy.model.teacher import Teacher
 from mxstudy.numerics.formats import FORMATS
 from mxstudy.reader import ConfigError, plain, require
-from mxstudy.studies.pretrain import has_token_blocks
 from mxstudy.studies.recorder import Recorder, State
 from mxstudy.studies.student_teacher_tables import show_arms
 from mxstudy.studies.student_teacher_tables import summarize as summarize

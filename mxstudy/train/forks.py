@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.probes.outcomes import outcome
+from mxstudy.probes.outcomes import outcome_of
 from mxstudy.reader import ConfigError, plain, require
 from mxstudy.tracking.columns import ROWS
 from mxstudy.train.stack import Stack
@@ -33,7 +33,7 @@ def fork_points(fork: config.Fork, losses: np.ndarray) -> list[ForkPoint]:
     Raises ConfigError if there is nothing to fork, or if it were after the parent's last step.
     """
     steps, replicas = losses.shape
-    ends = [outcome(np.maximum(losses[:, replica], 0.0)) for replica in range(replicas)]  # KL may round to below 0
+    ends = [outcome_of(losses[:, replica]) for replica in range(replicas)]
     diverged = [end.diverged_at if end.diverged_at is not None else end.rising_at for end in ends]
     if fork.at_step is not None:
         require(fork.at_step < steps, f"at_step: {fork.at_step} is after the last step of the parent's {steps}")

@@ -106,7 +106,7 @@ class Stack:
     def set_precision(self, step: int) -> dict[str, str]:
         """As the schedule has it at `step`; {linear: row of PRECISIONS}."""
         self.graph = None
-        if quantized(self.taught_as):
+        if self.taught_as.teacher.quantized:
             apply_run_precision(self.teacher.mlp, self.taught_as, step, self.device)
         return apply_run_precision(self.model, self.config, step, self.device)
 
