@@ -42,6 +42,7 @@ THIRD_PARTY = {
     "submitit": {"mxstudy.launch"},
     "lm_eval": {"mxstudy.evaluation"},
     "torchao": {"mxstudy.numerics"},
+    "triton": {"mxstudy.numerics"},
 }
 
 

@@ -1,0 +1,21 @@
+"""Casts for both contractions of a tensor at once, alone and joined to what comes before them in a step.
+
+A tensor that is read by two GEMMs is quantised twice, along its rows for the one and along its columns for the other.
+Each operator here reads its inputs once and writes both operands, decoded to bf16: what `block_cast(...)
+.dequantize(torch.bfloat16)` gives, bit by bit. On a GPU it is a Triton kernel (`device/`), elsewhere the numerics that
+the rest of the package has; neither knows how to differentiate itself. Torch sees operators without an inside
+(`torch.library`): no graph breaks, and no compiler removes a rounding.
+"""
+
+from mxstudy.numerics.kernels.activation import activation_backward_cast_both, activation_cast_both
+from mxstudy.numerics.kernels.cast import cast_both
+from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
+
+__all__ = [
+    "NormCast",
+    "RowNorm",
+    "activation_backward_cast_both",
+    "activation_cast_both",
+    "cast_both",
+    "norm_cast_both",
+]

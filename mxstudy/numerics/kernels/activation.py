@@ -1,0 +1,237 @@
+"""Activation and both casts in one; its backward and both casts of the gradient in one.
+
+z = phi(h), or phi(gate) * up with h = gate | up        dh = dz phi'(h), or dz up phi'(gate) | dz phi(gate)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.formats import look_up
+from mxstudy.numerics.kernels.operands import BF16, Tile, both, constants, empty_both, largest_tile, launch, settings
+from mxstudy.reader import require
+
+aten = torch.ops.aten
+
+
+class Phi(NamedTuple):
+    apply: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # of dphi and h
+
+
+def relu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    return aten.threshold_backward(dy, x, 0)
+
+
+PHIS = {
+    "relu": Phi(F.relu, relu_backward),
+    "relu2": Phi(lambda x: F.relu(x).square(), lambda dy, x: relu_backward(dy * (2 * F.relu(x)), x)),
+    "silu": Phi(F.silu, aten.silu_backward),
+    "gelu": Phi(F.gelu, aten.gelu_backward),
+    "gelu_tanh": Phi(
+        lambda x: F.gelu(x, approximate="tanh"), lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh")
+    ),
+}
+
+
+class Activation(NamedTuple):
+    phi: str
+    gated: bool
+
+
+ACTIVATIONS = {name: Activation(name, False) for name in ("relu", "relu2", "gelu", "gelu_tanh")}
+ACTIVATIONS["swiglu"] = Activation("silu", True)
+
+
+def activation_cast_both(
+    h: Tensor,
+    activation: str,
+    row: str | None,
+    column: str | None,
+    cast: BlockCast,
+    *,
+    gate_dtype: torch.dtype = BF16,
+    dtype: torch.dtype = BF16,
+) -> tuple[Tensor, Tensor]:
+    """h [..., rows, columns] bf16, of a gated activation [..., rows, 2 columns] -> both operands of z, bf16.
+
+    `gate_dtype`, `dtype`: to what phi(gate) and z are rounded, bf16 or, for not at all, float32. Raises ConfigError
+    for an unknown activation, another h than bf16, and as `settings` does.
+    """
+    phi, gated = checked(h, activation)
+    options = settings(output_shape(h, gated), row, column, cast)
+    return _activation_cast_both(h, phi, gated, BF16 in (gate_dtype, dtype), dtype == BF16, *options)
+
+
+def activation_backward_cast_both(
+    dz: Tensor,
+    h: Tensor,
+    activation: str,
+    row: str | None,
+    column: str | None,
+    cast: BlockCast,
+    *,
+    gate_dtype: torch.dtype = BF16,
+    dtype: torch.dtype = BF16,
+) -> tuple[Tensor, Tensor]:
+    """dz [..., rows, columns] and h, both bf16 -> both operands of dh, which is rounded to bf16 first; h's shape.
+
+    `gate_dtype`, `dtype` are those of the forward: d phi(gate) has the dtype of phi(gate). Raises ConfigError as the
+    forward does; the blocks of a gated activation's two gradients have to lie apart.
+    """
+    phi, gated = checked(h, activation)
+    require(
+        dz.dtype == BF16 and dz.shape == output_shape(h, gated),
+        f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
+    )
+    options = settings(dz.shape, row, column, cast)
+    return _activation_backward_cast_both(dz, h, phi, gated, BF16 in (gate_dtype, dtype), *options)
+
+
+def checked(h: Tensor, activation: str) -> Activation:
+    require(h.dtype == BF16, f"h: {h.dtype} is not what a bfloat16 GEMM gives")
+    return look_up(ACTIVATIONS, activation, "activation")
+
+
+def output_shape(h: Tensor, gated: bool) -> torch.Size:
+    return torch.Size((*h.shape[:-1], h.shape[-1] // (1 + gated)))
+
+
+def rounded(x: Tensor, to_bf16: bool) -> Tensor:
+    """fp32, through bf16 where asked."""
+    return x.to(BF16).to(torch.float32) if to_bf16 else x
+
+
+@torch.library.custom_op("mxstudy::activation_cast_both", mutates_args=())
+def _activation_cast_both(
+    h: Tensor,
+    phi: str,
+    gated: bool,
+    round_gate: bool,
+    round_output: bool,
+    row: str | None,
+    column: str | None,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+) -> tuple[Tensor, Tensor]:
+    parts = h.to(torch.float32).chunk(1 + gated, dim=-1)
+    z = PHIS[phi].apply(parts[0])
+    if gated:
+        z = rounded(z, round_gate) * parts[1]
+    return both(rounded(z, round_output), row, column, block_size, scale_rule, rounding, pre_round)
+
+
+@_activation_cast_both.register_fake
+def _(h: Tensor, phi: str, gated: bool, *options: object) -> tuple[Tensor, Tensor]:
+    return empty_both(h.new_empty(output_shape(h, gated)))
+
+
+@_activation_cast_both.register_kernel("cuda")
+def run(
+    h: Tensor,
+    phi: str,
+    gated: bool,
+    round_gate: bool,
+    round_output: bool,
+    row: str | None,
+    column: str | None,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
+    from mxstudy.numerics.kernels.device.activation import activation_cast_both_kernel
+
+    operands = empty_both(h.new_empty(output_shape(h, gated)))
+    rows, columns = h.numel() // h.shape[-1], operands[0].shape[-1]
+    tile = tile or largest_tile(rows, columns, elements=4096, warps=4)
+    launch(
+        activation_cast_both_kernel,
+        (rows * columns // (tile.rows * tile.columns),),
+        (h.contiguous(), *operands),
+        tile.warps,
+        PHI=KERNELS[phi][0],
+        GATED=gated,
+        ROUND_GATE=round_gate,
+        ROUND_OUTPUT=round_output,
+        COLUMNS=columns,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+    )
+    return operands
+
+
+@torch.library.custom_op("mxstudy::activation_backward_cast_both", mutates_args=())
+def _activation_backward_cast_both(
+    dz: Tensor,
+    h: Tensor,
+    phi: str,
+    gated: bool,
+    round_gate: bool,
+    row: str | None,
+    column: str | None,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+) -> tuple[Tensor, Tensor]:
+    parts, dz = h.to(torch.float32).chunk(1 + gated, dim=-1), dz.to(torch.float32)
+    gradients = [PHIS[phi].backward(rounded(dz * parts[1], round_gate) if gated else dz, parts[0])]
+    if gated:
+        gradients.append(dz * rounded(PHIS[phi].apply(parts[0]), round_gate))
+    dh = torch.cat(gradients, dim=-1).to(BF16)
+    return both(dh, row, column, block_size, scale_rule, rounding, pre_round)
+
+
+@_activation_backward_cast_both.register_fake
+def _(dz: Tensor, h: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return empty_both(h)
+
+
+@_activation_backward_cast_both.register_kernel("cuda")
+def run_backward(
+    dz: Tensor,
+    h: Tensor,
+    phi: str,
+    gated: bool,
+    round_gate: bool,
+    row: str | None,
+    column: str | None,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
+    from mxstudy.numerics.kernels.device.activation import activation_backward_cast_both_kernel
+
+    dz, h = dz.contiguous(), h.contiguous()
+    operands, columns = empty_both(h), dz.shape[-1]
+    tile = tile or largest_tile(dz.numel() // columns, columns, elements=2048 if gated else 4096, warps=4)
+    launch(
+        activation_backward_cast_both_kernel,
+        (dz.numel() // (tile.rows * tile.columns),),
+        (dz, h, *operands),
+        tile.warps,
+        PHI=KERNELS[phi][0],
+        PHI_BACKWARD=KERNELS[phi][1],
+        GATED=gated,
+        ROUND_GATE=round_gate,
+        COLUMNS=columns,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+    )
+    return operands

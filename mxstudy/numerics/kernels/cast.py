@@ -1,0 +1,60 @@
+"""Both operands of a tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels.operands import Tile, both, constants, empty_both, largest_tile, launch, settings
+
+
+def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -> tuple[Tensor, Tensor]:
+    """x [..., rows, columns] bf16 or fp32 -> what the row-wise and the column-wise contraction read, bf16, x's shape.
+
+    Of format `row` in blocks along the columns' axis, of format `column` in blocks along that of the rows; without a
+    format x is only rounded. Raises ConfigError as `settings` does.
+    """
+    return _cast_both(x, *settings(x.shape, row, column, cast))
+
+
+@torch.library.custom_op("mxstudy::cast_both", mutates_args=())
+def _cast_both(
+    x: Tensor, row: str | None, column: str | None, block_size: int, scale_rule: str, rounding: str, pre_round: bool
+) -> tuple[Tensor, Tensor]:
+    return both(x, row, column, block_size, scale_rule, rounding, pre_round)
+
+
+@_cast_both.register_fake
+def _(x: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return empty_both(x)
+
+
+@_cast_both.register_kernel("cuda")
+def run(
+    x: Tensor,
+    row: str | None,
+    column: str | None,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
+    from mxstudy.numerics.kernels.device.cast import cast_both_kernel
+
+    x = x.contiguous()
+    operands, columns = empty_both(x), x.shape[-1]
+    tile = tile or largest_tile(x.numel() // columns, columns, elements=4096, warps=4)
+    launch(
+        cast_both_kernel,
+        (x.numel() // (tile.rows * tile.columns),),
+        (x, *operands),
+        tile.warps,
+        COLUMNS=columns,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+    )
+    return operands

@@ -1,0 +1,105 @@
+"""What all operators of this folder share: both operands of a tensor by the numerics, and what a kernel must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up
+from mxstudy.numerics.scales import MANTISSA_BITS
+from mxstudy.reader import require
+
+BLOCK_SIZES = (16, 32, 64)
+BF16 = torch.bfloat16
+
+Settings = tuple[str | None, str | None, int, str, str, bool]  # of both formats and a BlockCast, as operators take them
+
+
+class Tile(NamedTuple):
+    """What one program holds, and how many warps do its work."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> Settings:
+    """Both formats and the cast for an operator on [..., rows, columns].
+
+    Raises ConfigError for what no kernel does: formats without E8M0 scales, other blocks than those of BLOCK_SIZES,
+    and blocks that do not divide their axis.
+    """
+    require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
+    for fmt, axis in ((row, -1), (column, -2)):
+        if fmt is not None:
+            scale = look_up(FORMATS, fmt, "format").scale
+            require(scale == "E8M0", f"format: {fmt} has {scale} scales, which no kernel makes; take an MX format")
+            require(
+                shape[axis] % cast.block_size == 0,
+                f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(shape)}",
+            )
+    return row, column, cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round
+
+
+def both(x: Tensor, row: str | None, column: str | None, *cast: Any) -> tuple[Tensor, Tensor]:
+    """x [..., rows, columns] by the numerics: in blocks along the last axis and along the one before it."""
+    return operand(x, row, -1, BlockCast(*cast)), operand(x, column, -2, BlockCast(*cast))
+
+
+def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast) -> Tensor:
+    """A new bf16 tensor."""
+    return x.to(BF16, copy=True) if fmt is None else block_cast(x, fmt, axis, cast).dequantize(BF16)
+
+
+def empty_both(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=BF16), torch.empty_like(x, dtype=BF16)
+
+
+# ------------------------------------------------------------------------------------------------------- for kernels
+
+
+def constants(
+    row: str | None, column: str | None, block_size: int, scale_rule: str, rounding: str, pre_round: bool
+) -> dict[str, Any]:
+    """The settings as kernels take them: known when they are compiled."""
+    return {
+        "ROW": format_constants(row, scale_rule),
+        "COLUMN": format_constants(column, scale_rule),
+        "BLOCK": block_size,
+        "AWAY": rounding == "away",
+        "PRE_ROUND": pre_round,
+    }
+
+
+def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, int, float | None] | None:
+    """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, and max where a block may exceed it.
+
+    It may under rules that round k up less often than ceil(log2(absmax / max)) does.
+    """
+    if fmt is None:
+        return None
+    element = FORMATS[fmt]
+    rule, never_exceeds = SCALE_RULES[scale_rule](element), SCALE_RULES["rceil"](element)
+    limit = element.max if rule < never_exceeds else None
+    return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit
+
+
+def largest_tile(rows: int, columns: int, elements: int, warps: int) -> Tile:
+    """The largest of at most so many elements and 64 rows that divides a matrix; powers of two, as Triton wants."""
+    height = min(power_of_two_in(rows), 64)
+    return Tile(height, min(power_of_two_in(columns), elements // height), warps)
+
+
+def power_of_two_in(size: int) -> int:
+    """The largest power of two that divides it."""
+    return size & -size
+
+
+def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], warps: int, **constants: Any) -> None:
+    """On the first argument's device. No product is fused with a sum: torch rounds it in between."""
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)

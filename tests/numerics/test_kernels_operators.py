@@ -1,0 +1,157 @@
+"""Operators of `numerics.kernels` as callers have them: what they are away from GPUs, to torch, and refuse.
+
+On a GPU their kernels run, which other tests hold to the same references.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bits import assert_same_bits
+from joined import (
+    BF16,
+    COMPOSED,
+    DEVICE,
+    activation_inputs,
+    assert_beside,
+    every_activation,
+    every_norm,
+    every_rounding_of_values,
+    norm_inputs,
+    normalized,
+    rms_of,
+)
+
+from mxstudy.numerics import quantize
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.kernels import (
+    RowNorm,
+    activation_backward_cast_both,
+    activation_cast_both,
+    cast_both,
+    norm_cast_both,
+)
+from mxstudy.numerics.kernels.activation import ACTIVATIONS
+from mxstudy.numerics.kernels.operands import settings
+from mxstudy.reader import ConfigError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cast_both_is_an_operator(dtype):
+    """Schema, fake tensors and tracing, and compiled without a break."""
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    cast = BlockCast()
+    torch.library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", None, cast)))
+    compiled = torch.compile(cast_both, fullgraph=True)(x, "E4M3", "E5M2", cast)
+    for one, other in zip(compiled, cast_both(x, "E4M3", "E5M2", cast), strict=True):
+        assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("name", ["relu", "swiglu"])
+def test_activations_are_operators(name):
+    """Schema, fake tensors and tracing, and compiled without a break."""
+    h, dz = (x.to(DEVICE) for x in activation_inputs(name))
+
+    def step(h, dz):
+        operands = activation_cast_both(h, name, "E4M3", None, BlockCast())
+        return *operands, *activation_backward_cast_both(dz, h, name, "E5M2", "E4M3", BlockCast())
+
+    for one, other in zip(torch.compile(step, fullgraph=True)(h, dz), step(h, dz), strict=True):
+        assert_same_bits(one, other)
+    options = settings(dz.shape, "E4M3", None, BlockCast())
+    phi, gated = ACTIVATIONS[name]
+    torch.library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, phi, gated, True, True, *options))
+    torch.library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, (dz, h, phi, gated, True, *options))
+
+
+@pytest.mark.parametrize("norm", [RowNorm(centers=True), RowNorm(p=2.0)])
+@pytest.mark.parametrize("with_branch", [False, True])
+def test_norm_cast_both_is_an_operator(norm, with_branch):
+    """Schema, fake tensors and tracing, and compiled without a break."""
+    x, gain, _ = (t.to(DEVICE) for t in norm_inputs())
+    branch = x if with_branch else None
+    at = (x, branch, gain, None, norm.p, norm.centers, norm.eps, False)
+    options = settings(x.shape, "E4M3", None, BlockCast())
+    torch.library.opcheck(torch.ops.mxstudy.norm_cast_both, (*at, *options))
+
+    def cast(x, gain):
+        return norm_cast_both(x, gain, norm, "E4M3", "E4M3", BlockCast(), branch=x if with_branch else None)
+
+    for one, other in zip(torch.compile(cast, fullgraph=True)(x, gain), cast(x, gain), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_same_bits(one, other)
+
+
+@every_activation
+@every_rounding_of_values
+def test_on_cpu_activations_and_their_gradients_are_torchs(name, gate, dtype):
+    h, dz = activation_inputs(name)
+    leaf = h.clone().requires_grad_()
+    z = COMPOSED[name](leaf, gate, dtype)
+    (dh,) = torch.autograd.grad(z, leaf, dz.to(z.dtype))
+    options = {"gate_dtype": gate, "dtype": dtype}
+    operands = activation_cast_both(h, name, "E4M3", "E5M2", BlockCast(), **options)
+    gradients = activation_backward_cast_both(dz, h, name, "E5M2", None, BlockCast(16), **options)
+    assert_same_bits(operands[0], quantize(z.detach(), "E4M3").dequantize(BF16))
+    assert_same_bits(operands[1], quantize(z.detach(), "E5M2", axis=0).dequantize(BF16))
+    assert_beside(gradients[1], dh, name, 1)
+    assert_same_bits(gradients[0], quantize(gradients[1], "E5M2", 16).dequantize(BF16))
+
+
+@every_norm
+def test_on_cpu_norms_are_the_numerics(norm):
+    x, gain, bias = norm_inputs(dtype=BF16)
+    got = norm_cast_both(x, gain, norm, "E4M3", "E5M2", BlockCast(), bias=bias, branch=x)
+    assert torch.equal(got.total, x + x)
+    _, rms = rms_of(x + x, norm, 32)
+    assert (got.rms.cpu() / rms - 1).abs().max() < 1e-6
+    assert (got.mean is None) == (not norm.centers)
+    y = normalized(x + x, got.mean if norm.centers else torch.empty(0), got.rms, gain, bias)
+    assert_same_bits(got.row, block_cast(y, "E4M3", -1, BlockCast()).dequantize(BF16))
+    assert_same_bits(got.column, block_cast(y, "E5M2", -2, BlockCast()).dequantize(BF16))
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "column", "block_size", "message"),
+    [
+        ((64, 64), "NVFP4", None, 16, "NVFP4 has E4M3 scales"),
+        ((64, 64), "E4M4", None, 32, "'E4M4' is not a choice"),
+        ((64, 64), "E4M3", None, 8, "block_size: 8 has no kernel"),
+        ((64, 48), "E4M3", None, 32, "does not divide axis -1"),
+        ((48, 64), "E4M3", "E4M3", 32, "does not divide axis -2"),
+    ],
+)
+def test_casts_that_no_kernel_does(shape, row, column, block_size, message):
+    with pytest.raises(ConfigError, match=message):
+        cast_both(torch.ones(shape), row, column, BlockCast(block_size))
+
+
+def test_activations_of_bad_input():
+    h, dz = activation_inputs("swiglu")
+    with pytest.raises(ConfigError, match="'swish' is not a choice"):
+        activation_cast_both(h, "swish", None, None, BlockCast())
+    with pytest.raises(ConfigError, match=r"h: torch\.float32"):
+        activation_cast_both(h.float(), "swiglu", None, None, BlockCast())
+    with pytest.raises(ConfigError, match="is no gradient of relu"):
+        activation_backward_cast_both(dz, h, "relu", None, None, BlockCast())
+    with pytest.raises(ConfigError, match="does not divide axis -1"):
+        activation_cast_both(h[:, :96].contiguous(), "swiglu", "E4M3", None, BlockCast())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gain": None, "bias": torch.ones(256)}, "bias: it is added after the gain"),
+        ({"norm": RowNorm(p=1.0, centers=True)}, "exclude each other"),
+        ({"branch": torch.ones(3)}, "branch: it is added to x"),
+        ({"row": None, "norm": RowNorm(p=1.0), "x": torch.ones(4, 48)}, "does not divide axis -1"),
+        ({"x": torch.ones(48, 256), "column": "E4M3"}, "does not divide axis -2"),
+    ],
+)
+def test_norms_of_bad_input(options, message):
+    given = {"x": torch.ones(64, 256), "gain": torch.ones(256), "norm": RowNorm(), "row": "E4M3", "column": None}
+    with pytest.raises(ConfigError, match=message):
+        norm_cast_both(**given | options, cast=BlockCast())
