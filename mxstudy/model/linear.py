@@ -51,9 +51,8 @@ class NormLinear(MXLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         gain, bias = self.gain_and_bias(x)
-        if self.norm.output != "joined" and not self.norm.fold_gain:
-            y = self.norm.apply_affine(x.float(), gain, bias)  # FP32 here, so that dx too is rounded but once
-            return super().forward(y.to(x.dtype) if self.norm.output == "rounded" else y)
+        if self.norm.output == "op_by_op" and not self.norm.fold_gain:
+            return super().forward(self.norm.apply_affine(x, gain, bias))
         return norm_linear(
             x,
             gain,
@@ -65,6 +64,7 @@ class NormLinear(MXLinear):
             gemms=self.gemms,
             cast=self.cast,
             centers=self.norm.centers,
+            rounded=self.norm.output == "rounded" and not self.norm.fold_gain,
             dtype=self.compute,
         )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels import RowNorm
 from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
 from mxstudy.numerics.vector import norm_op_by_op
@@ -50,6 +51,11 @@ class Norm(nn.Module):
         """What no element of `normalize(x)` exceeds in magnitude (MXNorm paper, Lemmas 1 and 2)."""
         raise NotImplementedError
 
+    @property
+    def row_norm(self) -> RowNorm | None:
+        """As kernels take it; None if there is none for it."""
+        return None
+
     def normalize(self, x: Tensor) -> Tensor:
         """x before gain and bias: float32."""
         centered = center(x, row_mean(x) if self.centers else None)
@@ -83,6 +89,10 @@ class RMSNorm(Norm):
         super().__init__(size, eps)
         self.fold_gain = fold_gain
 
+    @property
+    def row_norm(self) -> RowNorm:
+        return RowNorm(eps=self.eps)
+
     def rms(self, x: Tensor) -> Tensor:
         return rms_exact(x, self.eps)
 
@@ -99,6 +109,10 @@ class LayerNorm(Norm):
 
     def __init__(self, size: int, eps: float = 1e-5, bias: bool = False, affine: bool = True) -> None:
         super().__init__(size, eps, affine, bias)
+
+    @property
+    def row_norm(self) -> RowNorm:
+        return RowNorm(centers=True, eps=self.eps)
 
     def rms(self, x: Tensor) -> Tensor:
         return rms_exact(x, self.eps)
@@ -122,6 +136,10 @@ class MXNorm(Norm):
         super().__init__(size, eps)
         check_blocks(size, block_size)
         self.p, self.block_size = p, block_size
+
+    @property
+    def row_norm(self) -> RowNorm:
+        return RowNorm(self.p, eps=self.eps)
 
     def rms(self, x: Tensor) -> Tensor:
         return rms_estimate(x, self.p, self.block_size, self.eps)

@@ -10,6 +10,7 @@ has bf16 values; what lies between two GEMMs is rounded as VECTOR_OPS has it.
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from mxstudy.model.seeds import generator_for
 from mxstudy.model.student_attention import SelfAttention
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
+from mxstudy.numerics.norm_mlp import NormMLP, has_kernels, norm_mlp
 from mxstudy.numerics.vector import Gain
 from mxstudy.reader import require
 
@@ -91,10 +93,14 @@ INITS = {
 
 
 class Block(nn.Module):
+    """`joined`: norm, both linears and the activation in one, with kernels; None for one after another."""
+
+    joined: NormMLP | None = None
+
     def __init__(self, model: config.ResidualMLP, norm: config.Norm | None, cast: BlockCast, ops: VectorOps) -> None:
         super().__init__()
         self.ops, self.residual = ops, model.residual
-        self.activation = ACTIVATIONS[model.activation]
+        self.activation_name, self.activation = model.activation, ACTIVATIONS[model.activation]
         size, inner, fused = model.hidden_size, model.ffn_size, self.activation.parts * model.ffn_size
         std = INITS[model.init].std
         self.attention = None
@@ -109,11 +115,39 @@ class Block(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.attention is not None:
             x_TD = x_TD + self.attention(x_TD, self.ops.activation).to(self.ops.residual)
-        y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
+        y_TD = self.mlp(x_TD)
         if self.bias is None:
             return y_TD.to(self.ops.residual)
         y_TD = y_TD.to(self.ops.bias) + self.bias.to(self.ops.bias)
         return x_TD + y_TD.to(self.ops.residual)
+
+    def mlp(self, x_TD: Tensor) -> Tensor:
+        if self.joined is None:
+            return self.down(self.activation.apply(self.up(x_TD), self.ops))
+        gain, bias = self.up.gain_and_bias(x_TD) if isinstance(self.up, NormLinear) else (None, None)
+        return norm_mlp(x_TD, gain, bias, self.up.weight, self.down.weight, self.joined)
+
+    def join(self) -> None:
+        """From here on with kernels, in the formats that the linears now have; as before where there are none."""
+        up, down, norm = self.up, self.down, None
+        self.joined = None
+        if isinstance(up, NormLinear):
+            norm = up.norm.row_norm
+            if norm is None or up.norm.output == "op_by_op":
+                return
+        if up.compute == BF16 and has_kernels(up.gemms, up.cast) and has_kernels(down.gemms, down.cast):
+            fold_gain = isinstance(up, NormLinear) and up.norm.fold_gain
+            self.joined = NormMLP(
+                norm,
+                self.activation_name,
+                up.gemms,
+                down.gemms,
+                up.cast,
+                fold_gain=fold_gain,
+                round_norm=self.ops.norm == "rounded" and self.ops.residual == BF16 and not fold_gain,
+                gate_dtype=self.ops.gate,
+                dtype=self.ops.activation,
+            )
 
 
 def after_norm(
@@ -167,6 +201,11 @@ class ResidualMLP(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x.to(FP32)
+
+    def join(self) -> None:
+        """Every block by itself; see Block.join."""
+        for layer in self.layers:
+            typing.cast(Block, layer).join()
 
     @torch.no_grad()
     def init_weights(self, seeds: Sequence[int], prefix: str = "") -> None:

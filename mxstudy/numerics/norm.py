@@ -106,12 +106,13 @@ def norm_linear(
     gemms: Gemms,
     cast: BlockCast,
     centers: bool = False,
+    rounded: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Norm, gain, the norm's bias and linear in one: x [..., in], gain and bias [in], weight [out, in] -> [..., out].
 
     Of a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: of unquantised operands and of every
-    GEMM's result; x's if not given. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an
+    GEMM's result; x's if not given. `rounded`: what the norm gives is rounded to x's dtype before it is cast. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an
     estimate of it, [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a
     bias beside a folded gain.
     """
@@ -121,7 +122,7 @@ def norm_linear(
     with torch.no_grad():
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
-    settings = (bound, fold_gain, gemms, cast, dtype or x.dtype)
+    settings = (bound, fold_gain, rounded, gemms, cast, dtype or x.dtype)
     h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, *settings)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
@@ -140,19 +141,22 @@ class _NormLinear(torch.autograd.Function):
         weight_OI: Tensor,
         bound: float,
         fold_gain: bool,
+        rounded: bool,
         gemms: Gemms,
         cast: BlockCast,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI)
-        ctx.fold_gain, ctx.gemms, ctx.cast = fold_gain, gemms, cast
+        ctx.fold_gain, ctx.rounded, ctx.gemms, ctx.cast = fold_gain, rounded, gemms, cast
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
         bound_of_xbar = xbar_TI.new_full((), bound)
         if fold_gain:
             weight = to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
             return forward_gemm(xbar_TI, weight, gemms, cast, dtype, bound_of_xbar)
         bound_of_y = affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
-        return forward_gemm(affine(xbar_TI, gain_I, bias_I), weight_OI, gemms, cast, dtype, bound_of_y)
+        y_TI = affine(xbar_TI, gain_I, bias_I)
+        y_TI = to_dtype(y_TI, x_TI.dtype) if rounded else y_TI
+        return forward_gemm(y_TI, weight_OI, gemms, cast, dtype, bound_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
@@ -162,11 +166,20 @@ class _NormLinear(torch.autograd.Function):
         if ctx.fold_gain:
             dweight = to_dtype(wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast), torch.float32) * gain
         else:
-            dweight = wgrad_gemm(dh_TO, affine(xbar, gain, bias_I), ctx.gemms, ctx.cast)
-        dgain = (xbar * dy).sum_to_size(gain.shape)
-        dbias = None if bias_I is None else to_dtype(dy.sum_to_size(bias_I.shape), bias_I.dtype)
-        dxbar = dy * gain
-        dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms_T1
-        dx = center(dx, None if mean_T1 is None else row_mean(dx))
-        dx, dgain, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dgain, gain_I.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, None, dgain, dbias, dweight, None, None, None, None, None
+            y_TI = affine(xbar, gain, bias_I)
+            y_TI = to_dtype(y_TI, x_TI.dtype) if ctx.rounded else y_TI
+            dweight = wgrad_gemm(dh_TO, y_TI, ctx.gemms, ctx.cast)
+        dx, dgain, dbias = norm_backward(dy, xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None)
+        dx, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dweight, weight_OI.dtype)
+        return dx, None, None, dgain, dbias, dweight, None, None, None, None, None, None
+
+
+def norm_backward(
+    dy: Tensor, xbar: Tensor, rms: Tensor, gain: Tensor, bias: Tensor | None, centers: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """From dy of y = xbar * gain + bias, all float32: dx float32, dgain and dbias in the dtypes of gain and bias."""
+    dgain = to_dtype((xbar * dy).sum_to_size(gain.shape), gain.dtype)
+    dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
+    dxbar = dy * to_dtype(gain, torch.float32)
+    dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms
+    return center(dx, row_mean(dx) if centers else None), dgain, dbias

@@ -108,7 +108,11 @@ class Stack:
         self.graph = None
         if self.taught_as.teacher.quantized:
             apply_run_precision(self.teacher.mlp, self.taught_as, step, self.device)
-        return apply_run_precision(self.model, self.config, step, self.device)
+        rows = apply_run_precision(self.model, self.config, step, self.device)
+        if self.device.type == "cuda":
+            self.model.join()
+            self.teacher.mlp.join()
+        return rows
 
     def train_step(self) -> None:
         if self.device.type == "cuda":
@@ -123,10 +127,11 @@ class Stack:
         self.update(losses.detach(), gradients)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """That of the next step: [T, D] each, or [S, T, D] where the replicas are at steps of their own."""
+        """That of the next step, [S, T, D] each, whether the replicas are at one step or at steps of their own."""
         steps = self.starts + self.step
         if steps.ndim == 0:
-            return self.draw(steps)
+            x_TD, target_TD = self.draw(steps)
+            return tuple(t.expand(len(self.lrs), *t.shape).contiguous() for t in (x_TD, target_TD))
         inputs, targets = zip(*map(self.draw, steps.unbind()), strict=True)  # one by one: the bits of a single draw
         return torch.stack(inputs), torch.stack(targets)
 
@@ -150,7 +155,8 @@ class Stack:
         losses, grad_norms = (torch.where(self.alive, value, torch.nan) for value in (losses, grad_norms))
         self.alive.logical_and_(losses.isfinite() & grad_norms.isfinite())
         step = self.starts + self.step
-        lr_ratios = self.lr_ratios.take(step.clamp_max(len(self.lr_ratios) - 1))  # an index would be read by the host
+        at = step.clamp_max(len(self.lr_ratios) - 1).view(-1)
+        lr_ratios = self.lr_ratios.index_select(0, at)  # a 0-dim index would be read by the host
         self.optimizer.step(gradients, self.lrs * lr_ratios, step, self.alive)
         self.losses.copy_(losses)
         self.grad_norms.copy_(grad_norms)

@@ -46,7 +46,7 @@ def in_fp32(model: ResidualMLP) -> ResidualMLP:
     shadow = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     shadow.ops = FP32_OPS
     for block in blocks_of(shadow).values():
-        block.ops = FP32_OPS
+        block.ops, block.joined = FP32_OPS, None
     for module in shadow.modules():
         if isinstance(module, MXLinear):
             module.gemms, module.compute = Gemms(), torch.float32

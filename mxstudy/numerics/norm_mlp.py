@@ -1,0 +1,123 @@
+"""Norm, linear, activation, linear in one: between two GEMMs every tensor is read once and cast for both that follow.
+
+    forward    y = norm(x)    h = Q(y) Q(U)^T    z = phi(h)    out = Q(z) Q(D)^T        U [up, in], D [out, inner]
+
+What is computed is what `norm_linear`, an activation and `mx_linear` compute one after another. Those stay the oracle,
+and are the way for what has no kernel: NVFP4, a scale a tensor, native GEMMs, a norm that rounds every operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.kernels import (
+    RowNorm,
+    activation_backward_cast_both,
+    activation_cast_both,
+    cast_both,
+    norm_cast_both,
+)
+from mxstudy.numerics.kernels.operands import BLOCK_SIZES, operand
+from mxstudy.numerics.matmul import Gemms
+from mxstudy.numerics.norm import center, norm_backward, normalize
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class NormMLP:
+    """`norm` None: x goes into the first linear as it is. `round_norm`: the norm's output is rounded to bf16 first.
+
+    `gate_dtype`, `dtype`: to what phi(gate) and the activation's result are rounded, bf16 or, for not at all, float32.
+    """
+
+    norm: RowNorm | None
+    activation: str
+    up: Gemms
+    down: Gemms
+    cast: BlockCast
+    fold_gain: bool = False
+    round_norm: bool = False
+    gate_dtype: torch.dtype = FP32
+    dtype: torch.dtype = FP32
+
+
+def has_kernels(gemms: Gemms, cast: BlockCast) -> bool:
+    """Whether operands of these formats are what the kernels make; where nothing is quantised they save nothing."""
+    formats = {fmt for pair in gemms.operands for fmt in pair if fmt}
+    emulated = gemms.scaling == "block" and not gemms.native and cast.block_size in BLOCK_SIZES
+    return emulated and bool(formats) and all(FORMATS[fmt].scale == "E8M0" for fmt in formats)
+
+
+def norm_mlp(
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, up: Tensor, down: Tensor, settings: NormMLP
+) -> Tensor:
+    """x [S, T, in] bf16 or fp32, gain and bias [S, 1, in], up [S, up, in], down [S, out, inner] -> [S, T, out] bf16.
+
+    Without a stack all lack the S, gain and bias are [in]. Raises ConfigError as the kernels do.
+    """
+    return _NormMLP.apply(x, gain, bias, up, down, settings)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Of bf16 values, accumulated in FP32, rounded once to bf16; on CPU its GEMM is in FP32, which is faster."""
+    return a @ b if a.is_cuda else to_dtype(a.float() @ b.float(), BF16)
+
+
+def weight_operands(weight: Tensor, gain: Tensor | None, gemms: Gemms, cast: BlockCast) -> tuple[Tensor, Tensor]:
+    """Of the forward, which takes up the gain where there is one, and of dgrad."""
+    if gain is None:
+        return cast_both(weight, gemms.forward_w, gemms.dgrad_w, cast)
+    folded = to_dtype(weight, FP32) * to_dtype(gain, FP32)
+    return operand(folded, gemms.forward_w, -1, cast), operand(weight, gemms.dgrad_w, -2, cast)
+
+
+class _NormMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, up: Tensor, down: Tensor, s: NormMLP
+    ) -> Tensor:
+        mean = rms = None
+        if s.norm is None:
+            y, y_wgrad = cast_both(x, s.up.forward_x, s.up.wgrad_x, s.cast)
+        else:
+            own_gain, formats = None if s.fold_gain else gain, (s.up.forward_x, s.up.wgrad_x)
+            y, y_wgrad, _, mean, rms = norm_cast_both(
+                x, own_gain, s.norm, *formats, s.cast, bias=bias, round_output=s.round_norm
+            )
+        up_forward, up_dgrad = weight_operands(up, gain if s.fold_gain else None, s.up, s.cast)
+        h = product(y, up_forward.mT)
+        z, z_wgrad = activation_cast_both(
+            h, s.activation, s.down.forward_x, s.down.wgrad_x, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
+        )
+        down_forward, down_dgrad = weight_operands(down, None, s.down, s.cast)
+        ctx.save_for_backward(x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad)
+        ctx.settings, ctx.dtypes = s, (up.dtype, down.dtype)
+        return product(z, down_forward.mT)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad = ctx.saved_tensors
+        s: NormMLP = ctx.settings
+        dout_dgrad, dout_wgrad = cast_both(dout, s.down.dgrad_dh, s.down.wgrad_dh, s.cast)
+        ddown = product(dout_wgrad.mT, z_wgrad)
+        dz = product(dout_dgrad, down_dgrad)
+        dh_dgrad, dh_wgrad = activation_backward_cast_both(
+            dz, h, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
+        )
+        dup = product(dh_wgrad.mT, y_wgrad)
+        dy = product(dh_dgrad, up_dgrad)
+        dup, ddown = (to_dtype(dw, dtype) for dw, dtype in zip((dup, ddown), ctx.dtypes, strict=True))
+        if s.norm is None:
+            return to_dtype(dy, x.dtype), None, None, dup, ddown, None
+        dup = dup * to_dtype(gain, FP32) if s.fold_gain else dup
+        xbar = normalize(center(x, mean), rms)
+        dx, dgain, dbias = norm_backward(to_dtype(dy, FP32), xbar, rms, gain, bias, centers=mean is not None)
+        return to_dtype(dx, x.dtype), dgain, dbias, dup, ddown, None

@@ -1,0 +1,84 @@
+"""A block whose norm, linears and activation are one function gives the bits of the same one after another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from students import BF16, NORMS, TOKENS, run, samples, small, student
+
+from mxstudy.model.residual_mlp import ACTIVATIONS, VECTOR_OPS, Block
+from mxstudy.train.runtime import configure_torch
+
+ROWS = ("mxfp8", "mx_mix", "mxfp8_forward_only", "mxfp8_act_only", "mxfp4")
+
+
+def blocks(mlp):
+    return [module for module in mlp.modules() if isinstance(module, Block)]
+
+
+def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", **options):
+    """Outputs and gradients of a stack of two, one after another and joined."""
+    mlp = student(small(activation=activation), NORMS[norm], [0, 1], row, BF16, vector_ops=vector_ops, **options)
+    x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
+    apart = run(mlp, x, dy)
+    mlp.join()
+    return mlp, apart, run(mlp, x, dy)
+
+
+def assert_same(apart, joined):
+    assert apart.keys() == joined.keys()
+    for name, values in apart.items():
+        assert torch.equal(values, joined[name]), name
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("vector_ops", ["fp32", "bf16"])
+def test_formats(row, vector_ops):
+    mlp, apart, joined = both(row=row, vector_ops=vector_ops)
+    assert all(block.joined for block in blocks(mlp))
+    assert_same(apart, joined)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("vector_ops", VECTOR_OPS)
+def test_activations(activation, vector_ops):
+    _, apart, joined = both(norm="none", activation=activation, vector_ops=vector_ops)
+    assert_same(apart, joined)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("vector_ops", ["fp32", "bf16"])
+def test_norms(norm, vector_ops):
+    _, apart, joined = both(norm=norm, vector_ops=vector_ops)
+    assert_same(apart, joined)
+
+
+@pytest.mark.parametrize("gain", ["bf16", "mx"])
+def test_rounded_gains(gain):
+    _, apart, joined = both(gain=gain)
+    assert_same(apart, joined)
+
+
+@pytest.mark.parametrize("row", ["bf16", "fp8_tensor", "nvfp4_forward_only"])
+def test_what_has_no_kernel_stays_apart(row):
+    mlp = student(small(), NORMS["layernorm"], [0], row, BF16)
+    mlp.join()
+    assert not any(block.joined for block in blocks(mlp))
+
+
+def test_a_norm_that_rounds_every_operation_stays_apart():
+    mlp = student(small(), NORMS["layernorm"], [0], "mxfp8", BF16, vector_ops="code")
+    mlp.join()
+    assert not any(block.joined for block in blocks(mlp))
+
+
+@pytest.mark.integration
+def test_compiled():
+    configure_torch(compile=True)
+    mlp, _, joined = both()
+    forward = torch.compile(mlp)
+    x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
+    y = forward(x)
+    y.backward(dy)
+    assert torch.allclose(y, joined["y"], rtol=0, atol=1e-4)
+    torch._dynamo.reset()
