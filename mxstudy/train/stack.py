@@ -7,6 +7,7 @@ data: initial weights, learning rates, and the step at which a replica is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ class Stack:
         self.set_precision(0)
         self.starts = torch.tensor(starts or 0, dtype=torch.int64, device=device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = StackOptimizer(run.optimizer, self.parameters)
+        as_configured: Callable[[Any], Any] = torch.compile if run.train.compile else lambda function: function
+        self.optimizer = StackOptimizer(run.optimizer, self.parameters, as_configured)
         ratios = [lr_ratio(run.schedule, step, run.train.steps) for step in range(run.train.steps)]
         self.lr_ratios = torch.tensor(ratios, dtype=torch.float32, device=device)
         self.lrs = torch.tensor([lr for _, lr in run.replicas], dtype=torch.float32, device=device)
@@ -99,8 +101,9 @@ class Stack:
         self.losses, self.grad_norms = torch.zeros_like(self.lrs), torch.zeros_like(self.lrs)
         self.alive = torch.ones_like(self.lrs, dtype=torch.bool)
         self.record = torch.zeros(ROWS, 2, len(self.lrs), device=device)
-        as_configured: Callable[[Any], Any] = torch.compile if run.train.compile else lambda function: function
-        self.draw, self.loss, self.update = map(as_configured, (self._draw, self._loss, self._update))
+        self.draw, self.teach, self.forward = map(as_configured, (self._draw, self._teach, self.model.forward))
+        self.loss, self.judge = map(as_configured, (LOSSES[run.loss], self._judge))
+        self.side = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def set_precision(self, step: int) -> dict[str, str]:
@@ -122,46 +125,68 @@ class Stack:
             self.eager_step()
 
     def eager_step(self) -> None:
-        losses = self.loss(*self.batch())
+        each = self.steps()
+        inputs_TD = [self.draw(step) for step in each]
+        with self.aside():
+            target_STD = self.spread([self.teach(*pair) for pair in zip(each, inputs_TD, strict=True)])
+        y_STD = self.forward(self.spread(inputs_TD))
+        self.wait_aside()
+        losses = self.loss(y_STD, target_STD)
         gradients = torch.autograd.grad(losses.sum(), self.parameters)
-        self.update(losses.detach(), gradients)
+        lrs, steps = self.judge(losses.detach(), gradients)
+        self.optimizer.step(gradients, lrs, steps, self.alive)
+        self.step.add_(1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """That of the next step, [S, T, D] each, whether the replicas are at one step or at steps of their own."""
+        """Inputs and targets of the next step, [S, T, D] each."""
+        steps = self.steps()
+        inputs_TD = [self.draw(step) for step in steps]
+        return self.spread(inputs_TD), self.spread([self.teach(*pair) for pair in zip(steps, inputs_TD, strict=True)])
+
+    def steps(self) -> Sequence[Tensor]:
+        """The one at which all replicas are, or that of each."""
         steps = self.starts + self.step
-        if steps.ndim == 0:
-            x_TD, target_TD = self.draw(steps)
-            return tuple(t.expand(len(self.lrs), *t.shape).contiguous() for t in (x_TD, target_TD))
-        inputs, targets = zip(*map(self.draw, steps.unbind()), strict=True)  # one by one: the bits of a single draw
-        return torch.stack(inputs), torch.stack(targets)
+        return steps.unbind() if steps.ndim else (steps,)
 
-    def _draw(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs, and what the teacher makes of them with noise: [T, D] each."""
-        run, size = self.config, (self.config.train.batch_size, self.config.model.hidden_size)
-        x_TD = student_inputs(run.data_seed, step, *size, self.device)
-        target_TD = self.teacher(x_TD)
-        if run.label_noise:
-            target_TD = target_TD + label_noise(run.data_seed, step, *size, self.device, run.label_noise)
-        return x_TD, target_TD
+    def spread(self, parts_TD: Sequence[Tensor]) -> Tensor:
+        """[S, T, D] of what all replicas share, or each has: one layout, so that both run the same code."""
+        if len(parts_TD) > 1:
+            return torch.stack(list(parts_TD))
+        return parts_TD[0].expand(len(self.lrs), *parts_TD[0].shape).contiguous()
 
-    def _loss(self, x_TD: Tensor, target_TD: Tensor) -> Tensor:
-        """[S]."""
-        return LOSSES[self.config.loss](self.model(x_TD), target_TD)
+    def aside(self) -> AbstractContextManager[Any]:
+        """On a GPU beside what follows, until `wait_aside`: alone, a small stack leaves most of it idle."""
+        if self.side is None:
+            return nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.side)
+
+    def wait_aside(self) -> None:
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+
+    def _draw(self, step: Tensor) -> Tensor:
+        size = self.config.train.batch_size, self.config.model.hidden_size
+        return student_inputs(self.config.data_seed, step, *size, self.device)
+
+    def _teach(self, step: Tensor, x_TD: Tensor) -> Tensor:
+        run, size, target_TD = self.config, x_TD.shape, self.teacher(x_TD)
+        if not run.label_noise:
+            return target_TD
+        return target_TD + label_noise(run.data_seed, step, size[0], size[1], self.device, run.label_noise)
 
     @torch.no_grad()
-    def _update(self, losses: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Each replica's weights, unless its loss or gradient is or was not finite; then the step's number."""
+    def _judge(self, losses: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Learning rates [S] and steps of the update; who lives to have one, and the step's record."""
         grad_norms = sum(g.square().sum(-1).sum(-1) for g in gradients).sqrt()  # type: ignore[union-attr]
         losses, grad_norms = (torch.where(self.alive, value, torch.nan) for value in (losses, grad_norms))
         self.alive.logical_and_(losses.isfinite() & grad_norms.isfinite())
-        step = self.starts + self.step
-        at = step.clamp_max(len(self.lr_ratios) - 1).view(-1)
-        lr_ratios = self.lr_ratios.index_select(0, at)  # a 0-dim index would be read by the host
-        self.optimizer.step(gradients, self.lrs * lr_ratios, step, self.alive)
         self.losses.copy_(losses)
         self.grad_norms.copy_(grad_norms)
         self.record.index_copy_(0, (self.step % ROWS).view(1), torch.stack((losses, grad_norms))[None])
-        self.step.add_(1)
+        steps = self.starts + self.step
+        at = steps.clamp_max(len(self.lr_ratios) - 1).view(-1)
+        return self.lrs * self.lr_ratios.index_select(0, at), steps  # a 0-dim index would be read by the host
 
     def capture(self) -> torch.cuda.CUDAGraph:
         """The step as a graph; what the warm-up trains is undone."""

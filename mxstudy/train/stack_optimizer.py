@@ -5,7 +5,7 @@ As in PyTorch's, without weight decay: p -= lr * update; Adam's update is m / (1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,24 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.numerics.kernels import adam_
 
 State = tuple[Tensor, ...]
 
 
 def adam(g: Tensor, state: State, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, State]:
     """`step` counts from 0, int64."""
-    (beta1, beta2), t = optimizer.betas, (step + 1).to(torch.float64)
     m, v = state
-    m = m + (g - m) * (1 - beta1)
-    v = v * beta2 + g * g * (1 - beta2)
-    unbiased = ((1 - beta1**t).reciprocal().to(torch.float32), (1 - beta2**t).rsqrt().to(torch.float32))
-    return m * unbiased[0] / (v.sqrt() * unbiased[1] + optimizer.eps), (m, v)
+    m = m + (g - m) * (1 - optimizer.betas[0])
+    v = v * optimizer.betas[1] + g * g * (1 - optimizer.betas[1])
+    unbias_m, unbias_v = unbias(step, optimizer.betas)
+    return m * unbias_m / (v.sqrt() * unbias_v + optimizer.eps), (m, v)
+
+
+def unbias(step: Tensor, betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """What m and the root of v are multiplied with, of the zeros that they began as: float32."""
+    t = (step + 1).to(torch.float64)
+    return (1 - betas[0] ** t).reciprocal().to(torch.float32), (1 - betas[1] ** t).rsqrt().to(torch.float32)
 
 
 def sgd(g: Tensor, state: State, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, State]:
@@ -43,14 +49,27 @@ def state_tensors(optimizer: config.StudentOptimizer) -> int:
 
 
 class StackOptimizer:
-    """Of parameters [S, ...]."""
+    """Of parameters [S, ...]. On a GPU Adam is a kernel: for small stacks twice as fast as what compiles from it."""
 
-    def __init__(self, optimizer: config.StudentOptimizer, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
+    def __init__(
+        self, optimizer: config.StudentOptimizer, parameters: Sequence[Tensor], compiled: Callable[[Any], Any]
+    ) -> None:
+        self.config, self.parameters = optimizer, parameters
         self.states = [tuple(torch.zeros_like(p) for _ in range(state_tensors(optimizer))) for p in parameters]
         self.rule = partial(RULES[type(optimizer)], optimizer=optimizer)
+        self.unbias, self.plain_step = compiled(unbias), compiled(self._plain_step)
+        has_kernel = isinstance(optimizer, config.Adam) and parameters[0].is_cuda
+        self.step = self.kernel_step if has_kernel else self.plain_step
 
-    def step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+    def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        assert isinstance(self.config, config.Adam)
+        betas, unbiased = self.config.betas, self.unbias(step.view(-1), self.config.betas)
+        with torch.no_grad():
+            for p, g, (m, v) in zip(self.parameters, gradients, self.states, strict=True):
+                adam_(p, g, (m, v), lrs, unbiased, alive, betas, self.config.eps)
+
+    @torch.no_grad()
+    def _plain_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
         lrs, alive, step = (tensor.reshape(-1, 1, 1) for tensor in (lrs, alive, step))
         for p, g, state in zip(self.parameters, gradients, self.states, strict=True):

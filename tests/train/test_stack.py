@@ -95,7 +95,8 @@ def test_optimizers_are_those_of_torch(name: str) -> None:
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=19, eta_min=lr * 0.01)
         begin = [tensor.detach().clone() for tensor in ours.state()]
         for _ in range(20):
-            gradients = torch.autograd.grad(ours.loss(*ours.batch()).sum(), ours.parameters)
+            x_STD, target_STD = ours.batch()
+            gradients = torch.autograd.grad(ours.loss(ours.model(x_STD), target_STD).sum(), ours.parameters)
             for copy, gradient in zip(copies, gradients, strict=True):
                 copy.grad = gradient[replica]
             ours.train_step()

@@ -153,7 +153,8 @@ def test_adams_diagonal_is_what_divided_the_update() -> None:
     stack = Stack(run, CPU)
     probes = StackProbes(quietly(run).probe, stack)
     for step in range(4):
-        gradients = torch.autograd.grad(stack.loss(*stack.draw(stack.step)).sum(), stack.parameters)
+        x_STD, target_STD = stack.batch()
+        gradients = torch.autograd.grad(stack.loss(stack.model(x_STD), target_STD).sum(), stack.parameters)
         before = [p.detach().clone() for p in stack.parameters]
         stack.train_step()
         diagonal = probes.adam_diagonal(step + 1)
@@ -168,7 +169,7 @@ def test_measurements_are_at_the_weights_and_on_the_batch_of_their_step() -> Non
     stack = Stack(run, CPU)
     for _ in range(3):
         stack.train_step()
-    product = hessian(stack.model, LOSSES["mse"], *stack.draw(stack.step))
+    product = hessian(stack.model, LOSSES["mse"], *stack.batch())
     cold = largest_eigenvalue(product, stack.model, 200).value
     (row,) = [row for row in rows if row["probe"] == "sharpness" and row["step"] == 3]
     for found, residual, want in zip(

@@ -8,6 +8,7 @@ the rest of the package has; neither knows how to differentiate itself. Torch se
 """
 
 from mxstudy.numerics.kernels.activation import activation_backward_cast_both, activation_cast_both
+from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 
@@ -16,6 +17,7 @@ __all__ = [
     "RowNorm",
     "activation_backward_cast_both",
     "activation_cast_both",
+    "adam_",
     "cast_both",
     "norm_cast_both",
 ]

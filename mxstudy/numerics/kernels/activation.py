@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
-from mxstudy.numerics.kernels.operands import BF16, Tile, both, constants, empty_both, largest_tile, launch, settings
+from mxstudy.numerics.kernels.operands import BF16, Tile, both, constants, empty_both, launch, settings, tile_of
 from mxstudy.reader import require
 
 aten = torch.ops.aten
@@ -154,7 +154,7 @@ def run(
 
     operands = empty_both(h.new_empty(output_shape(h, gated)))
     rows, columns = h.numel() // h.shape[-1], operands[0].shape[-1]
-    tile = tile or largest_tile(rows, columns, elements=4096, warps=4)
+    tile = tile or tile_of(rows, columns, block_size, elements=4096)
     launch(
         activation_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
@@ -219,7 +219,7 @@ def run_backward(
 
     dz, h = dz.contiguous(), h.contiguous()
     operands, columns = empty_both(h), dz.shape[-1]
-    tile = tile or largest_tile(dz.numel() // columns, columns, elements=2048 if gated else 4096, warps=4)
+    tile = tile or tile_of(dz.numel() // columns, columns, block_size, elements=2048)
     launch(
         activation_backward_cast_both_kernel,
         (dz.numel() // (tile.rows * tile.columns),),

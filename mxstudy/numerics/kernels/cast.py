@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels.operands import Tile, both, constants, empty_both, largest_tile, launch, settings
+from mxstudy.numerics.kernels.operands import Tile, both, constants, empty_both, launch, settings, tile_of
 
 
 def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def run(
 
     x = x.contiguous()
     operands, columns = empty_both(x), x.shape[-1]
-    tile = tile or largest_tile(x.numel() // columns, columns, elements=4096, warps=4)
+    tile = tile or tile_of(x.numel() // columns, columns, block_size, elements=2048)
     launch(
         cast_both_kernel,
         (x.numel() // (tile.rows * tile.columns),),

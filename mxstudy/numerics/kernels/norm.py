@@ -23,7 +23,7 @@ from mxstudy.numerics.kernels.operands import (
 from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.reader import require
 
-TILE_ELEMENTS, WARPS = 8192, 8
+TILE_ELEMENTS, WARPS = 16384, 16
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,11 @@ def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, i
     return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit
 
 
-def largest_tile(rows: int, columns: int, elements: int, warps: int) -> Tile:
-    """The largest of at most so many elements and 64 rows that divides a matrix; powers of two, as Triton wants."""
-    height = min(power_of_two_in(rows), 64)
-    return Tile(height, min(power_of_two_in(columns), elements // height), warps)
+def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:
+    """About so many elements of a matrix that it divides, with blocks whole in it; powers of two, as Triton wants."""
+    height = min(power_of_two_in(rows), max(block_size, 32))
+    width = max(elements // height, block_size)
+    return Tile(height, min(power_of_two_in(columns), width), warps=4)
 
 
 def power_of_two_in(size: int) -> int:

@@ -1,0 +1,42 @@
+"""The kernel's update has the bits of Adam's formula in numpy's float32, replica by replica."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from bits import assert_same_bits
+from interpreter import DEVICE
+
+from mxstudy import config
+from mxstudy.numerics.kernels import adam_
+from mxstudy.train.stack_optimizer import unbias
+
+pytestmark = pytest.mark.integration
+SIZES = [(3, 1, 96), (3, 64, 80)]  # the larger is no multiple of a tile
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("steps", [7, [0, 7, 100_000]])
+def test_bits(size, steps):
+    generator = torch.Generator().manual_seed(0)
+    p, g, m, v = (torch.randn(size, generator=generator) for _ in range(4))
+    v, g[0, 0, :5] = v.square() * 1e-3, 0.0
+    lrs, alive, step = torch.tensor([1e-3, 0.0, 0.3]), torch.tensor([True, True, False]), torch.tensor(steps)
+    adams = config.Adam()
+    t = step.double().view(-1, 1, 1).numpy() + 1
+    (beta1, beta2), one = adams.betas, np.float32(1)
+    m_after = m.numpy() + (g.numpy() - m.numpy()) * np.float32(1 - beta1)
+    v_after = v.numpy() * np.float32(beta2) + g.numpy() * g.numpy() * np.float32(1 - beta2)
+    unbiased = m_after * (one / (1 - beta1**t)).astype(np.float32)
+    root = np.sqrt(v_after) * (one / np.sqrt(1 - beta2**t)).astype(np.float32)
+    after = p.numpy() - lrs.view(-1, 1, 1).numpy() * (unbiased / (root + np.float32(adams.eps)))
+
+    on_device = [t.to(DEVICE) for t in (p, g, m, v)]
+    corrections = tuple(t.to(DEVICE) for t in unbias(step.view(-1), adams.betas))
+    p_, g_, m_, v_ = on_device
+    adam_(p_, g_, (m_, v_), lrs.to(DEVICE), corrections, alive.to(DEVICE), adams.betas, adams.eps)
+    for got, before, expected in ((p_, p, after), (m_, m, m_after), (v_, v, v_after)):
+        assert_same_bits(got[:2].cpu(), torch.from_numpy(expected)[:2])
+        assert_same_bits(got[2].cpu(), before[2])
+    assert_same_bits(g_.cpu(), g)
