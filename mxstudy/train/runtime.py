@@ -39,9 +39,23 @@ def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
 
         torch._dynamo.reset()  # what an earlier arm compiled must not make this arm's sizes and floats dynamic
         inductor.emulate_precision_casts = True
+        keep_roundings()
         if hasattr(inductor, "eager_numerics"):
             inductor.eager_numerics.division_rounding = True
     keep_freed_memory()
+
+
+def keep_roundings() -> None:
+    """Take from Inductor the pass that makes x of x.to(bfloat16).to(float32).
+
+    In torch 2.11 it does so whatever `emulate_precision_casts` says; later it asks.
+    """
+    import torch.compiler.config as compiler
+    from torch._inductor.fx_passes import joint_graph
+
+    for entries in joint_graph.patterns.patterns.values():
+        entries[:] = [e for e in entries if getattr(e, "handler", None) is not joint_graph.pointless_convert]
+    compiler.cache_key_tag = "mxstudy keeps roundings"  # a cached graph may have gone through it
 
 
 def keep_freed_memory() -> None:
