@@ -50,6 +50,7 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
         DTYPES[run.train.compute],
         gain=student.gain,
         vector_ops=student.vector_ops,
+        norm_ops=student.norm_ops,
         freeze_norm_bias=student.freeze_norm_bias,
     )
     stack(model, len(run.replicas))
@@ -87,7 +88,8 @@ class Stack:
         self.model = build_student(run).to(device)
         self.model.init_weights([seed for seed, _ in run.replicas])
         self.taught_as = by = taught_as or run
-        self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by)).to(device)
+        self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by), by.teacher.redrawn)
+        self.teacher.to(device)
         self.set_precision(0)
         self.starts = torch.tensor(starts or 0, dtype=torch.int64, device=device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -135,8 +137,8 @@ class Stack:
         run, size = self.config, (self.config.train.batch_size, self.config.model.hidden_size)
         x_TD = student_inputs(run.data_seed, step, *size, self.device)
         target_TD = self.teacher(x_TD)
-        if run.label_noise:
-            target_TD = target_TD + label_noise(run.data_seed, step, *size, self.device, run.label_noise)
+        for stream in run.noise_streams:
+            target_TD = target_TD + label_noise(run.data_seed, step, *size, self.device, run.label_noise, stream)
         return x_TD, target_TD
 
     def _loss(self, x_TD: Tensor, target_TD: Tensor) -> Tensor:

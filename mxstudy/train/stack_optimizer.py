@@ -43,18 +43,20 @@ def state_tensors(optimizer: config.StudentOptimizer) -> int:
 
 
 class StackOptimizer:
-    """Of parameters [S, ...]."""
+    """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0."""
 
     def __init__(self, optimizer: config.StudentOptimizer, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.states = [tuple(torch.zeros_like(p) for _ in range(state_tensors(optimizer))) for p in parameters]
+        self.starts: list[Tensor | None] = [None] * len(parameters)
         self.rule = partial(RULES[type(optimizer)], optimizer=optimizer)
 
     def step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
         lrs, alive, step = (tensor.reshape(-1, 1, 1) for tensor in (lrs, alive, step))
-        for p, g, state in zip(self.parameters, gradients, self.states, strict=True):
-            change, new = self.rule(g, state, step)
+        for p, g, state, start in zip(self.parameters, gradients, self.states, self.starts, strict=True):
+            taken = step if start is None else step - start.reshape(-1, 1, 1)
+            change, new = self.rule(g, state, taken)
             p.copy_(torch.where(alive, p - lrs * change, p))
             for old, value in zip(state, new, strict=True):
                 old.copy_(torch.where(alive, value, old))

@@ -99,7 +99,7 @@ def fp32_twin(run: config.StudentTeacher) -> config.StudentTeacher:
     """The same run with nothing rounded; seeds, data, norm and a bias that is frozen stay, the teacher is in FP32."""
     values = plain(run)
     values["precision"]["schedule"] = [{"from_step": 0, "plan": {BLOCKS: "fp32"}}]
-    values["student"] |= {"gain": "fp32", "vector_ops": "fp32"}
+    values["student"] |= {"gain": "fp32", "vector_ops": "fp32", "norm_ops": None}
     values["teacher"]["quantized"] = False
     values["train"]["compute"] = "fp32"
     values["probe"] = {}
