@@ -174,8 +174,8 @@ def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list
     validate(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
 
 
-# scale_rule, rounding, operand_pre_round, pad_blocks; gain, vector_ops, freeze_norm_bias; teacher, quantized; own_noise,
-# swiglu_multiple
+# scale_rule, rounding, operand_pre_round, pad_blocks; gain, vector_ops, freeze_norm_bias; teacher, quantized;
+# own_noise, swiglu_multiple
 FIDELITIES = {
     "public_code": (("floor", "away", True, True), ("bf16", "code", True), ("code", True), (True, 1)),
     "paper_text": (("floor", "away", True, False), ("mx", "bf16", False), ("paper", False), (False, 32)),

@@ -75,7 +75,7 @@ class Teacher:
     `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the MX runs of the code.
     `from_disk`: its targets have been stored with noise, and each step adds noise again, as in the interventions of the
     code: twice the variance. `redrawn`: it has other weights than the data seed's, as in the version of that code which
-    the paper's interventions were run with.
+    its intervention scripts name.
     """
 
     kind: Literal["code", "paper", "scaled"] = "code"
@@ -177,8 +177,7 @@ class Intervention:
 
     The public code's forks differ from their parent by more than they say. `targets`: disk, those of a teacher in FP32
     with noise added twice, or redrawn, those of another teacher. `new_optimizer`: without the parent's moments, at its
-    first step. The version that the paper's interventions were run with has redrawn and new_optimizer, the last one
-    disk.
+    first step. The version that its intervention scripts name has redrawn and new_optimizer, the last one disk.
     """
 
     plan: dict[str, str] | None = None

@@ -116,7 +116,10 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
     sizes = {"input": linear.in_features, "output": linear.out_features}
     for side, size in sizes.items():
         if formats and linear.gemms.scaling == "block" and size % block_size and not linear.cast.pad_blocks:
-            raise ConfigError(f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}")
+            raise ConfigError(
+                f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}; choose sizes that it "
+                "divides, or fill blocks up with zeros: precision.pad_blocks=true"
+            )
 
 
 def has_token_blocks(module: nn.Module) -> bool:
