@@ -49,5 +49,6 @@ def given_to(trained: RunFolder, students: RunFolder, evaluation_sets: Path) -> 
         "nvidia_reasoning": [checkpoint, data, shots],
         "perplexity": [checkpoint],
         "interventions": [f"parent={students.path}", "at_step=9"],
+        "interventions_public_code": [f"parent={students.path}", "at_step=9"],
     }
     return lambda name: given.get(name, [])

@@ -174,11 +174,13 @@ def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list
     validate(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
 
 
-FIDELITIES = {  # scale_rule, rounding, operand_pre_round; gain, vector_ops, freeze_norm_bias; teacher, quantized
-    "public_code": (("floor", "away", True), ("bf16", "code", True), ("code", True)),
-    "paper_text": (("floor", "away", True), ("mx", "bf16", False), ("paper", False)),
-    "clean": (("floor", "even", False), ("mx", "bf16", False), ("paper", False)),
-    "none": (("rceil", "even", False), ("fp32", "fp32", False), ("code", False)),
+# scale_rule, rounding, operand_pre_round, pad_blocks; gain, vector_ops, freeze_norm_bias; teacher, quantized;
+# own_noise, swiglu_multiple
+FIDELITIES = {
+    "public_code": (("floor", "away", True, True), ("bf16", "code", True), ("code", True), (True, 1)),
+    "paper_text": (("floor", "away", True, False), ("mx", "bf16", False), ("paper", False), (False, 32)),
+    "clean": (("floor", "even", False, False), ("mx", "bf16", False), ("paper", False), (False, 32)),
+    "none": (("rceil", "even", False, False), ("fp32", "fp32", False), ("code", False), (False, 32)),
 }
 
 
@@ -187,9 +189,10 @@ def test_a_fidelity_is_what_its_source_does_and_gives_way_to_any_choice(fidelity
     config = validate(compose_job("+experiment=student_teacher", f"fidelity={fidelity}"))
     precision, student, teacher = config.precision, config.student, config.teacher
     assert (
-        (precision.scale_rule, precision.rounding, precision.operand_pre_round),
+        (precision.scale_rule, precision.rounding, precision.operand_pre_round, precision.pad_blocks),
         (student.gain, student.vector_ops, student.freeze_norm_bias),
         (teacher.kind, teacher.quantized),
+        (config.own_noise, config.model.swiglu_multiple),
     ) == FIDELITIES[fidelity]
     changed = ["precision=mx_mix", "precision.scale_rule=even", "student.gain=bf16", "teacher=scaled"]
     other = validate(compose_job("+experiment=student_teacher", *changed, f"fidelity={fidelity}"))

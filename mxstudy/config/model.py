@@ -113,6 +113,9 @@ class PrecisionRow:
 class Precision:
     """`operand_pre_round`: operands to bf16 first, ties away from zero, before they are quantised (microxcaling).
 
+    `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public code, which
+    raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); the right one is rceil. `pad_blocks`: a last block
+    that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of `block_size`.
     `backend`: emulated decodes operands and multiplies them in high precision; native is the hardware's MX GEMM,
     compute capability 10.0 (SM100) and later; auto is native where there is one for the row, emulated elsewhere.
     `head`: whether the output linear runs in the row that the plan has for all blocks (its pattern `layers.*`).
@@ -121,9 +124,10 @@ class Precision:
 
     schedule: tuple[PrecisionRow, ...]
     block_size: Literal[16, 32, 64] = 32
-    scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"
+    scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] = "rceil"
     rounding: Literal["even", "away"] = "even"
     operand_pre_round: bool = False
+    pad_blocks: bool = False
     backend: Literal["auto", "emulated", "native"] = "auto"
     head: bool = False
     skip_blocks: int = 0

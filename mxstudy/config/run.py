@@ -150,7 +150,8 @@ class StudentTeacher(Run):
     """Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
 
     A replica for each of `seeds`, of its initial weights, and of the learning rates `lrs`. `data_seed` draws teacher,
-    inputs and label noise, the same for all of them. `label_noise`: its standard deviation.
+    inputs and label noise, the same for all of them. `label_noise`: its standard deviation. `own_noise`: other numbers
+    than the runs have that are without, as in the public code, where an MX run's noise is not its FP32 run's.
     """
 
     study: Literal["student_teacher"] = "student_teacher"
@@ -164,6 +165,7 @@ class StudentTeacher(Run):
     teacher: Teacher = Teacher()
     loss: Literal["mse", "kl"] = "mse"
     label_noise: float = 0.005
+    own_noise: bool = False
     optimizer: StudentOptimizer
     schedule: Schedule
     train: StackTrain
@@ -177,6 +179,10 @@ class StudentTeacher(Run):
         require(min(self.lrs) > 0, f"lrs: must be positive, not {list(self.lrs)}")
         require(self.label_noise >= 0, f"label_noise: must not be negative, not {self.label_noise}")
         require(self.loss == "mse" or not self.label_noise, "label_noise: kl has none; set it to 0")
+        require(
+            self.label_noise > 0 or not self.teacher.from_disk,
+            "teacher.from_disk: what is on disk has noise in it, and label_noise is 0; set it to false",
+        )
         samples, length = self.train.batch_size, self.model.sequence_length
         require(
             samples % (length or 1) == 0,
@@ -186,7 +192,7 @@ class StudentTeacher(Run):
         for name in ("hidden_size", "ffn_size"):
             size = getattr(self.model, name)
             require(
-                size % block_size == 0 or not self.probe.last_bin.every_steps,
+                size % block_size == 0 or self.precision.pad_blocks or not self.probe.last_bin.every_steps,
                 f"probe.last_bin: blocks of {block_size} do not divide model.{name} {size}; set every_steps to 0",
             )
 
@@ -194,6 +200,14 @@ class StudentTeacher(Run):
     def replicas(self) -> tuple[tuple[int, float], ...]:
         """Seed and learning rate of each, in the stack's order."""
         return tuple((seed, lr) for lr in self.lrs for seed in self.seeds)
+
+    @property
+    def noise_streams(self) -> tuple[str, ...]:
+        """Of label noise, each added to the targets."""
+        if not self.label_noise:
+            return ()
+        drawn = "own_noise" if self.own_noise else "noise"
+        return (drawn, "disk_noise") if self.teacher.from_disk else (drawn,)
 
 
 @schema

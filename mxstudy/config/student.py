@@ -12,8 +12,9 @@ from mxstudy.reader import cosmetic, require, schema
 class ResidualMLP:
     """Blocks of two linears around an activation; each adds to what it reads (instability paper, Eq. 1).
 
-    `expansion`: the inner size over the hidden size; with swiglu two thirds of it, to the nearest multiple of 32, so
-    that the parameters stay as many. `residual`: without it a block replaces what it reads, and has no bias: the
+    `expansion`: the inner size over the hidden size; with swiglu two thirds of it, so that the parameters stay as many,
+    to the nearest multiple of `swiglu_multiple`: 1 in the public code, whose last block is then padded
+    (`precision.pad_blocks`). `residual`: without it a block replaces what it reads, and has no bias: the
     teacher of the paper's public code. `init`: torch's default, uniform within fan_in^-0.5, or Xavier normal with gain
     0.5 and bias 0. `attention_heads`: of self-attention before each block (Eq. 11), 0 for none; its sequences are
     `sequence_length` samples of the batch each.
@@ -24,6 +25,7 @@ class ResidualMLP:
     num_layers: int
     activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "gelu"
     expansion: int = 4
+    swiglu_multiple: Literal[1, 32] = 32
     residual: bool = True
     init: Literal["torch", "xavier"] = "torch"
     attention_heads: int = 0
@@ -32,7 +34,7 @@ class ResidualMLP:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "expansion"):
             require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
-        require(self.ffn_size > 0, f"hidden_size: {self.hidden_size} is too small for swiglu's blocks of 32")
+        require(self.ffn_size > 0, f"hidden_size: {self.hidden_size} is too small for swiglu's multiples of 32")
         for name in ("attention_heads", "sequence_length"):
             require(getattr(self, name) >= 0, f"{name}: must not be negative, not {getattr(self, name)}")
         heads, length = self.attention_heads, self.sequence_length
@@ -47,7 +49,7 @@ class ResidualMLP:
     @property
     def ffn_size(self) -> int:
         if self.activation == "swiglu":
-            return 32 * round(2 * self.expansion * self.hidden_size / 3 / 32)
+            return self.swiglu_multiple * round(2 * self.expansion * self.hidden_size / 3 / self.swiglu_multiple)
         return self.expansion * self.hidden_size
 
 
@@ -56,11 +58,13 @@ class Student:
     """What the student rounds beside its GEMMs' operands.
 
     `gain`: of its norms, in fp32, bf16, or in blocks as the forward's W. `vector_ops`: fp32, bf16, or some of each, as
-    in the paper's public code. `freeze_norm_bias`: LayerNorm's bias stays 0, as in the MX runs of that code.
+    in the paper's public code. `norm_ops`: those of the norms alone, null for as in `vector_ops`; code_skipped is what
+    that code rounds where it means to round nothing. `freeze_norm_bias`: LayerNorm's bias stays 0, as in its MX runs.
     """
 
     gain: Literal["fp32", "bf16", "mx"] = "fp32"
     vector_ops: Literal["fp32", "bf16", "code"] = "fp32"
+    norm_ops: Literal["fp32", "bf16", "code", "code_skipped"] | None = None
     freeze_norm_bias: bool = False
 
 
@@ -69,10 +73,21 @@ class Teacher:
     """`kind`: that of the paper's public code or of its text, or the code's with every layer's rows at RMS 1.
 
     `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the MX runs of the code.
+    `from_disk`: its targets have been stored with noise, and each step adds noise again, as in the interventions of the
+    code: twice the variance. `redrawn`: it has other weights than the data seed's, as in the version of that code which
+    its intervention scripts name.
     """
 
     kind: Literal["code", "paper", "scaled"] = "code"
     quantized: bool = False
+    from_disk: bool = False
+    redrawn: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.quantized and self.from_disk),
+            "from_disk: what is on disk was computed in FP32; set it or quantized to false",
+        )
 
 
 @schema
@@ -155,10 +170,22 @@ class StudentProbes:
 
 @schema
 class Intervention:
-    """What a fork changes of its parent; null stays as it was, and with nothing but nulls it is the control."""
+    """What a fork changes of its parent; null stays as it was, and with nothing but nulls it is the control.
+
+    With `vector_ops` but without `norm_ops` those of the norms are as the others. `freeze_norm_bias`: a bias that the
+    parent did not train starts at 0, and the optimizer with it at its first step.
+
+    The public code's forks differ from their parent by more than they say. `targets`: disk, those of a teacher in FP32
+    with noise added twice, or redrawn, those of another teacher. `new_optimizer`: without the parent's moments, at its
+    first step. The version that its intervention scripts name has redrawn and new_optimizer, the last one disk.
+    """
 
     plan: dict[str, str] | None = None
-    scale_rule: Literal["floor", "ceil", "rceil", "even"] | None = None
+    scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] | None = None
     gain: Literal["fp32", "bf16", "mx"] | None = None
     vector_ops: Literal["fp32", "bf16", "code"] | None = None
+    norm_ops: Literal["fp32", "bf16", "code", "code_skipped"] | None = None
+    freeze_norm_bias: bool | None = None
+    targets: Literal["disk", "redrawn"] | None = None
+    new_optimizer: bool = False
     compute: Literal["bf16", "fp32"] | None = None

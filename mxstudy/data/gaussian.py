@@ -16,7 +16,7 @@ from torch import Tensor
 from mxstudy.data.batches import mix
 from mxstudy.reader import require
 
-STREAMS = ("inputs", "noise", "validation")  # of one seed, and independent
+STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed, and independent
 LABEL_STD = 0.005  # instability paper's public code
 INCREMENT, FIRST, SECOND = (
     int(np.uint64(x).astype(np.int64))
@@ -74,7 +74,13 @@ def student_inputs(
 
 
 def label_noise(
-    data_seed: int, step: int | Tensor, batch_size: int, hidden_size: int, device: torch.device, std: float = LABEL_STD
+    data_seed: int,
+    step: int | Tensor,
+    batch_size: int,
+    hidden_size: int,
+    device: torch.device,
+    std: float = LABEL_STD,
+    stream: str = "noise",
 ) -> Tensor:
     """What is added to the teacher's output, [T, D] float32, the same for all replicas of a stack."""
-    return std * gaussian_samples(data_seed, "noise", step, (batch_size, hidden_size), device)
+    return std * gaussian_samples(data_seed, stream, step, (batch_size, hidden_size), device)

@@ -51,7 +51,7 @@ class NormLinear(MXLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         gain, bias = self.gain_and_bias(x)
-        if self.norm.output == "op_by_op" and not self.norm.fold_gain:
+        if self.norm.output in ("op_by_op", "op_by_op_skipped") and not self.norm.fold_gain:
             return super().forward(self.norm.apply_affine(x, gain, bias))
         return norm_linear(
             x,

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.formats import SCALE_RULES
 from mxstudy.numerics.kernels import RowNorm
 from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
 from mxstudy.numerics.vector import norm_op_by_op
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, require
 
-Output = Literal["joined", "rounded", "op_by_op"]
+Output = Literal["joined", "rounded", "op_by_op", "op_by_op_skipped"]
 
 
 class Norm(nn.Module):
@@ -27,7 +28,8 @@ class Norm(nn.Module):
 
     `weight` is the gain, None where there is none, and `bias` what is added after it; `centers`: x is less its mean.
     `output`: what a linear reads, that is joined to it: unrounded FP32, of no tensor of its own; or a tensor in x's
-    dtype, rounded once; or one in bf16 whose every operation was rounded. A folded gain leaves no choice.
+    dtype, rounded once; or one in bf16 whose every operation was rounded, or most of them, in the public code's attempt
+    to skip that. A folded gain leaves no choice.
     """
 
     fold_gain: bool
@@ -71,8 +73,8 @@ class Norm(nn.Module):
 
     def apply_affine(self, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
         """The norm's output with that gain and bias in place of its own."""
-        if self.output == "op_by_op":
-            return norm_op_by_op(x, gain, bias, self.eps, self.centers)
+        if self.output in ("op_by_op", "op_by_op_skipped"):
+            return norm_op_by_op(x, gain, bias, self.eps, self.centers, skipped=self.output == "op_by_op_skipped")
         return affine(self.normalize(x), gain, bias).to(x.dtype)
 
     def reset_parameters(self) -> None:
@@ -162,6 +164,7 @@ class PostRoundMXNorm(Norm):
     ) -> None:
         super().__init__(size, eps)
         check_blocks(size, block_size)
+        require(scale_rule in SCALE_RULES, f"precision.scale_rule: {scale_rule} gives a block no scale; take floor")
         self.fmt, self.block_cast = fmt, BlockCast(block_size, scale_rule)
         self._bound = 1 / smallest_rms(size // block_size, fmt, self.block_cast)
 

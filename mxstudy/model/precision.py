@@ -15,7 +15,7 @@ from mxstudy.config.model import BLOCKS
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import PostRoundMXNorm
 from mxstudy.numerics.cast import BlockCast, check_nvfp4
-from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.numerics.formats import CODE_BUMP, FORMATS, look_up
 from mxstudy.numerics.matmul import PRECISIONS, Gemms
 from mxstudy.numerics.native import why_not_native
 from mxstudy.reader import ConfigError, suggest
@@ -25,7 +25,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def block_cast(precision: config.Precision) -> BlockCast:
-    return BlockCast(precision.block_size, precision.scale_rule, precision.rounding, precision.operand_pre_round)
+    return BlockCast(
+        precision.block_size,
+        precision.scale_rule,
+        precision.rounding,
+        precision.operand_pre_round,
+        precision.pad_blocks,
+    )
 
 
 def apply_precision(
@@ -101,18 +107,24 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
             check_nvfp4(linear.cast)
         except ConfigError as error:
             raise ConfigError(f"precision.{error}") from None
+    other = next(iter(sorted(formats - {"E4M3"})), None)
+    if linear.cast.scale_rule == CODE_BUMP and other:
+        raise ConfigError(f"precision.scale_rule: {CODE_BUMP} is for E4M3 alone, and {name} has {other}; take rceil")
     if isinstance(linear, NormLinear) and isinstance(linear.norm, PostRoundMXNorm):
         check_scales_read(name, linear.norm.fmt, linear.gemms.forward_x)
     block_size = linear.cast.block_size
     sizes = {"input": linear.in_features, "output": linear.out_features}
     for side, size in sizes.items():
-        if formats and linear.gemms.scaling == "block" and size % block_size:
-            raise ConfigError(f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}")
+        if formats and linear.gemms.scaling == "block" and size % block_size and not linear.cast.pad_blocks:
+            raise ConfigError(
+                f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}; choose sizes that it "
+                "divides, or fill blocks up with zeros: precision.pad_blocks=true"
+            )
 
 
 def has_token_blocks(module: nn.Module) -> bool:
-    """Whether its wgrad has operands in blocks, which lie along the token axis."""
-    if not isinstance(module, MXLinear) or module.gemms.scaling != "block":
+    """Whether its wgrad has operands in whole blocks, which lie along the token axis."""
+    if not isinstance(module, MXLinear) or module.gemms.scaling != "block" or module.cast.pad_blocks:
         return False
     return bool(module.gemms.wgrad_dh or module.gemms.wgrad_x)
 

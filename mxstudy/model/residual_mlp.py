@@ -51,6 +51,11 @@ VECTOR_OPS = {
     "code": VectorOps("op_by_op", BF16, FP32, BF16, FP32),  # what the paper's public code does
 }
 
+# The norms alone, where they are given apart.
+NORM_OPS: dict[str, Output] = {name: ops.norm for name, ops in VECTOR_OPS.items()} | {
+    "code_skipped": "op_by_op_skipped"  # as that code leaves out the rounding of norms: hardly
+}
+
 
 class Activation(NamedTuple):
     parts: int  # how many are fused in the first linear
@@ -133,7 +138,7 @@ class Block(nn.Module):
         self.joined = None
         if isinstance(up, NormLinear):
             norm = up.norm.row_norm
-            if norm is None or up.norm.output == "op_by_op":
+            if norm is None or up.norm.output not in ("joined", "rounded"):
                 return
         if up.compute == BF16 and has_kernels(up.gemms, up.cast) and has_kernels(down.gemms, down.cast):
             fold_gain = isinstance(up, NormLinear) and up.norm.fold_gain
@@ -165,8 +170,9 @@ class ResidualMLP(nn.Module):
     """x [T, D] float32 -> [T, D] float32; as a stack (`mxstudy.model.stacks`) x [T, D] or [S, T, D] -> [S, T, D].
 
     With attention T is a multiple of the config's sequence_length. `norm`: None for none. `gain`: fp32, bf16 or mx,
-    `vector_ops`: a row of VECTOR_OPS. `freeze_norm_bias`: LayerNorm's bias stays 0, as in the MX runs of the paper's
-    public code. Raises ConfigError for what the norm cannot do.
+    `vector_ops`: a row of VECTOR_OPS, `norm_ops`: one of NORM_OPS, None for that of `vector_ops`. `freeze_norm_bias`:
+    LayerNorm's bias stays 0, as in the MX runs of the paper's public code. Raises ConfigError for what the norm cannot
+    do.
     """
 
     def __init__(
@@ -178,10 +184,14 @@ class ResidualMLP(nn.Module):
         *,
         gain: Gain = "fp32",
         vector_ops: str = "fp32",
+        norm_ops: str | None = None,
         freeze_norm_bias: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.ops = model, look_up(VECTOR_OPS, vector_ops, "vector_ops")
+        if norm_ops is not None:
+            require(norm is not None, "norm_ops: there is no norm; set it to null")
+            self.ops = self.ops._replace(norm=look_up(NORM_OPS, norm_ops, "norm_ops"))
         self.layers = nn.ModuleList(Block(model, norm, cast, self.ops) for _ in range(model.num_layers))
         require(norm is not None or gain == "fp32", "gain: there is no norm to round the gain of; leave it at fp32")
         biases = [module.bias for module in self.modules() if isinstance(module, Norm) and module.bias is not None]
@@ -192,7 +202,7 @@ class ResidualMLP(nn.Module):
             if isinstance(module, MXLinear):
                 module.cast, module.compute = cast, compute
             if isinstance(module, NormLinear):
-                check_norm(module.norm, gain, vector_ops)
+                check_norm(module.norm, gain, vector_ops, norm_ops)
                 module.gain = gain
 
     def forward(self, x: Tensor) -> Tensor:
@@ -234,7 +244,11 @@ class ResidualMLP(nn.Module):
                 yield f"{name}.bias", module.bias, module.down.init_std * INITS[self.config.init].bias
 
 
-def check_norm(norm: Norm, gain: Gain, vector_ops: str) -> None:
+def check_norm(norm: Norm, gain: Gain, vector_ops: str, norm_ops: str | None) -> None:
+    require(
+        norm_ops is None or not norm.fold_gain,
+        "norm_ops: a folded gain joins the norm to the linear, unrounded; set it to null",
+    )
     require(
         VECTOR_OPS[vector_ops].norm != "op_by_op" or not norm.fold_gain,
         f"vector_ops: {vector_ops} rounds every step of the norm, and a folded gain joins it to the linear; take bf16",

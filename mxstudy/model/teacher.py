@@ -79,9 +79,13 @@ def like(student: config.ResidualMLP, **changed: object) -> config.ResidualMLP:
 
 
 def build_teacher(
-    kind: str, student: config.ResidualMLP, data_seed: int, quantized: Quantized | None = None
+    kind: str,
+    student: config.ResidualMLP,
+    data_seed: int,
+    quantized: Quantized | None = None,
+    redrawn: bool = False,
 ) -> Teacher:
-    """One whose weights depend on `data_seed` alone."""
+    """One whose weights depend on `data_seed` alone; if `redrawn`, others."""
     teacher = Teacher(kind, student, quantized)
-    teacher.mlp.init_weights([data_seed], prefix="teacher.")
+    teacher.mlp.init_weights([data_seed], prefix="redrawn_teacher." if redrawn else "teacher.")
     return teacher

@@ -11,12 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mxstudy.numerics.formats import FORMATS, ElementFormat, look_up
+from mxstudy.numerics.formats import CODE_BUMP, FORMATS, SCALE_RULES, ElementFormat, look_up
 from mxstudy.numerics.grid import decode, encode, pack_pairs, round_to_bf16_away, round_to_grid, to_dtype, unpack_pairs
 from mxstudy.numerics.scales import (
     absmax_bits,
+    code_bump,
     decode_scales,
     divide_by_scales,
     nvfp4_block_scales,
@@ -25,6 +27,7 @@ from mxstudy.numerics.scales import (
 )
 from mxstudy.reader import ConfigError
 
+E4M3 = FORMATS["E4M3"]
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -32,19 +35,22 @@ QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
 class BlockCast:
     """How tensors are cut into blocks and rounded; the element format is each operand's own.
 
-    `operand_pre_round`: to bf16 first, ties away from zero, as microxcaling does.
+    `operand_pre_round`: to bf16 first, ties away from zero; `pad_blocks`: a last block that the axis does not fill is
+    filled with zeros, and is else an error. Both as microxcaling does.
     """
 
     block_size: int = 32
     scale_rule: str = "rceil"
     rounding: str = "even"
     operand_pre_round: bool = False
+    pad_blocks: bool = False
 
 
 @dataclass(frozen=True)
 class Quantized:
     """`values` float32 on the element grid, x's shape; `scales` uint8 E8M0 codes, `axis` divided by the block size.
 
+    The last block may be a part of one.
     NVFP4: `scales` float8_e4m3fn, and the float32 `tensor_scale`, which broadcasts over the scales.
     """
 
@@ -88,8 +94,9 @@ class Quantized:
         else:
             assert self.tensor_scale is not None
             scales = self.scales.to(torch.float32) * self.tensor_scale
-        blocks = split_blocks(self.values, self.block_size, self.axis)
-        return to_dtype((blocks * scales.unsqueeze(self.axis + 1)).flatten(self.axis, self.axis + 1), dtype)
+        blocks = split_blocks(self.values, self.block_size, self.axis, pad=True)
+        decoded = join_blocks(blocks * scales.unsqueeze(self.axis + 1), self.axis, self.values.shape[self.axis])
+        return to_dtype(decoded, dtype)
 
 
 def quantize(
@@ -108,6 +115,7 @@ def quantize(
     Raises ConfigError for an unknown format, rule or rounding, another dtype, or an axis that does not divide.
     """
     block_size = block_size or look_up(FORMATS, fmt, "format").block_size
+    look_up(SCALE_RULES, scale_rule, "scale_rule")
     return block_cast(x, fmt, axis, BlockCast(block_size, scale_rule, rounding), tensor_scale)
 
 
@@ -127,7 +135,10 @@ def fake_quantize(
 def block_cast(
     x: Tensor, fmt: str, axis: int, cast: BlockCast, tensor_scale: Tensor | float | None = None
 ) -> Quantized:
-    """`quantize` with its options as one, `operand_pre_round` among them."""
+    """`quantize` with its options as one, and with microxcaling's, that it has not.
+
+    With CODE_BUMP as the rule, which E4M3 alone has, each element has a scale: the result's block size is 1.
+    """
     element = look_up(FORMATS, fmt, "format")
     if x.dtype not in QUANTIZABLE:
         raise ConfigError(f"dtype: {x.dtype} cannot be quantised; give float32, bfloat16 or float16")
@@ -137,15 +148,22 @@ def block_cast(
     x = to_dtype(x, torch.float32)
     if cast.operand_pre_round:
         x = round_to_bf16_away(x)
-    blocks = split_blocks(x, cast.block_size, axis)
+    blocks = split_blocks(x, cast.block_size, axis, cast.pad_blocks)
     if element.scale == "E4M3":
         return nvfp4_cast(blocks, element, axis, cast, tensor_scale)
     if tensor_scale is not None:
         raise ConfigError(f"tensor_scale: {fmt} has none; NVFP4 has")
-    codes = scale_codes(absmax_bits(blocks, axis + 1), element, cast.scale_rule)
+    absmax, size = absmax_bits(blocks, axis + 1), x.shape[axis]
+    if cast.scale_rule == CODE_BUMP:
+        if fmt != E4M3.name:
+            raise ConfigError(f"scale_rule: {CODE_BUMP} is for E4M3 alone, not {fmt}; take rceil")
+        codes, block_size = scale_codes(absmax, element, "floor", code_bump(blocks, axis)), 1
+        scales = join_blocks(codes, axis, size)
+    else:
+        codes, block_size = scale_codes(absmax, element, cast.scale_rule), cast.block_size
+        scales = codes.squeeze(axis + 1)
     values = round_to_grid(divide_by_scales(blocks, codes), element, cast.rounding)
-    scales = codes.squeeze(axis + 1).to(torch.uint8)
-    return Quantized(values.flatten(axis, axis + 1), scales, element, axis, cast.block_size)
+    return Quantized(join_blocks(values, axis, size), scales.to(torch.uint8), element, axis, block_size)
 
 
 def nvfp4_cast(
@@ -169,14 +187,28 @@ def check_nvfp4(cast: BlockCast) -> None:
     """Raises ConfigError for what NVFP4 does not have."""
     if cast.block_size != FORMATS["NVFP4"].block_size:
         raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}")
+    if cast.pad_blocks:
+        raise ConfigError("pad_blocks: those of NVFP4 have to be whole; set it to false")
     if cast.scale_rule != BlockCast.scale_rule:
         raise ConfigError(
             f"scale_rule: {cast.scale_rule} is for E8M0 scales; those of NVFP4 are E4M3, rounded to nearest"
         )
 
 
-def split_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
-    """x with `axis` (not negative) split into [blocks, block_size]; ConfigError where it does not divide."""
-    if block_size < 1 or x.shape[axis] % block_size:
+def split_blocks(x: Tensor, block_size: int, axis: int, pad: bool = False) -> Tensor:
+    """x with `axis` (not negative) split into [blocks, block_size].
+
+    Where it does not divide: the last block filled up with zeros, or without `pad` ConfigError.
+    """
+    if block_size < 1 or (x.shape[axis] % block_size and not pad):
         raise ConfigError(f"block_size: {block_size} does not divide axis {axis} of shape {list(x.shape)}")
+    missing = -x.shape[axis] % block_size
+    if missing:
+        x = F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, missing])
     return x.unflatten(axis, (-1, block_size))
+
+
+def join_blocks(blocks: Tensor, axis: int, size: int) -> Tensor:
+    """The inverse: [.., blocks, block_size, ..] with `axis` as long as it was, without zeros that filled it up."""
+    joined = blocks.flatten(axis, axis + 1)
+    return joined if joined.shape[axis] == size else joined.narrow(axis, 0, size)

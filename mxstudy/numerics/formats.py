@@ -84,6 +84,9 @@ SCALE_RULES: dict[str, Callable[[ElementFormat], int]] = {
     "even": lambda fmt: 2 ** (22 - fmt.mantissa_bits),  # floor(log2 r(a)) - emax, r: half up to the element's mantissa
 }
 
+# The instability paper's "bump of the exponent" as its public code has it, which is no rule of blocks: see `code_bump`.
+CODE_BUMP = "code_bump"
+
 
 BELOW_HALF = 0.5 - 2.0**-25  # in FP32; 0.5 itself would round the sum of both up to 1
 

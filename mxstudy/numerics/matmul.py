@@ -71,6 +71,7 @@ PRECISIONS = {
     "mxfp8_e5m2_bf16_act": Gemms(None, E5M2, None, E5M2, None, None),
     "mxfp6_e2m3_bf16_act": Gemms(None, E2M3, None, E2M3, None, None),
     "mxfp8_bf16_weight": Gemms(E4M3, None, E4M3, None, E4M3, E4M3),
+    "mxfp8_bf16_weight_fwd": Gemms(E4M3, None, E4M3, E4M3, E4M3, E4M3),
     "mxfp8_act_only": Gemms(E4M3, None, None, None, None, E4M3),  # its mirror image is mxfp8_bf16_act: weights only
     "mxfp8_e5m2": Gemms(E5M2, E5M2, E5M2, E5M2, E5M2, E5M2),
     "mxfp8_e5m2_weight": Gemms(E4M3, E5M2, E4M3, E5M2, E4M3, E4M3),

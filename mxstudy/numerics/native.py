@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, Quantized
+from mxstudy.numerics.formats import CODE_BUMP
 from mxstudy.reader import require
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def why_not_torchao(gemms: Gemms, cast: BlockCast, compute: torch.dtype) -> str 
     for a, b in gemms.operands:
         if (a, b) not in (*PAIRS, (None, None)):
             return f"it multiplies E4M3 x E4M3 and E2M1 x E2M1, not {a or '-'} x {b or '-'}"
+    if cast.scale_rule == CODE_BUMP or cast.pad_blocks:
+        return f"it has whole blocks of one scale each, without precision.pad_blocks or {CODE_BUMP}"
     if cast.block_size != 32:
         return f"it has blocks of 32, not {cast.block_size}"
     if compute != torch.bfloat16:

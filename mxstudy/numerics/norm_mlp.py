@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.formats import FORMATS, SCALE_RULES
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels import (
     RowNorm,
@@ -52,8 +52,9 @@ class NormMLP:
 def has_kernels(gemms: Gemms, cast: BlockCast) -> bool:
     """Whether operands of these formats are what the kernels make; where nothing is quantised they save nothing."""
     formats = {fmt for pair in gemms.operands for fmt in pair if fmt}
-    emulated = gemms.scaling == "block" and not gemms.native and cast.block_size in BLOCK_SIZES
-    return emulated and bool(formats) and all(FORMATS[fmt].scale == "E8M0" for fmt in formats)
+    emulated = gemms.scaling == "block" and not gemms.native
+    blocks = cast.block_size in BLOCK_SIZES and cast.scale_rule in SCALE_RULES and not cast.pad_blocks
+    return emulated and blocks and bool(formats) and all(FORMATS[fmt].scale == "E8M0" for fmt in formats)
 
 
 def norm_mlp(

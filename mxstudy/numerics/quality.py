@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import Quantized, split_blocks
+from mxstudy.numerics.cast import Quantized, join_blocks, split_blocks
 from mxstudy.numerics.scales import decode_scales
 
 
@@ -44,9 +44,9 @@ def overflows(quantized: Quantized, x: Tensor) -> Tensor:
         scales = decode_scales(quantized.scales)
     else:
         scales = quantized.scales.float() * quantized.tensor_scale
-    blocks = split_blocks(x, quantized.block_size, quantized.axis)
+    blocks = split_blocks(x, quantized.block_size, quantized.axis, pad=True)
     limit = quantized.format.max * scales.unsqueeze(quantized.axis + 1)
-    return (blocks.float().abs() > limit).flatten(quantized.axis, quantized.axis + 1)
+    return join_blocks(blocks.float().abs() > limit, quantized.axis, x.shape[quantized.axis])
 
 
 def max_fraction(quantized: Quantized) -> Tensor:

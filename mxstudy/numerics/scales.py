@@ -14,6 +14,7 @@ from mxstudy.numerics.grid import EXPONENT_MASK, MAGNITUDE_MASK, MANTISSA_BITS, 
 NAN_BITS = 0x7FC00000
 HALF_MIN_NORMAL_BITS = 0x00400000  # 2^-127, an FP32 subnormal: E8M0 code 0
 NAN_SCALE = 0xFF
+MANTISSA_MASK = 0x007FFFFF
 E4M3 = FORMATS["E4M3"]
 MIN_NORMAL = 2.0**-126  # of FP32: no tensor is divided by zero
 
@@ -29,10 +30,22 @@ def absmax_bits(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- E8M0
 
 
-def scale_codes(bits: Tensor, fmt: ElementFormat, scale_rule: str) -> Tensor:
-    """E8M0 codes (int32) of block absmax, given as FP32 bits: k + 127, k clamped to [-127, 127], or 0xFF."""
-    exponent = ((bits + look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt)) >> MANTISSA_BITS) - 127 - fmt.emax
+def scale_codes(bits: Tensor, fmt: ElementFormat, scale_rule: str, bump: Tensor | int = 0) -> Tensor:
+    """E8M0 codes (int32) of block absmax, given as FP32 bits: k + bump + 127, the sum clamped to [0, 254], or 0xFF."""
+    exponent = ((bits + look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt)) >> MANTISSA_BITS) - 127 - fmt.emax + bump
     return torch.where(bits >= EXPONENT_MASK, NAN_SCALE, exponent.clamp(-127, 127) + 127)
+
+
+def code_bump(blocks: Tensor, axis: int) -> Tensor:
+    """What the instability paper's public code adds to floor's k against overflow: 0 or 1 (int32).
+
+    `blocks` [.., n, B, ..], `axis` that of n. Meant is 1 for a block whose absmax is over 1.75 times a power of two
+    (E4M3's max is 1.75 * 2^8), which is rceil. The code takes the maxima along the wrong one of the two axes: of all
+    blocks' first elements, of all second ones ..., so that it is 1 for a place within the block, [.., 1, B, ..]:
+    elements of one block get scales of their own, and most that overflow are clamped as before.
+    """
+    bits = absmax_bits(blocks, axis)
+    return ((bits < EXPONENT_MASK) & (bits & MANTISSA_MASK > E4M3.max_mantissa)).to(torch.int32)
 
 
 def decode_scales(codes: Tensor) -> Tensor:

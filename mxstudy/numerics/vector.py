@@ -36,14 +36,20 @@ class _RoundedGain(torch.autograd.Function):
         return dgain, None, None, None
 
 
-def norm_op_by_op(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool) -> Tensor:
+def norm_op_by_op(
+    x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool, skipped: bool = False
+) -> Tensor:
     """LayerNorm, or RMSNorm where it does not center, of x [..., in] -> bf16, each operation rounded to bf16.
 
     So are those of the backward. gain and bias broadcast over x. Sums accumulate in FP32; ties go to even where
     microxcaling, which computes norms in this way, takes them away from zero. Compiled, it needs Inductor's
     `emulate_precision_casts`: without it the roundings between fused operations vanish.
+
+    `skipped`: what is left of that where the instability paper's public code means to leave all of it out
+    (dont_quantize_layernorm). x, bias, mean and variance are FP32 then, and so is the backward; but eps is added, the
+    root taken, and x normalised, multiplied and shifted in bf16 as before, for that code hands the option no further.
     """
-    return _NormOpByOp.apply(x, gain, bias, eps, centers)
+    return _NormOpByOp.apply(x, gain, bias, eps, centers, torch.float32 if skipped else torch.bfloat16)
 
 
 def mean_op_by_op(x: Tensor) -> Tensor:
@@ -51,25 +57,28 @@ def mean_op_by_op(x: Tensor) -> Tensor:
 
 
 class _NormOpByOp(torch.autograd.Function):
-    """Every tensor is bf16, so that torch rounds what each operation gives."""
+    """Every tensor is bf16, so that torch rounds what each operation gives; but for those of the dtype `low`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool) -> Tensor:
-        low = to_dtype(x, torch.bfloat16)
-        shift = low - mean_op_by_op(low) if centers else low
-        inverse = 1 / (mean_op_by_op(shift * shift) + eps).sqrt()
-        xbar = shift * inverse
-        ctx.save_for_backward(xbar, inverse, gain, bias)
-        ctx.centers, ctx.x_dtype = centers, x.dtype
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool, low: torch.dtype
+    ) -> Tensor:
+        shift = to_dtype(x, low)
+        shift = shift - mean_op_by_op(shift) if centers else shift
+        variance = to_dtype(mean_op_by_op(shift * shift) + eps, torch.bfloat16)
+        xbar = to_dtype(shift * (1 / variance.sqrt()), torch.bfloat16)
+        ctx.save_for_backward(xbar, variance, gain, bias)
+        ctx.centers, ctx.low, ctx.x_dtype = centers, low, x.dtype
         y = to_dtype(xbar * gain, torch.bfloat16)
-        return y if bias is None else y + to_dtype(bias, torch.bfloat16)
+        return y if bias is None else to_dtype(y + to_dtype(bias, low), torch.bfloat16)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
-        xbar, inverse, gain, bias = ctx.saved_tensors
-        dxbar = to_dtype(dy * gain, torch.bfloat16)
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
+        xbar, variance, gain, bias = ctx.saved_tensors
+        dy, xbar, inverse = to_dtype(dy, ctx.low), to_dtype(xbar, ctx.low), 1 / to_dtype(variance, ctx.low).sqrt()
+        dxbar = to_dtype(dy * gain, ctx.low)
         dx = dxbar * inverse - xbar * (mean_op_by_op(dxbar * xbar) * inverse)
         dx = dx - mean_op_by_op(dx) if ctx.centers else dx
         dgain = (dy * xbar).sum_to_size(gain.shape)
         dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
-        return to_dtype(dx, ctx.x_dtype), to_dtype(dgain, gain.dtype), dbias, None, None
+        return to_dtype(dx, ctx.x_dtype), to_dtype(dgain, gain.dtype), dbias, None, None, None

@@ -108,7 +108,7 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
         scales = decode_scales(quantized.scales)
     else:
         scales = quantized.scales.float() * quantized.tensor_scale
-    blocks = split_blocks(quantized.values, quantized.block_size, quantized.axis)
+    blocks = split_blocks(quantized.values, quantized.block_size, quantized.axis, pad=True)
     counts = (blocks != 0).any(quantized.axis + 1)
     exponents = torch.frexp(scales).exponent.double() - 1
     exponents = torch.where(scales.isnan(), torch.nan, exponents)

@@ -26,7 +26,17 @@ from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
 from mxstudy.train.checkpoint import PREFIX, Checkpoints
-from mxstudy.train.forks import ForkPoint, changed, equal_bits, fork_points, leading_true, replay, run_wave, waves
+from mxstudy.train.forks import (
+    ForkPoint,
+    changed,
+    equal_bits,
+    fork_points,
+    forked,
+    leading_true,
+    replay,
+    run_on,
+    waves,
+)
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.stack import Stack
 
@@ -88,7 +98,9 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
         states = replay(stack, points, recorded)
         parts = []
         for wave in waves(points, len(of_parent.replicas)):
-            parts.append(run_wave(of_forks, of_parent, wave, [states[point] for point in wave], config.steps))
+            of_wave = [states[point] for point in wave]
+            forks_of_wave = forked(of_forks, of_parent, wave, of_wave, config.intervention.new_optimizer)
+            parts.append(run_on(forks_of_wave, config.steps)[:, :, : len(wave)])
         values = np.concatenate(parts, axis=-1)
         forks = forks_table(points, of_parent, recorded, values)
         results.save_table(folder, "forks", forks.assign(parent=parent.status().fingerprint))

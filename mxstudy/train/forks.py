@@ -15,7 +15,18 @@ from mxstudy.reader import ConfigError, plain, require
 from mxstudy.tracking.columns import ROWS
 from mxstudy.train.stack import Stack
 
-State = list[Tensor]  # of one replica: parameters and the optimizer's tensors, as Stack.state() has them
+State = dict[str, Tensor]  # of one replica, as Stack.named_state() has them of all
+
+# Where what an intervention changes stands in a run's config.
+GROUPS = {
+    "scale_rule": "precision",
+    "gain": "student",
+    "vector_ops": "student",
+    "norm_ops": "student",
+    "freeze_norm_bias": "student",
+    "compute": "train",
+}
+TARGETS = {"disk": {"quantized": False, "from_disk": True}, "redrawn": {"redrawn": True}}
 
 
 class ForkPoint(NamedTuple):
@@ -63,14 +74,16 @@ def changed(parent: config.StudentTeacher, intervention: config.Intervention) ->
         raise ConfigError("parent: its precision.schedule has several rows; fork a run that has one")
     if "plan" in new:
         values["precision"]["schedule"] = [{"from_step": 0, "plan": new["plan"]}]
-    for key, group in {
-        "scale_rule": "precision",
-        "gain": "student",
-        "vector_ops": "student",
-        "compute": "train",
-    }.items():
-        if key in new:
-            values[group][key] = new[key]
+    if "vector_ops" in new:
+        values["student"]["norm_ops"] = None
+    for key in GROUPS.keys() & new.keys():
+        values[GROUPS[key]][key] = new[key]
+    targets = TARGETS.get(str(new.get("targets")), {})
+    require(
+        not targets or targets.items() - values["teacher"].items() != set(),
+        f"targets: the parent's are {new.get('targets')} already; set intervention.targets to null",
+    )
+    values["teacher"] |= targets
     return cast(config.StudentTeacher, config.read_run(values))
 
 
@@ -84,13 +97,17 @@ def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> d
     for step in range(first, last + 1):
         for point in points:
             if point.step == step:
-                states[point] = [tensor[point.replica].detach().clone() for tensor in stack.state()[1:]]
+                states[point] = state_of(stack, point.replica)
         if step < last:
             stack.train_step()
         if step + 1 - first == ROWS or step == last:
             check_replay(stack, first, step if step == last else step + 1, recorded)
             first = step + 1
     return states
+
+
+def state_of(stack: Stack, replica: int) -> State:
+    return {name: tensor[replica].clone() for name, tensor in stack.named_state().items() if name != "step"}
 
 
 def check_replay(stack: Stack, first: int, stop: int, recorded: np.ndarray) -> None:
@@ -119,25 +136,39 @@ def waves(points: Sequence[ForkPoint], width: int) -> Iterator[list[ForkPoint]]:
         yield list(points[start : start + width])
 
 
-def run_wave(
+def forked(
     run: config.StudentTeacher,
     parent: config.StudentTeacher,
     wave: Sequence[ForkPoint],
     states: Sequence[State],
-    steps: int,
-) -> np.ndarray:
-    """Loss and gradient norm of each fork [steps, 2, forks], float32; slots that are left over repeat the first."""
+    new_optimizer: bool = False,
+) -> Stack:
+    """A stack that goes on where the replicas were; slots that are left over repeat the first.
+
+    Its teacher is in the parent's precision. `new_optimizer`: at its first step, as it is for what the parent did not
+    train.
+    """
     width = len(parent.replicas)
     slots = [*range(len(wave)), *[0] * (width - len(wave))]
-    device = states[0][0].device
-    stack = Stack(run, device, starts=[wave[slot].step for slot in slots], taught_as=parent)
+    device = states[0]["alive"].device
+    taught_as = cast(config.StudentTeacher, config.read_run(plain(parent) | {"teacher": plain(run.teacher)}))
+    stack = Stack(run, device, starts=[wave[slot].step for slot in slots], taught_as=taught_as)
     stack.lrs.copy_(torch.tensor([parent.replicas[wave[slot].replica][1] for slot in slots]))
     with torch.no_grad():
-        for number, tensor in enumerate(stack.state()[1:]):
-            tensor.copy_(torch.stack([states[slot][number] for slot in slots]))
+        for name, tensor in stack.named_state().items():
+            if name in states[0] and not (new_optimizer and name.startswith("optimizer.")):
+                tensor.copy_(torch.stack([states[slot][name] for slot in slots]))
+    trained = [name for name, p in stack.model.named_parameters() if p.requires_grad]
+    is_new = [new_optimizer or f"optimizer.{name}.0" not in states[0] for name in trained]
+    stack.optimizer.starts = [stack.starts if new else None for new in is_new]
+    return stack
+
+
+def run_on(stack: Stack, steps: int) -> np.ndarray:
+    """Loss and gradient norm of those steps, [steps, 2, S] float32."""
     parts = []
     for step in range(1, steps + 1):
         stack.train_step()
         if step % ROWS == 0 or step == steps:
             parts.append(stack.record[: (step - 1) % ROWS + 1].cpu().numpy())
-    return np.concatenate(parts)[:, :, : len(wave)]
+    return np.concatenate(parts)

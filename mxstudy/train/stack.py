@@ -51,6 +51,7 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
         DTYPES[run.train.compute],
         gain=student.gain,
         vector_ops=student.vector_ops,
+        norm_ops=student.norm_ops,
         freeze_norm_bias=student.freeze_norm_bias,
     )
     stack(model, len(run.replicas))
@@ -88,7 +89,8 @@ class Stack:
         self.model = build_student(run).to(device)
         self.model.init_weights([seed for seed, _ in run.replicas])
         self.taught_as = by = taught_as or run
-        self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by)).to(device)
+        self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by), by.teacher.redrawn)
+        self.teacher.to(device)
         self.set_precision(0)
         self.starts = torch.tensor(starts or 0, dtype=torch.int64, device=device)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -170,10 +172,11 @@ class Stack:
         return student_inputs(self.config.data_seed, step, *size, self.device)
 
     def _teach(self, step: Tensor, x_TD: Tensor) -> Tensor:
-        run, size, target_TD = self.config, x_TD.shape, self.teacher(x_TD)
-        if not run.label_noise:
-            return target_TD
-        return target_TD + label_noise(run.data_seed, step, size[0], size[1], self.device, run.label_noise)
+        run, (size, features), target_TD = self.config, x_TD.shape, self.teacher(x_TD)
+        for stream in run.noise_streams:
+            noise_TD = label_noise(run.data_seed, step, size, features, self.device, run.label_noise, stream)
+            target_TD = target_TD + noise_TD
+        return target_TD
 
     @torch.no_grad()
     def _judge(self, losses: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -96,11 +96,15 @@ class StackProbes:
 
 
 def fp32_twin(run: config.StudentTeacher) -> config.StudentTeacher:
-    """The same run with nothing rounded; seeds, data, norm and a bias that is frozen stay, the teacher is in FP32."""
+    """The same run with nothing rounded; seeds, data, norm and a bias that is frozen stay, the teacher is in FP32.
+
+    Noise of its own stays with the run: the twin has that of the runs without.
+    """
     values = plain(run)
     values["precision"]["schedule"] = [{"from_step": 0, "plan": {BLOCKS: "fp32"}}]
-    values["student"] |= {"gain": "fp32", "vector_ops": "fp32"}
-    values["teacher"]["quantized"] = False
+    values["student"] |= {"gain": "fp32", "vector_ops": "fp32", "norm_ops": None}
+    values["teacher"] |= {"quantized": False, "from_disk": False}
+    values["own_noise"] = False
     values["train"]["compute"] = "fp32"
     values["probe"] = {}
     return cast(config.StudentTeacher, config.read_run(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 from students import ATTENTION, BF16, EPS, FP32, LAYER_NORM, LAYERS, NORMS, SIZE, TOKENS, run, samples, small, student
 from torch import Tensor
 
+from mxstudy.model.linear import MXLinear
 from mxstudy.model.residual_mlp import VECTOR_OPS, ResidualMLP
 from mxstudy.numerics import fake_quantize
 from mxstudy.numerics.matmul import PRECISIONS, Gemms
+from mxstudy.reader import ConfigError
 
 # ------------------------------------------------------------------------------------------ a plain loop over replicas
 
@@ -41,7 +44,9 @@ def product(a: Tensor, a_format: str | None, b: Tensor, b_format: str | None, dt
         if fmt is None:
             return t.to(dtype).float()
         halves = ((t.float().view(torch.int32) + 0x8000) & -0x10000).view(torch.float32)  # bf16, ties away
-        return fake_quantize(halves, fmt, axis=axis, scale_rule="floor", rounding="away")
+        size = t.shape[axis]
+        halves = F.pad(halves, [0, -size % 32] if axis == 1 else [0, 0, 0, -size % 32])
+        return fake_quantize(halves, fmt, axis=axis, scale_rule="floor", rounding="away").narrow(axis, 0, size)
 
     return (operand(a.contiguous(), a_format, 1) @ operand(b.contiguous(), b_format, 0)).to(dtype)
 
@@ -155,12 +160,58 @@ def test_quantised_it_is_the_plain_loop(ops: str, row: str, model: dict[str, Any
         assert (got[name].view_as(want[name]) - want[name]).norm() < tolerance[exact, attends] * want[name].norm(), name
 
 
+@pytest.mark.parametrize("row", ["mxfp8", "mx_mix", "mxfp8_bf16_act"])
+def test_swiglus_inner_size_as_in_the_public_code(row: str) -> None:
+    """171 of 8 * 64 / 3, and 342 of both parts side by side: five whole blocks and ten, and a part of one."""
+    mlp = student(small(activation="swiglu", swiglu_multiple=1), LAYER_NORM, [3, 1], row, BF16, vector_ops="bf16")
+    assert (mlp.layers[0].up.weight.shape, mlp.layers[0].down.weight.shape) == ((2, 342, SIZE), (2, SIZE, 171))
+    x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
+    with pytest.raises(ConfigError, match="block_size: 32 does not divide"):
+        run(mlp, x, dy)
+    for module in mlp.modules():
+        if isinstance(module, MXLinear):
+            module.cast = replace(module.cast, pad_blocks=True)
+    want, got = plain(mlp, x, dy, "bf16", row, BF16), run(mlp, x, dy)
+    assert torch.equal(got["y"], want["y"])
+    for name in got:
+        assert (got[name].view_as(want[name]) - want[name]).norm() < 1e-4 * want[name].norm(), name
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_the_norms_may_be_rounded_otherwise_than_the_rest(skipped: bool) -> None:
+    """Unrounded: what an FP32 norm of the same residual stream gives; skipped as in the public code: nearly not."""
+    options = {"row": "mxfp8", "compute": BF16, "vector_ops": "code"}
+    x, dy = samples(TOKENS, SIZE), samples(1, TOKENS, SIZE)
+    mlp = student(small(), LAYER_NORM, [3], norm_ops="code_skipped" if skipped else "fp32", **options)
+    up = mlp.layers[0].up
+    exact = layer_norm(x, up.norm.weight[0, 0], up.norm.bias[0, 0])
+    read = up.norm.apply_affine(x[None], *up.gain_and_bias(x)).float()
+    error = ((read - exact).norm() / exact.norm()).item()
+    assert (2.0**-10 < error < 2.0**-7) if skipped else error < 1e-6
+    assert (mlp.layers[1].ops.residual, mlp.layers[1].ops.bias) == (FP32, BF16)
+    outputs = [run(student(small(), LAYER_NORM, [3], norm_ops=ops, **options), x, dy)["y"] for ops in (None, "code")]
+    assert torch.equal(*outputs)
+    assert not torch.equal(run(mlp, x, dy)["y"], outputs[0])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "gain", "model"), [("fp32", "mx", {}), ("code", "bf16", ATTENTION)], ids=str)
-def test_compiled(ops: str, gain: str, model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("ops", "gain", "model", "norm_ops"),
+    [
+        ("fp32", "mx", {}, None),
+        ("code", "bf16", ATTENTION, None),
+        ("code", "fp32", {"activation": "swiglu", "swiglu_multiple": 1}, "code_skipped"),
+    ],
+    ids=str,
+)
+def test_compiled(ops: str, gain: str, model: dict[str, Any], norm_ops: str | None) -> None:
     """In one graph; where a compiled sum differs in its last bit, a few elements are quantised to a neighbour."""
     torch._dynamo.reset()
-    mlp = student(small(num_layers=1, **model), LAYER_NORM, [3, 1], "mxfp8", BF16, vector_ops=ops, gain=gain)
+    options = {"vector_ops": ops, "gain": gain, "norm_ops": norm_ops}
+    mlp = student(small(num_layers=1, **model), LAYER_NORM, [3, 1], "mxfp8", BF16, **options)
+    for module in mlp.modules():
+        if isinstance(module, MXLinear) and norm_ops:  # with all that the public code does to a cast
+            module.cast = replace(module.cast, scale_rule="code_bump", pad_blocks=True)
     x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
     want = run(mlp, x, dy)
     mlp.compile(fullgraph=True)

@@ -28,14 +28,19 @@ SEEDS = [5, 0, 9, 2]
 
 @pytest.mark.parametrize(
     ("norm", "ops"),
-    [("none", "fp32"), *((name, "fp32") for name in list(NORMS)[1:]), ("layernorm", "bf16"), ("layernorm", "code")],
+    [
+        ("none", "fp32"),
+        *((name, "fp32") for name in list(NORMS)[1:]),
+        *(("layernorm", ops) for ops in ("bf16", "code", "code_skipped")),
+    ],
 )
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("model", [small(), small(**ATTENTION)], ids=["mlp", "attention"])
 def test_a_replica_is_the_student_alone(model: config.ResidualMLP, norm: str, ops: str, row: str) -> None:
     """Bit by bit in stacks of 4, 2 and 1 and in none; beside it weights 2^40 larger, and one that is NaN."""
     compute = FP32 if row == "fp32" else BF16
-    options = {"row": row, "compute": compute, "vector_ops": ops, "gain": "fp32" if norm == "none" else "bf16"}
+    options = {"row": row, "compute": compute, "gain": "fp32" if norm == "none" else "bf16"}
+    options |= {"norm_ops": ops} if ops == "code_skipped" else {"vector_ops": ops}
     x, dy = samples(TOKENS, SIZE), samples(4, TOKENS, SIZE)
 
     def at_large(mlp: ResidualMLP, seeds: list[int]) -> ResidualMLP:
@@ -114,8 +119,9 @@ def test_a_seed_for_each_replica() -> None:
 
 @pytest.mark.parametrize(("size", "inner"), [(256, 672), (512, 1376), (768, 2048), (64, 160)])
 def test_inner_sizes(size: int, inner: int) -> None:
-    """8 d / 3 to the nearest multiple of 32."""
+    """8 d / 3 to the nearest multiple of 32, or as in the public code."""
     assert small(hidden_size=size, activation="swiglu").ffn_size == inner
+    assert small(hidden_size=size, activation="swiglu", swiglu_multiple=1).ffn_size == int(8 * size / 3 + 0.5)
     assert small(hidden_size=size).ffn_size == 4 * size
 
 
@@ -181,6 +187,9 @@ def test_a_frozen_bias_has_no_gradient_and_changes_no_other() -> None:
         ("rmsnorm", {"freeze_norm_bias": True}, "freeze_norm_bias: the norm has no bias"),
         ("none", {"freeze_norm_bias": True}, "freeze_norm_bias: the norm has no bias"),
         ("none", {"gain": "bf16"}, "gain: there is no norm to round the gain of"),
+        ("none", {"norm_ops": "fp32"}, "norm_ops: there is no norm; set it to null"),
+        ("mxnorm_p2", {"norm_ops": "fp32"}, "norm_ops: a folded gain joins the norm to the linear"),
+        ("layernorm", {"norm_ops": "code_skip"}, "norm_ops: 'code_skip' is not a choice; did you mean 'code_skipped'"),
     ],
 )
 def test_what_the_norm_cannot_do_is_refused(norm: str, options: dict[str, Any], message: str) -> None:

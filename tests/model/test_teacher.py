@@ -69,6 +69,12 @@ def test_sizes_and_biases(kind: str, inner: int) -> None:
     assert 0.99 < teacher.mlp.layers[0].up.weight.abs().max() * SIZE**0.5 <= 1  # torch's, not the student's
 
 
+def test_the_codes_inner_size_with_swiglu() -> None:
+    """2 d / 3 of its width: 341."""
+    code = student(hidden_size=512, num_layers=1, activation="swiglu", swiglu_multiple=1)
+    assert build_teacher("code", code, 0).mlp.layers[0].up.weight.shape == (682, 512)
+
+
 def test_the_codes_teacher_is_nearly_zero_and_the_papers_is_not() -> None:
     """Mean squares at width 512: 3.0e-5 with 3 layers, 8.8e-7 with 4, and 1.17 with residuals."""
     x = samples(size=512)

@@ -201,11 +201,28 @@ def dequantize_array(values: Array, codes: NDArray[np.uint8], axis: int = -1, dt
     return to_dtype(exact, dtype)
 
 
-def fake_quantize_array(x: Array, name: str | None, axis: int = -1, dtype: str = "float32", **cast: object) -> Array:
-    """What a GEMM multiplies: x quantised and decoded, or (no format) rounded to the compute dtype."""
+def fake_quantize_array(
+    x: Array,
+    name: str | None,
+    axis: int = -1,
+    dtype: str = "float32",
+    block_size: int = 32,
+    pad_blocks: bool = False,
+    **cast: object,
+) -> Array:
+    """What a GEMM multiplies: x quantised and decoded, or (no format) rounded to the compute dtype.
+
+    `pad_blocks`: with zeros written out behind it to whole blocks, and cut off again.
+    """
     if name is None:
         return to_dtype(x, dtype)
-    return dequantize_array(*quantize_array(x, name, axis=axis, **cast), axis, dtype)  # type: ignore[arg-type]
+    size = x.shape[axis]
+    if pad_blocks:
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, -size % block_size)
+        x = np.pad(x, widths)
+    values, codes = quantize_array(x, name, block_size, axis, **cast)  # type: ignore[arg-type]
+    return dequantize_array(values, codes, axis, dtype).take(range(size), axis)
 
 
 # ------------------------------------------------------------- scales that are no powers of two, in float32 numpy

@@ -34,6 +34,7 @@ TABLE = {
     "mxfp8_bf16_act_fwd": "- E4M3 E4M3 E4M3 E4M3 -",
     "mxfp8_bf16_act": "- E4M3 - E4M3 - -",
     "mxfp8_bf16_weight": "E4M3 - E4M3 - E4M3 E4M3",
+    "mxfp8_bf16_weight_fwd": "E4M3 - E4M3 E4M3 E4M3 E4M3",
     "mxfp8_act_only": "E4M3 - - - - E4M3",
     "mxfp8_e5m2": "E5M2 E5M2 E5M2 E5M2 E5M2 E5M2",
     "mxfp8_e5m2_weight": "E4M3 E5M2 E4M3 E5M2 E4M3 E4M3",

@@ -165,6 +165,40 @@ def test_neighbours_and_the_model_stay_what_they_are(sizes: dict[str, int], opti
         assert [sound[name][r] for r in (0, 2)] == [broken[name][r] for r in (0, 2)], name
 
 
+def test_a_part_of_a_block_counts_for_what_it_has() -> None:
+    """Of 85 and 170 numbers, as if zeros followed them; shares are of the numbers alone."""
+    model = student(small(hidden_size=32, activation="swiglu", swiglu_multiple=1), None, [0], "mxfp8", FP32)
+    for module in model.modules():
+        if isinstance(module, MXLinear):
+            module.cast = BlockCast(scale_rule="floor", pad_blocks=True)
+    weight = model.layers[1].down.weight
+    weight.data = samples(1, 32, 85)
+    found = last_bin(model, samples(TOKENS, 32))
+    share = counted(F.pad(weight, [0, 11])) * 96 / 85
+    assert 0 < share == pytest.approx(found["layers.1.down.weight/floor/overflow_fraction"][0], rel=1e-9)
+
+
+def test_equation_2_to_the_letter() -> None:
+    """5.55 % of normal numbers, where 0.86 % are beyond the scale's reach."""
+    found = last_bin(student(small(hidden_size=256), None, [0], "mxfp8", FP32), x := samples(512, 256))
+    blocks = x.abs().view(-1, 32)
+    beyond = sum(int((block > 0.875 * block.max()).sum()) for block in blocks)
+    assert found["layers.0.up.input/literal_fraction"] == [beyond / x.numel()]
+    assert beyond / x.numel() == pytest.approx(0.0555, rel=0.02)
+
+
+def test_scales_of_single_elements() -> None:
+    """The public code's bump: beside floor's count what is still clamped, and no Gaussian to compare it with."""
+    model, x = student(small(), None, [0], "mxfp8", FP32), samples(TOKENS, SIZE)
+    cast_by(model, "code_bump")
+    found = last_bin(model, x)
+    assert "gaussian.E4M3/floor/overflow_fraction" in found
+    assert not any(name.startswith("gaussian.E4M3/code_bump") for name in found)
+    for place in ("layers.0.up.input", "layers.1.output"):
+        bumped, floor = (found[f"{place}/{rule}/overflow_fraction"][0] for rule in ("code_bump", "floor"))
+        assert 0 < bumped < floor
+
+
 def test_a_student_without_norm_has_no_gains() -> None:
     found = last_bin(student(small(activation="swiglu"), None, [0], "mxfp8", FP32), samples(TOKENS, SIZE))
     assert {name.split("/")[0] for name in found if not name.startswith("gaussian")} == {

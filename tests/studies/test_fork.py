@@ -66,6 +66,10 @@ def test_the_control_is_its_parent(tmp_path: Path, at_step: int) -> None:
     [
         ({"plan": {"layers.*": "fp32"}, "gain": "fp32", "vector_ops": "fp32", "compute": "fp32"}, False),
         ({"scale_rule": "floor"}, False),
+        ({"scale_rule": "code_bump"}, False),
+        ({"norm_ops": "code_skipped", "gain": "fp32"}, False),
+        ({"targets": "disk"}, False),
+        ({"targets": "redrawn"}, False),
         ({"gain": "fp32"}, True),  # all gains are 1 at step 0
         ({"plan": {"layers.*": "mxfp8_forward_only"}}, True),
     ],

@@ -23,6 +23,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model__hidden_size": 48}, "precision.block_size: 32 does not divide layers.0.up's input size 48"),
     ({"precision__block_size": 64}, "precision.block_size: 64 does not divide layers.0.up's input size 32"),
     ({"norm": {"kind": "mxnorm", "p": 2}, "model__hidden_size": 48}, "model.hidden_size: 48 does not divide into"),
+    (
+        {"model__activation": "swiglu", "model__swiglu_multiple": 1, "model__hidden_size": 64},
+        "precision.block_size: 32 does not divide layers.0.up's output size 342",
+    ),
+    (
+        {"precision__scale_rule": "code_bump", "precision__schedule": schedule((0, "mx_mix"))},
+        "precision.scale_rule: code_bump is for E4M3 alone, and layers.0.up has E5M2; take rceil",
+    ),
+    (
+        {"norm": {"kind": "mxnorm_postround"}, "precision__scale_rule": "code_bump"},
+        "precision.scale_rule: code_bump gives a block no scale; take floor",
+    ),
+    ({"norm": None, "student": {"norm_ops": "fp32"}}, "student.norm_ops: there is no norm; set it to null"),
+    ({"student": {"norm_ops": "skipped"}}, "student.norm_ops: 'skipped' is not a choice"),
+    ({"teacher": {"from_disk": True, "quantized": True}}, "teacher.from_disk: what is on disk was computed in FP32"),
+    ({"teacher": {"from_disk": True}, "label_noise": 0.0}, "teacher.from_disk: what is on disk has noise in it"),
     ({"train__batch_size": 48}, "train.batch_size: 48 samples do not divide into blocks of 32"),
     (
         {"train__batch_size": 48, "precision__schedule": schedule((0, "mxfp8_forward_only"), (5, "mxfp8"))},
@@ -85,6 +101,9 @@ ACCEPTED: list[dict[str, Any]] = [
     FP32 | {"student": {}},
     {"loss": "kl", "label_noise": 0.0},
     {"norm": {"kind": "mxnorm", "p": 1}},
+    {"model__activation": "swiglu", "model__swiglu_multiple": 1, "precision__pad_blocks": True},
+    {"train__batch_size": 48, "precision__pad_blocks": True},
+    {"precision__scale_rule": "code_bump", "student": {"gain": "mx", "norm_ops": "code_skipped"}},
     {"precision__schedule": schedule((0, "mxfp8_bf16_weight"))},  # the gain is in the format of X
 ]
 

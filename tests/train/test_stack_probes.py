@@ -125,6 +125,15 @@ def test_a_run_in_fp32_is_its_own_twin() -> None:
     assert ratios == [[0.0] * 3] * 4
 
 
+def test_a_twin_has_the_noise_of_the_runs_without_their_own() -> None:
+    """As an FP32 run of the public code: its noise is not that of the MX run, and nothing comes from disk."""
+    run = settings(own_noise=True, teacher={"kind": "code", "quantized": True})
+    assert (run.noise_streams, fp32_twin(run).noise_streams) == (("own_noise",), ("noise",))
+    skipped = settings(student={"vector_ops": "code", "norm_ops": "code_skipped"}, teacher={"from_disk": True})
+    assert skipped.noise_streams == ("noise", "disk_noise")
+    assert (fp32_twin(skipped).student.norm_ops, fp32_twin(skipped).noise_streams) == (None, ("noise",))
+
+
 def test_a_twin_is_needed_where_one_is_asked_for() -> None:
     run = settings()
     with pytest.raises(ConfigError, match=r"coupled: needs a twin"):

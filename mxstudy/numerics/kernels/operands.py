@@ -30,9 +30,11 @@ class Tile(NamedTuple):
 def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> Settings:
     """Both formats and the cast for an operator on [..., rows, columns].
 
-    Raises ConfigError for what no kernel does: formats without E8M0 scales, other blocks than those of BLOCK_SIZES,
-    and blocks that do not divide their axis.
+    Raises ConfigError for what no kernel does: formats without E8M0 scales, other scale rules than those of
+    SCALE_RULES, other blocks than those of BLOCK_SIZES, and blocks that do not divide their axis.
     """
+    look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
+    require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
     require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
     for fmt, axis in ((row, -1), (column, -2)):
         if fmt is not None:

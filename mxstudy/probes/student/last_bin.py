@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.residual_mlp import Block, ResidualMLP
-from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.cast import BlockCast, block_cast, join_blocks, split_blocks
+from mxstudy.numerics.formats import CODE_BUMP, FORMATS
 from mxstudy.numerics.gaussian import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.probes.student.bias import Rows
@@ -41,17 +41,21 @@ def last_bin(model: ResidualMLP, x_TD: Tensor) -> Rows:
     down, with attention also attention.qkv and attention.out), and 'layers.N.output', the residual stream. The format
     is the forward's; where the run quantises no such thing (that code quantises no gains) it is what would happen: in
     the format of the linear's other operand, else in E4M3. A gain that is folded is in the weight too.
-    'gaussian.<format>/...': of N(0, 1), exactly.
+    'gaussian.<format>/...': of N(0, 1), exactly. '<place>/literal_fraction': |v| > 0.875 absmax of its block, as Eq. 2
+    is printed: of N(0, 1) six times as many.
 
     '<gain>/mean', std (ddof 0), min, max.
     """
     measured: dict[str, Tensor] = {}
     gaussian: dict[str, float] = {}
     for name, place in places(model, x_TD):
+        measured[f"{name}/literal_fraction"] = share(near_absmax(place))
         for rule in dict.fromkeys((place.cast.scale_rule, PAPERS_RULE)):
             quantized = block_cast(place.values, place.fmt, -1, replace(place.cast, scale_rule=rule))
             measured[f"{name}/{rule}/overflow_fraction"] = share(overflows(quantized, place.values))
             measured[f"{name}/{rule}/max_fraction"] = share(is_max(quantized))
+            if rule == CODE_BUMP:  # its scales depend on how many blocks there are beside each other
+                continue
             expected = gaussian_last_bin(place.fmt, place.cast.block_size, rule)
             gaussian[f"gaussian.{place.fmt}/{rule}/overflow_fraction"] = expected.overflow
             gaussian[f"gaussian.{place.fmt}/{rule}/max_fraction"] = expected.max
@@ -114,6 +118,13 @@ def weight_of(linear: MXLinear) -> Tensor:
     if isinstance(linear, NormLinear) and linear.norm.fold_gain:
         return linear.weight * linear.gain_and_bias(linear.weight)[0]
     return linear.weight
+
+
+def near_absmax(place: Place) -> Tensor:
+    """Bool, of the values' shape."""
+    axis = place.values.ndim - 1
+    blocks = split_blocks(place.values.float().abs(), place.cast.block_size, axis, pad=True)
+    return join_blocks(blocks > 0.875 * blocks.amax(-1, keepdim=True), axis, place.values.shape[-1])
 
 
 def share(holds: Tensor) -> Tensor:
