@@ -40,6 +40,12 @@ def round_to_bf16_away(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), ((bits + 0x8000) & -0x10000).view(torch.float32), x)
 
 
+def round_to_bf16(x: Tensor) -> Tensor:
+    """fp32 to the nearest bf16 value, ties to even; still fp32. By bits: compilers drop conversions there and back."""
+    bits = x.view(torch.int32)
+    return torch.where(x.isfinite(), ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32), x)
+
+
 def encode(values: Tensor, fmt: ElementFormat) -> Tensor:
     """The codes of fp32 values on the grid, uint8, one a byte; a NaN, which 6 and 4 bits do not have, is all ones."""
     bits = values.view(torch.int32)

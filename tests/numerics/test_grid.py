@@ -11,7 +11,15 @@ from reference import ELEMENTS, dequantize_array, quantize_array, round_to, tens
 
 from mxstudy.numerics import FORMATS, quantize
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast
-from mxstudy.numerics.grid import decode, encode, pack_pairs, round_to_bf16_away, round_to_grid, unpack_pairs
+from mxstudy.numerics.grid import (
+    decode,
+    encode,
+    pack_pairs,
+    round_to_bf16,
+    round_to_bf16_away,
+    round_to_grid,
+    unpack_pairs,
+)
 from mxstudy.numerics.matmul import tensor_cast
 from mxstudy.reader import ConfigError
 
@@ -202,3 +210,15 @@ def test_one_scale_a_tensor_at_the_ends(fmt: str) -> None:
         values, scale = tensor_cast(torch.tensor([[1.0, bad]]), FORMATS[fmt], BlockCast())
         assert values.isnan().all()
         assert scale.isnan()
+
+
+def test_round_to_bf16() -> None:
+    """As torch converts: all bf16 values, what lies half way between two, their FP32 neighbours, and the largest."""
+    halves = torch.arange(0, 2**32, 2**15, dtype=torch.int64)
+    bits = torch.cat([halves + shift for shift in (-1, 0, 1)]) % 2**32
+    x = (bits - (bits >> 31 << 32)).to(torch.int32).view(torch.float32)
+    expected = x.to(torch.bfloat16).to(torch.float32)
+    got = round_to_bf16(x)
+    same = (got.view(torch.int32) == expected.view(torch.int32)) | (got.isnan() & expected.isnan())
+    assert len(x) == 3 * 2**17
+    assert same.all()
