@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,6 +35,7 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         if train.compile:
             block.compile(fullgraph=True)
     if mesh is not None:
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # logits: nothing writes to them
         policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)
         for block in model.layers:
             fully_shard(block, mesh=mesh, mp_policy=policy)

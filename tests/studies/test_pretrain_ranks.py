@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import gang
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "train"))
-import gang
 from composing import compose_job
 
 from mxstudy.config import read_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,9 @@ import torch
 import torch.distributed as dist
 from gang import together
 from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.scaling import model_of
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
@@ -205,6 +208,46 @@ def test_compiled_blocks_are_sharded_too(tmp_path):
     one = losses_of(sharded(arms[0]))
     assert first == second
     assert abs(first[0][-1] - one[-1]) < 2e-3
+
+
+# ------------------------------------------------------------------------------------------------- large models
+
+LLAMA_3_8B = 8_030_261_248  # parameters, as published
+
+
+def parts_of_8b(ranks: int) -> list[int]:
+    """Parameters, all and of rank 0 of a group whose other ranks are not there; on the meta device, without memory."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        large = replace(settings("mxfp8 mxnorm"), model=model_of("llama_8b"))
+        with torch.device("meta"):
+            model = Decoder(large.model, large.norm, block_cast(large.precision), torch.bfloat16)
+        parallelize(model, large.train, init_device_mesh("cpu", (ranks,)))
+        return [model.num_params(), sum(weight.to_local().numel() for weight in model.parameters())]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_llama_8b_is_cut_before_it_has_memory():
+    whole_model, part = parts_of_8b(8)
+    assert whole_model == LLAMA_3_8B
+    assert part == pytest.approx(LLAMA_3_8B / 8, rel=1e-6)
+
+
+def peak_of_building(settings: config.Pretrain) -> int:
+    """Bytes that the process grows by, at most, until the model has its weights."""
+    with group():
+        sharded(replace(settings, model=replace(settings.model, num_layers=1)))  # what a process needs anyway
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        sharded(settings)
+        return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def test_no_rank_holds_a_model_whole_while_it_is_built(tmp_path):
+    model = replace(tiny.MODEL, hidden_size=512, ffn_size=1536, num_layers=24)
+    peaks = together(tmp_path, 4, peak_of_building, replace(settings("fp32"), model=model))
+    whole_bytes = 4 * 24 * (3 * 512 * 1536 + 3 * 512 * 512)
+    assert max(peaks) < whole_bytes / 2
 
 
 @pytest.mark.parametrize(
