@@ -105,14 +105,15 @@ def draw_in_turns(weights: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Non
     """
     for turn in range(0, len(weights), world_size()):
         together = weights[turn : turn + world_size()]
-        drawn = together[rank()][1]() if rank() < len(together) else None
+        drawn = together[rank()][1]() if rank() < len(together) else torch.empty(0)
         for owner, (weight, _) in enumerate(together):
-            values = torch.empty(weight.shape) if owner != rank() or drawn is None else drawn
-            weight.copy_(part_of(from_rank(owner, values.to(weight.device)), weight))
+            weight.copy_(part_of(from_rank(owner, drawn, weight), weight))
 
 
-def from_rank(owner: int, x: Tensor) -> Tensor:
-    """x of that rank, on every rank; written over what the others have."""
-    if world_size() > 1:
-        dist.broadcast(x, src=owner)
-    return x
+def from_rank(owner: int, x: Tensor, like: Tensor) -> Tensor:
+    """That rank's x on every rank, with the shape and on the device of `like`; of one rank x itself."""
+    if world_size() == 1:
+        return x
+    mine = x.to(like.device) if rank() == owner else torch.empty(like.shape, dtype=x.dtype, device=like.device)
+    dist.broadcast(mine, src=owner)
+    return mine

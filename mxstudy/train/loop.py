@@ -26,6 +26,7 @@ from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.reader import require
 from mxstudy.train.optimizer import set_learning_rate
+from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
@@ -206,4 +207,5 @@ def validate(run: Run) -> float:
         loss = run.token_loss(run.model(tokens), targets)
         if own < len(parts):
             total += loss
+    drop_gathered(run.model)
     return (sum_over_ranks(total) / targets_BT.numel()).item()

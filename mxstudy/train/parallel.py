@@ -49,9 +49,18 @@ def recompute_in_backward(block: nn.Module) -> None:
     block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
 
 
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 def sum_gradients(model: nn.Module) -> None:
     """Sums in place of means: the loss has been divided by the tokens of all ranks already."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+    for module in sharded_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def drop_gathered(model: nn.Module) -> None:
+    """After a forward without a backward: else the model would go on with copies, rounded, of what it has in parts."""
+    for module in sharded_modules(model):
+        module.reshard()

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from mxstudy.reader import ConfigError, require
+from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.watch import Watch
 
@@ -31,11 +32,29 @@ class Place:
     port: int = 0
 
 
-# Variables of whoever started this process: its rank, how many there are, its rank within the node.
+class Starter(NamedTuple):
+    """The variables in which one says what a process is; `here`: where all are that it starts, if that is sure."""
+
+    rank: str
+    size: str
+    local_rank: str
+    job: str = ""
+    nodes: str = ""
+    here: str = ""
+
+
 STARTERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    "submitit, on this machine": ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"),
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),  # of the step: a batch script has NTASKS too
+    "torchrun": Starter("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "submitit": Starter(
+        "SUBMITIT_LOCAL_GLOBALID",
+        "SUBMITIT_LOCAL_NTASKS",
+        "SUBMITIT_LOCAL_LOCALID",
+        job="SUBMITIT_LOCAL_JOB_ID",
+        here="127.0.0.1",
+    ),
+    "srun": Starter(  # of the step: a batch script, which is one process, has SLURM_NTASKS too
+        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", job="SLURM_JOB_ID", nodes="SLURM_STEP_NODELIST"
+    ),
 }
 
 
@@ -44,28 +63,24 @@ def find_place(environment: Mapping[str, str]) -> Place:
 
     Raises ConfigError where more than one was started, and nothing says where they meet.
     """
-    for starter, names in STARTERS.items():
-        if all(name in environment for name in names[:2]):
-            rank, size, local_rank = (int(environment.get(name, "0")) for name in names)
-            if size > 1:
-                return Place(rank, size, local_rank, *meeting_point(environment, starter))
+    for name, starter in STARTERS.items():
+        if starter.rank in environment and starter.size in environment:
+            rank, size, local_rank = (int(environment.get(variable, "0")) for variable in starter[:3])
+            return Place(rank, size, local_rank, *meeting_point(environment, name)) if size > 1 else Place()
     return Place()
 
 
-def meeting_point(environment: Mapping[str, str], starter: str) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT; without them the step's first node, and a port that follows from the job's id."""
-    job = next((environment[name] for name in ("SUBMITIT_LOCAL_JOB_ID", "SLURM_JOB_ID") if name in environment), None)
-    nodes = environment.get("SLURM_STEP_NODELIST")
-    found = (
-        first_node(nodes) if nodes and starter == "srun" else "127.0.0.1" if starter.startswith("submitit") else None
+def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT; without them the first node, and a port that follows from the job's id."""
+    starter = STARTERS[name]
+    job = environment.get(starter.job, "")
+    address = environment.get("MASTER_ADDR") or first_node(environment.get(starter.nodes, starter.here))
+    port = environment.get("MASTER_PORT") or (PORTS[int(job) % len(PORTS)] if job.isdigit() else 0)
+    require(
+        bool(address and port),
+        f"MASTER_ADDR, MASTER_PORT: not set, and the variables of {name} say that there are several processes; start "
+        "them with torchrun, srun or submitit, or set both",
     )
-    address = environment.get("MASTER_ADDR", found)
-    port = environment.get("MASTER_PORT", PORTS[int(job) % len(PORTS)] if job and job.isdigit() else None)
-    if address is None or port is None:
-        raise ConfigError(
-            f"MASTER_ADDR, MASTER_PORT: not set, and {starter} says that there are several processes; start them with "
-            "torchrun, srun or submitit, or set both"
-        )
     return address, int(port)
 
 

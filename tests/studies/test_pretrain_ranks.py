@@ -13,6 +13,7 @@ import gang
 import pytest
 import torch
 from composing import compose_job
+from safetensors.torch import load_file
 
 from mxstudy.config import read_run
 from mxstudy.data.batches import Batches
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.integration
 STEPS = 12
 TINY = (
     *("+experiment=quickstart", "+debug=tiny", "tracking=none", "precision=mxfp8", "norm=mxnorm_p2"),
-    *("train.deterministic=true", f"train.steps={STEPS}", "checkpoint.every_steps=4", "validation.every_steps=0"),
+    *("train.deterministic=true", f"train.steps={STEPS}", "checkpoint.every_steps=4", "validation.every_steps=2"),
     *("optimizer.lr=1e-3", "schedule=constant", "validation.sequences=6"),
 )
 MICRO = "train.micro_batch_size=1"  # so that any number of ranks has the same micro-batches
@@ -55,6 +56,10 @@ def rows(run: Path, key: str) -> list[dict[str, Any]]:
 
 def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows(run, "loss")]
+
+
+def validations(run: Path) -> list[float]:
+    return [row["validation_loss"] for row in rows(run, "validation_loss")]
 
 
 def killed_after(run: Path, step: int, folder: Path) -> Path:
@@ -92,8 +97,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
 def test_two_ranks_train_what_one_does(two: Path, undisturbed: Path) -> None:
     assert losses(two) == pytest.approx(losses(undisturbed), abs=2e-3)
     assert losses(two)[0] == pytest.approx(losses(undisturbed)[0], rel=1e-6)
-    (one,), (found,) = rows(undisturbed, "validation_loss"), rows(two, "validation_loss")
-    assert found["validation_loss"] == pytest.approx(one["validation_loss"], abs=2e-3)
+    assert validations(two) == pytest.approx(validations(undisturbed), abs=2e-3)
     assert RunFolder(two).status().state == "finished"
 
 
@@ -134,7 +138,7 @@ def test_the_same_ranks_go_on_to_the_same_bits(tmp_path: Path, two: Path) -> Non
     run = killed_after(two, 4, tmp_path)
     ran(tmp_path, run, 2)
     assert losses(run) == losses(two)
-    assert rows(run, "validation_loss")[0]["validation_loss"] == rows(two, "validation_loss")[0]["validation_loss"]
+    assert validations(run) == validations(two)
 
 
 def test_a_checkpoint_of_two_ranks_is_a_model_for_whoever_reads_it(two: Path) -> None:
@@ -146,8 +150,21 @@ def test_a_checkpoint_of_two_ranks_is_a_model_for_whoever_reads_it(two: Path) ->
     tokens, targets = Batches(shards, 64, 4, 0).validation(6)
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(tokens).double().flatten(0, 1), targets.flatten())
-    (recorded,) = rows(two, "validation_loss")
-    assert loss.item() == pytest.approx(recorded["validation_loss"], rel=1e-6)
+    assert loss.item() == pytest.approx(validations(two)[-1], rel=1e-6)
+
+
+def test_checkpoints_of_two_ranks_and_of_one_hold_the_same(two: Path, undisturbed: Path) -> None:
+    """All of it in FP32, also after a validation, which leaves gathered weights behind."""
+
+    def held(run: Path) -> dict[str, tuple[torch.dtype, int]]:
+        found: dict[str, tuple[torch.dtype, int]] = {}
+        for file in newest(RunFolder(run)).glob("*.safetensors"):
+            for name, tensor in load_file(file).items():
+                found[name] = (tensor.dtype, tensor.numel() + found.get(name, (None, 0))[1])
+        return found
+
+    assert held(two) == held(undisturbed)
+    assert {dtype for dtype, _ in held(two).values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("mishap", ["raises", "first raises"])

@@ -24,6 +24,7 @@ SUBMITIT |= {"SUBMITIT_LOCAL_JOB_ID": "12041"}
         (SUBMITIT, Place(1, 2, 1, "127.0.0.1", 20_041)),
         (SUBMITIT | STEP, Place(1, 2, 1, "127.0.0.1", 20_041)),  # processes of a job's own
         ({"RANK": "0", "WORLD_SIZE": "1"}, Place()),
+        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, Place()),  # torchrun within a step: who started last knows
     ],
 )
 def test_the_place_is_found(environment, place):
@@ -31,7 +32,7 @@ def test_the_place_is_found(environment, place):
 
 
 def test_ranks_without_a_place_to_meet_are_refused():
-    with pytest.raises(ConfigError, match="MASTER_ADDR, MASTER_PORT: not set, and torchrun says"):
+    with pytest.raises(ConfigError, match="MASTER_ADDR, MASTER_PORT: not set, and the variables of torchrun"):
         find_place({"RANK": "0", "WORLD_SIZE": "2"})
 
 
