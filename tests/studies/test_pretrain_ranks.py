@@ -19,6 +19,7 @@ from mxstudy.config import read_run
 from mxstudy.data.batches import Batches
 from mxstudy.data.shards import prepare
 from mxstudy.evaluation.checkpoints import describe, load, newest
+from mxstudy.probes.outliers import read_ring
 from mxstudy.reader import ConfigError
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder
@@ -243,3 +244,18 @@ def test_what_several_ranks_cannot_do_is_refused(changes: list[str], says: str) 
     settings = read_run(values)
     with pytest.raises(ConfigError, match=says):
         STUDIES["pretrain"].check(settings, 4)
+
+
+def test_a_divergence_of_two_ranks_is_a_result_with_its_ring(tmp_path: Path, cache: str) -> None:
+    watched = [f"probe.{name}.every_steps=1" for name in ("spikes", "outlier_features", "timing", "memory")]
+    run = made(tmp_path, cache, "optimizer.lr=1e20", "checkpoint.every_steps=1", *watched)
+    assert gang.together(tmp_path / "processes", 2, gang.train, run) == ["diverged", "diverged"]
+    status = RunFolder(run).status()
+    assert status.state == "diverged"
+    (spike,) = rows(run, "spike")
+    steps, norms = read_ring(run / spike["spike"]["ring"])
+    assert steps == list(range(status.step + 1))
+    assert not all(absmax[-1].max() < float("inf") for absmax in norms.values())
+    assert (run / "checkpoints" / spike["spike"]["checkpoint"] / "pinned").exists()
+    seen = {(row["probe"], row["step"]) for row in rows(run, "probe")}
+    assert {(name, step) for name in ("timing", "memory", "outlier_features") for step in steps} <= seen

@@ -1,7 +1,16 @@
-import pytest
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import submitit
+import torch
+
+from mxstudy.numerics.ranks import all_of, rank, world_size
 from mxstudy.reader import ConfigError
-from mxstudy.train.process_group import PORTS, Place, find_place, first_node, gpu_of
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.train.process_group import PORTS, Place, find_place, first_node, gpu_of, joined
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n[2-3]"}
@@ -61,3 +70,34 @@ def test_each_task_has_a_gpu_whether_it_sees_all_or_its_own():
     assert [gpu_of(Place(rank=4 + local, local_rank=local), 1) for local in range(4)] == [0, 0, 0, 0]
     with pytest.raises(ConfigError, match="rank 6: it is process 3 of its node, which has 2 GPUs"):
         gpu_of(Place(rank=6, local_rank=2), 2)
+
+
+def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
+    with joined(torch.device("cpu"), RunFolder(folder)):
+        return rank(), world_size(), all_of(rank())
+
+
+@pytest.mark.integration
+def test_submitit_starts_a_group(tmp_path, monkeypatch):
+    """The submitted process tree has the variables that submitit sets, and no others."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    executor = submitit.AutoExecutor(tmp_path, cluster="local")
+    executor.update_parameters(tasks_per_node=3, timeout_min=2)
+    job = executor.submit(ranks_together, tmp_path)
+    assert job.results() == [(number, 3, [0, 1, 2]) for number in range(3)]
+
+
+@pytest.mark.integration
+def test_torchrun_starts_a_group(tmp_path):
+    script = tmp_path / "say.py"
+    script.write_text(
+        "import pathlib, test_process_group as own\n"
+        f"found = own.ranks_together(pathlib.Path({str(tmp_path)!r}))\n"
+        f"pathlib.Path({str(tmp_path)!r}, f'said-{{found[0]}}').write_text(repr(found))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path}, timeout=120)
+    assert [(tmp_path / f"said-{number}").read_text() for number in range(2)] == ["(0, 2, [0, 1])", "(1, 2, [0, 1])"]
