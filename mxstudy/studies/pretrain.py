@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from mxstudy.data.shards import Shards, prepare
 from mxstudy.evaluation import questions
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe, has_token_blocks
-from mxstudy.numerics.ranks import is_first, on_first_rank, world_size
+from mxstudy.numerics.ranks import all_of, is_first, on_first_rank, world_size
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.probes.ranks import Ranks
@@ -122,18 +123,11 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{describe(model, rows)}")
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
-        entropy_nats = shards.unigram_entropy_nats("validation")
-        probes = build_probes(config.probe)
-        about: dict[str, Any] = {
-            "unigram_entropy_nats": entropy_nats,
-            "parameters": model.num_params(),
-            "ranks": world_size(),
-        }
-        if world_size() > 1:
-            ranks = Ranks(config.train.batch_size * config.train.sequence_length)
-            probes, about = [*probes, ranks], about | {"hosts": ranks.hosts}
+        probes = [*build_probes(config.probe), *probes_of_ranks(config)]
+        about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
+        about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation"), "precision": rows}
         with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
-            recorder.record({"step": start, "precision": rows} | about)
+            recorder.record({"step": start} | about)
             spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
             evaluate = evaluation_of(config, model, tokenizer_of_run)
             running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
@@ -205,6 +199,10 @@ def recorder_of(
         return Follower(checkpoints, tensors)
     progress = Progress(label, config.train.steps)
     return PretrainRecorder(config, folder, progress, start, checkpoints, tensors)
+
+
+def probes_of_ranks(config: Pretrain) -> list[Probe]:
+    return [Ranks(config.train.batch_size * config.train.sequence_length)] if world_size() > 1 else []
 
 
 def spikes_of(config: Pretrain, probes: list[Probe], folder: RunFolder, checkpoints: Checkpoints) -> SpikeWatch | None:
