@@ -108,7 +108,7 @@ def build(size: str, folder: Path) -> Run:
     decoder.to_empty(device=device)
     decoder.init_weights(settings.seed)
     apply_precision(decoder, settings.precision, 0, train.compute, device)
-    parallelize(decoder.layers, train)
+    parallelize(decoder, train)
     optimizer = build_optimizer(decoder, settings.optimizer)
     recorder = Written(Journal(folder / "metrics.jsonl"))
     return Run(settings, decoder, optimizer, RandomTokens(model, train), device, recorder)  # type: ignore[arg-type]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import run_here
 
-from benchmarks import evaluation, probes, student_teacher
+from benchmarks import evaluation, probes, scaling, student_teacher
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -79,3 +81,33 @@ def test_bytes_of_a_step() -> None:
     layer = 36 * 2048 * 512 + 14 * 2048 * 2048 + 30 * 2 * 512 * 2048
     assert student_teacher.moved_bytes(run) == 4 * layer
     assert layer == pytest.approx(159.4e6, rel=1e-3)
+
+
+def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--batch-size", "2", "--micro-batch-size", "1", "--sequence-length", "64", "--steps", "2", "--eager"]
+    words = ["--model", "llama_tiny", "--gpus", "1", "2", "--device", "cpu", "--warmup-steps", "1", *small]
+    scaling.main([*words, "--precisions", "mxfp8", "--json", str(tmp_path / "scaling.json")])
+    written = json.loads((tmp_path / "scaling.json").read_text())
+    assert written["provenance"]["torch"]
+    one, two = written["rows"]
+    assert [row["gpus"] for row in written["rows"]] == [1, 2]
+    for row in written["rows"]:
+        assert row["tokens_per_s_a_gpu"] == pytest.approx(2 * 64 / (row["step_ms"] / 1e3))
+        assert row["efficiency"] == pytest.approx(row["tokens_per_s_a_gpu"] / one["tokens_per_s_a_gpu"])
+        assert row["peak_gib"] > 0
+        assert row["mfu"] is None
+    assert two["loss"] == pytest.approx(one["loss"], abs=0.5)
+    assert "efficiency" in capsys.readouterr().out
+
+
+def test_a_case_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_case(case: scaling.Case) -> dict[str, Any]:
+        if case.gpus == 1:
+            raise subprocess.CalledProcessError(1, "out of memory")
+        return {"precision": case.precision, "gpus": case.gpus, "tokens_per_s_a_gpu": 5.0}
+
+    monkeypatch.setattr(scaling, "run_case", run_case)
+    case = scaling.Case("llama_tiny", "", 0, 1, 1, 64, 1, 1, "none", False, "cpu")
+    first, second = scaling.measure(case, [1, 2], ["bf16"])
+    assert "out of memory" in first["error"]
+    assert second["efficiency"] is None

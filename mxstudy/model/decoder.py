@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.ranks import draw_in_turns
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
@@ -195,14 +197,16 @@ class Decoder(nn.Module):
         Each parameter's numbers depend on the seed and its name alone: equal over norms, devices and world sizes.
         """
         embedding_std = INITS[self.config.init].embedding(self.config)
+        weights: list[tuple[Tensor, Callable[[], Tensor]]] = []
         for name, module in self.named_modules():
             if isinstance(module, Norm):
                 module.reset_parameters()
             elif isinstance(module, nn.Embedding | MXLinear):
-                generator = generator_for(seed, f"{name}.weight")
-                weight = torch.empty(module.weight.shape)
                 std = module.init_std if isinstance(module, MXLinear) else embedding_std
-                module.weight.copy_(nn.init.trunc_normal_(weight, 0.0, std, -3 * std, 3 * std, generator=generator))
+                weights.append(
+                    (module.weight, partial(normal_weight, module.weight.shape, std, seed, f"{name}.weight"))
+                )
+        draw_in_turns(weights)
 
     def num_params(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
@@ -214,6 +218,11 @@ class Decoder(nn.Module):
         """Forward and backward: 6 a matmul parameter, and causal attention (half of the square)."""
         attention = 6 * self.config.num_layers * self.config.hidden_size * sequence_length
         return 6 * self.num_matmul_params() + attention
+
+
+def normal_weight(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
+    """Cut at 3 sigma: float32, on CPU."""
+    return nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
 
 
 def rotate(x_BNTH: Tensor, rope_TH: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from mxstudy import config
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.norm import center, row_mean
+from mxstudy.numerics.ranks import mean_over_ranks, sum_over_ranks
 from mxstudy.probes.base import StepView, Values
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT, BINS_PER_OCTAVE = -16, 12, 4
@@ -121,7 +122,8 @@ class NormOutputRMS:
         self.mean_squares.setdefault(name, []).append(fused(mean_squares, module, x))
 
     def measure(self, view: StepView) -> Values:
-        rms = torch.stack([torch.stack(parts).mean(0).sqrt() for parts in self.mean_squares.values()]).flatten()
+        squares = mean_over_ranks(torch.stack([torch.stack(parts).mean(0) for parts in self.mean_squares.values()]))
+        rms = squares.sqrt().flatten()
         names = [f"{norm}/{quantity}" for norm in self.mean_squares for quantity in ("rms", "rms_true")]
         self.mean_squares = {}
         return dict(zip(names, rms.tolist(), strict=True))
@@ -143,7 +145,7 @@ class ActivationHistograms:
         self.bounds[f"{name}/bound"] = norm_of(module).bound
 
     def measure(self, view: StepView) -> Values:
-        counts = torch.stack(list(self.counts.values())).flatten(0, 1).tolist()
+        counts = sum_over_ranks(torch.stack(list(self.counts.values()))).flatten(0, 1).tolist()
         names = [f"{norm}/{side}" for norm in self.counts for side in ("input", "output")]
         values: Values = dict(zip(names, counts, strict=True)) | self.bounds
         self.counts, self.bounds = {}, {}

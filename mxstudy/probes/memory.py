@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.numerics.ranks import largest_over_ranks
 from mxstudy.probes.base import StepView, Values
 
 GIB = 2**30
@@ -14,7 +15,7 @@ GIB = 2**30
 
 class Memory:
     """rss_gib: of the process, on the host. On a GPU also allocated_gib and reserved_gib, as the step ends, and
-    peak_gib, the most that was allocated at any time since the last row."""
+    peak_gib, the most that was allocated at any time since the last row. Of several ranks the most."""
 
     name = "memory"
 
@@ -25,18 +26,18 @@ class Memory:
         """Activations are of no interest here."""
 
     def measure(self, view: StepView) -> Values:
-        values: Values = {"rss_gib": psutil.Process().memory_info().rss / GIB}
+        values = {"rss_gib": psutil.Process().memory_info().rss / GIB}
         device = next(view.model.parameters()).device
-        return values | gpu_memory(device) if device.type == "cuda" else values
+        return {**largest_over_ranks(values | gpu_memory(device) if device.type == "cuda" else values)}
 
 
-def gpu_memory(device: torch.device) -> Values:
+def gpu_memory(device: torch.device) -> dict[str, float]:
     """Begins the next row's peak."""
     read = {
         "allocated_gib": torch.cuda.memory_allocated,
         "reserved_gib": torch.cuda.memory_reserved,
         "peak_gib": torch.cuda.max_memory_allocated,
     }
-    values: Values = {name: bytes_of(device) / GIB for name, bytes_of in read.items()}
+    values = {name: bytes_of(device) / GIB for name, bytes_of in read.items()}
     torch.cuda.reset_peak_memory_stats(device)
     return values

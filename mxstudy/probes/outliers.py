@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.numerics.ranks import gather_over_ranks, max_over_ranks
 from mxstudy.probes.base import StepView, Values
 
 STEPS = "steps"
@@ -42,7 +43,8 @@ class OutlierFeatures:
         self.seen.setdefault(name, []).append((absmax_T.float(), feature_T, square.expand_as(absmax_T)))
 
     def measure(self, view: StepView) -> Values:
-        rows = torch.stack([outlier(*map(torch.cat, zip(*parts, strict=True))) for parts in self.seen.values()])
+        tokens = (map(torch.cat, zip(*parts, strict=True)) for parts in self.seen.values())
+        rows = torch.stack([outlier(*map(gather_over_ranks, of_norm)) for of_norm in tokens])
         values: Values = {}
         for name, (absmax, feature, sharing, rms) in zip(self.seen, rows.tolist(), strict=True):
             quantities = {"absmax": absmax, "feature": int(feature), "sharing_tokens": int(sharing), "rms": rms}
@@ -78,7 +80,9 @@ class FeatureRing:
         self.now[name] = torch.maximum(self.now[name], absmax_D) if name in self.now else absmax_D
 
     def measure(self, view: StepView) -> Values:
-        self.past.append((view.step, self.now))
+        sizes = [len(absmax_D) for absmax_D in self.now.values()]
+        absmax = max_over_ranks(torch.cat(list(self.now.values())))
+        self.past.append((view.step, dict(zip(self.now, absmax.split(sizes), strict=True))))
         self.now = {}
         return {}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.numerics.ranks import largest_over_ranks
 from mxstudy.probes.base import StepView, Values
 
 Instant = float | torch.cuda.Event
@@ -19,7 +20,8 @@ class Timing:
     """data_ms, forward_ms, backward_ms, clip_ms, optimizer_ms: each over all micro-batches of the step.
 
     On a GPU in its own time, by events that are read after the step: nothing waits inside of it. The loss is fetched
-    between clip and optimizer, and counts to the latter; other probes that watch this step count to the forward.
+    between clip and optimizer, and counts to the latter; other probes that watch this step count to the forward. Of
+    several ranks the longest.
     """
 
     name = "timing"
@@ -36,6 +38,10 @@ class Timing:
         self.marks.append((phase, instant(device)))
 
     def measure(self, view: StepView) -> Values:
+        return {**largest_over_ranks(self.durations_ms())}
+
+    def durations_ms(self) -> dict[str, float]:
+        """Of this rank, by phase, since the last call."""
         durations_ms: dict[str, float] = defaultdict(float)
         for (_, begin), (phase, end) in pairwise(self.marks):
             durations_ms[f"{phase}_ms"] += elapsed_ms(begin, end)

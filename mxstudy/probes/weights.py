@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.model.norm import Norm
+from mxstudy.numerics.ranks import whole
 from mxstudy.probes.base import StepView, Values
 
 
@@ -27,10 +28,10 @@ class Weights:
         for name, parameter in view.model.named_parameters():
             quantities[f"{name}/rms"] = torch.linalg.vector_norm(parameter) / parameter.numel() ** 0.5
             quantities[f"{name}/absmax"] = torch.linalg.vector_norm(parameter, torch.inf)
-        for name, gain in gains_of(view.model).items():
+        for name, gain in ((name, whole(gain)) for name, gain in gains_of(view.model).items()):
             spread = {"mean": gain.mean(), "std": gain.std(correction=0), "min": gain.min(), "max": gain.max()}
             quantities |= {f"{name}/{quantity}": value for quantity, value in spread.items()}
-        return dict(zip(quantities, torch.stack(list(quantities.values())).tolist(), strict=True))
+        return dict(zip(quantities, torch.stack([whole(x) for x in quantities.values()]).tolist(), strict=True))
 
 
 def gains_of(model: nn.Module) -> dict[str, Tensor]:

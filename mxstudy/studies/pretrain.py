@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +26,47 @@ from mxstudy.data.shards import Shards, prepare
 from mxstudy.evaluation import questions
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe, has_token_blocks
+from mxstudy.numerics.ranks import all_of, is_first, on_first_rank, world_size
+from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
+from mxstudy.probes.ranks import Ranks
+from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.reader import plain, require
-from mxstudy.studies.recorder import Recorder
+from mxstudy.studies.recorder import Follower, Recorder, State
 from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
-from mxstudy.train.loop import Run, train
+from mxstudy.train.loop import Run, rows_of_rank, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
-from mxstudy.train.parallel import parallelize
+from mxstudy.train.parallel import mesh_of_ranks, parallelize
+from mxstudy.train.process_group import joined
 from mxstudy.train.progress import Progress
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
+# What runs the model by itself, with weights that a sharded one does not have.
+WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 
-def check(config: Pretrain) -> None:
-    """Everything that can be wrong and be known before the run: raises ConfigError."""
+
+def check(config: Pretrain, ranks: int = 1) -> None:
+    """Everything that can be wrong and be known before a run over so many ranks: raises ConfigError."""
     device = resolve_device(config.train.device)
     with torch.device("meta"):
         model = build_model(config)
-    tokens = (config.train.micro_batch_size or config.train.batch_size) * config.train.sequence_length
+    share = len(rows_of_rank(config.train, 0, ranks))
+    tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
     for row in config.precision.schedule:
         apply_precision(model, config.precision, row.from_step, config.train.compute, device)
         require(
             tokens % config.precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
             f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {config.precision.block_size}",
+        )
+    for name in WHOLE_MODEL if ranks > 1 else ():
+        require(
+            attrgetter(name)(config).every_steps == 0,
+            f"{name}.every_steps: it needs all weights on one GPU, and each of {ranks} ranks has but a part; set it "
+            "to 0, or train on one. +experiment=olmes evaluates checkpoints of any run",
         )
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
@@ -77,17 +95,21 @@ def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
 
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
-    """Train, or go on from the last checkpoint; returns finished, diverged or preempted."""
+    """Train, or go on from the last checkpoint; returns finished, diverged or preempted.
+
+    Where several processes were started together each of them calls this, and has a share of model and batches.
+    """
     device = resolve_device(config.train.device)
     configure_torch(config.train.compile, config.train.deterministic)
-    with folder.lock(), folder.heartbeat():
-        folder.update(state="running", steps=config.train.steps, reason=None)
-        shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), print)
+    with joined(device, folder), writer(folder):
+        if world_size() > 1:
+            check(config, world_size())
+        report = partial(print, flush=True) if is_first() else silence
+        on_first_rank(lambda: folder.update(state="running", steps=config.train.steps, reason=None))
+        shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report)
         tokenizer_of_run = shards.tokenizer()
         check_vocabulary(config, tokenizer_of_run.vocab_size)
-        pin_shards(folder, shards)
-        if not folder.tokenizer_path.exists():  # what reads a checkpoint needs no corpus
-            tokenizer_of_run.save(folder.tokenizer_path)
+        on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run))
         model = initial_model(config, device)
         optimizer = build_optimizer(model, config.optimizer)
         fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
@@ -98,24 +120,41 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         tensors = partial(state_tensors, model, optimizer)
         start = checkpoints.load(latest, tensors()) if latest else 0
         rows = apply_precision(model, config.precision, start, config.train.compute, device)
-        print(f"{model.num_params() / 1e6:.1f} M parameters on {device}\n{describe(model, rows)}", flush=True)
-        parallelize(model.layers, config.train)
+        report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{describe(model, rows)}")
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
-        entropy_nats = shards.unigram_entropy_nats("validation")
-        progress = Progress(label, config.train.steps)
-        with Leave() as leave, PretrainRecorder(config, folder, progress, start, checkpoints, tensors) as recorder:
-            about = {"unigram_entropy_nats": entropy_nats, "parameters": model.num_params()}
-            recorder.record({"step": start, "precision": rows} | about)
-            probes = build_probes(config.probe)
-            losses = [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
-            spikes = build_spikes(config.probe, probes, folder.path, checkpoints.pin_latest, losses)
+        probes = [*build_probes(config.probe), *probes_of_ranks(config)]
+        about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
+        about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation"), "precision": rows}
+        with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
+            recorder.record({"step": start} | about)
+            spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
             evaluate = evaluation_of(config, model, tokenizer_of_run)
             running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
             state = train(running, start, leave)
             signal = leave.signal.name if leave.signal else None
             recorder.end(state, divergence(read_journal(folder.journal_path)) if state == "diverged" else signal)
     return state
+
+
+def silence(line: str) -> None:
+    """The first rank has said it."""
+
+
+@contextmanager
+def writer(folder: RunFolder) -> Iterator[None]:
+    """The first rank alone owns the folder."""
+    with ExitStack() as stack:
+        if is_first():
+            stack.enter_context(folder.lock())
+            stack.enter_context(folder.heartbeat())
+        yield
+
+
+def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer) -> None:
+    pin_shards(folder, shards)
+    if not folder.tokenizer_path.exists():  # what reads a checkpoint needs no corpus
+        own.save(folder.tokenizer_path)
 
 
 def evaluation_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], dict[str, float]] | None:
@@ -132,8 +171,10 @@ def build_model(config: Pretrain) -> Decoder:
 
 
 def initial_model(config: Pretrain, device: torch.device) -> Decoder:
+    """Compiled and sharded as configured; no rank ever has all of its weights."""
     with torch.device("meta"):
         model = build_model(config)
+    parallelize(model, config.train, mesh_of_ranks(device))
     model.to_empty(device=device)
     model.init_weights(config.seed)
     return model
@@ -148,6 +189,25 @@ def pin_shards(folder: RunFolder, shards: Shards) -> None:
         json.loads(path.read_text()) == json.loads(json.dumps(shards.manifest)),
         f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts it anew",
     )
+
+
+def recorder_of(
+    config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: State
+) -> Recorder | Follower:
+    """Of the first rank one that writes, and talks to MLflow."""
+    if not is_first():
+        return Follower(checkpoints, tensors)
+    progress = Progress(label, config.train.steps)
+    return PretrainRecorder(config, folder, progress, start, checkpoints, tensors)
+
+
+def probes_of_ranks(config: Pretrain) -> list[Probe]:
+    return [Ranks(config.train.batch_size * config.train.sequence_length)] if world_size() > 1 else []
+
+
+def spikes_of(config: Pretrain, probes: list[Probe], folder: RunFolder, checkpoints: Checkpoints) -> SpikeWatch | None:
+    losses = [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
+    return build_spikes(config.probe, probes, folder.path, checkpoints.pin_latest, losses)
 
 
 class PretrainRecorder(Recorder):

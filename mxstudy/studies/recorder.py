@@ -75,3 +75,25 @@ class Recorder:
         behind = self.mirror.finish(state, reason) if self.mirror else None
         if behind:
             print(f"tracking: {behind}; the journal has everything", flush=True)
+
+
+class Follower:
+    """Of every rank but the first: it has its part of the checkpoints, and writes nothing else."""
+
+    def __init__(self, checkpoints: Checkpoints, tensors: State) -> None:
+        self.checkpoints, self.tensors = checkpoints, tensors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Nothing is open."""
+
+    def record(self, row: Row) -> None:
+        """The first rank's row says the same."""
+
+    def save(self, step: int) -> None:
+        self.checkpoints.save(step, self.tensors())
+
+    def end(self, state: str, reason: str | None) -> None:
+        """The first rank says it."""

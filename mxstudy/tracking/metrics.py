@@ -27,6 +27,7 @@ PLACES = {
     "mfu": "system/mfu",
     "memory_gib": "system/memory_gib",
     "parameters": "system/parameters",
+    "ranks": "system/ranks",
 }
 STATISTICS: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
 SATURATION: Quantities = {  # what is not named here, a Gaussian's values, never changes
@@ -119,6 +120,7 @@ PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "weights": ("weights", partial(over, without_layer, WEIGHTS)),
     "memory": ("system", everything),
     "timing": ("system", everything),
+    "ranks": ("system", everything),  # by rank are lists, so this is the slowdown
     "replicas": (None, everything),  # train/loss, and loss/REPLICA and grad_norm/REPLICA
 }
 

@@ -4,6 +4,7 @@
 
 written under a temporary name, synced, then renamed: a checkpoint is there whole or not at all. What is in it is a
 dict of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A file `pinned` keeps a checkpoint for good.
+Several ranks write one together, each its parts; any number of ranks reads it, each what it needs.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from mxstudy.numerics.ranks import is_first, on_first_rank
 from mxstudy.tracking.folder import sync_file
 
 PREFIX, PINNED = "step_", "pinned"
@@ -41,37 +44,59 @@ class Checkpoints:
     keep_last: int
 
     def latest(self) -> Path | None:
-        return max(self.folder.glob(f"{PREFIX}*"), default=None)
+        """The newest; the same for all ranks, which must all ask."""
+        return on_first_rank(self._newest)
 
     def save(self, step: int, tensors: dict[str, Tensor]) -> Path:
-        """Write the state before `step`, then drop all but the newest `keep_last` and those that are pinned."""
+        """Write the state before `step`, then drop all but the newest `keep_last` and those that are pinned.
+
+        All ranks must call it, each with its parts of the tensors.
+        """
         path = self.folder / f"{PREFIX}{step:08d}"
-        if path.exists():
+        if on_first_rank(path.exists):
             return path  # a step that diverges has had its checkpoint
-        temporary = self.folder / f".{path.name}.{os.getpid()}"
         try:
-            for partial in self.folder.glob(f".{PREFIX}*"):
-                shutil.rmtree(partial)  # a killed process was writing it
-            temporary.mkdir(parents=True)
+            temporary = on_first_rank(lambda: self._begin(path))
             _save_tensors(temporary, tensors)
-            about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}
-            (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
-            _sync(temporary)
-            temporary.rename(path)
-            sync_file(self.folder)
+            on_first_rank(lambda: self._finish(temporary, path, step))
         except (CheckpointException, OSError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            kept = self.latest()
+            if is_first():
+                self._clear(ignore_errors=True)
+            kept = self._newest()
             stays = f"{kept} stays" if kept else "there is no earlier one"
             raise CheckpointError(f"{path}: could not be written ({_reason(error)}); {stays}") from error
+        on_first_rank(self._drop_old)
+        return path
+
+    def _newest(self) -> Path | None:
+        return max(self.folder.glob(f"{PREFIX}*"), default=None)
+
+    def _begin(self, path: Path) -> Path:
+        """An empty folder, under the name that a checkpoint has until it is whole."""
+        self._clear()  # a killed process was writing it
+        temporary = self.folder / f".{path.name}.{os.getpid()}"
+        temporary.mkdir(parents=True)
+        return temporary
+
+    def _clear(self, ignore_errors: bool = False) -> None:
+        for partial in self.folder.glob(f".{PREFIX}*"):
+            shutil.rmtree(partial, ignore_errors)
+
+    def _finish(self, temporary: Path, path: Path, step: int) -> None:
+        about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}
+        (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
+        _sync(temporary)
+        temporary.rename(path)
+        sync_file(self.folder)
+
+    def _drop_old(self) -> None:
         for old in sorted(self.folder.glob(f"{PREFIX}*"))[: -self.keep_last]:
             if not (old / PINNED).exists():
                 shutil.rmtree(old)
-        return path
 
     def pin_latest(self) -> str | None:
-        """Keep the newest checkpoint for good; its name, None if there is none yet. Raises OSError."""
-        latest = self.latest()
+        """Keep the newest checkpoint for good; its name, None if there is none yet. Raises OSError. One rank asks."""
+        latest = self._newest()
         if latest is None:
             return None
         (latest / PINNED).touch()
@@ -127,13 +152,14 @@ def read_about(path: Path) -> dict[str, Any]:
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it runs without a process group
-        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True), no_dist=True)
+        writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
+        dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
 
 
 def _load_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=not dist.is_initialized())
 
 
 def _sync(folder: Path) -> None:

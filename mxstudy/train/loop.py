@@ -1,4 +1,7 @@
-"""The training loop: one step on one screen, in the order in which it happens."""
+"""The training loop: one step on one screen, in the order in which it happens.
+
+Each rank runs it, on its share of every batch; what is recorded is of all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,13 @@ from mxstudy import config
 from mxstudy.data.batches import Batches
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
+from mxstudy.numerics.ranks import rank, sum_over_ranks, whole, world_size
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.probes.timing import Timing
+from mxstudy.reader import require
 from mxstudy.train.optimizer import set_learning_rate
+from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
@@ -53,14 +59,15 @@ class Run:
     def __post_init__(self) -> None:
         train = self.config.train
         self.tokens_per_step = train.batch_size * train.sequence_length
-        self.micro_batch_size = train.micro_batch_size or train.batch_size
-        self.peak_flops = peak_flops(self.device)
+        self.rows = rows_of_rank(train, rank(), world_size())
+        self.micro_batch_size = train.micro_batch_size or len(self.rows)
+        self.peak_flops = peak_flops(self.device)  # of one GPU
         self.peak_bytes = 0  # of GPU memory
         self.clocks: list[Timing] = []  # what takes the time of this step
         self.token_loss: Callable[..., Tensor] = torch.compile(token_loss) if train.compile else token_loss
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, self.config.train.batch_size, self.micro_batch_size):
+        for start in self.rows[:: self.micro_batch_size]:
             yield self.to_device(self.batches.train(step, start, start + self.micro_batch_size))
 
     def first_sequence(self, step: int) -> tuple[Tensor, Tensor]:
@@ -74,6 +81,19 @@ class Run:
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch
         return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
+
+
+def rows_of_rank(train: config.Train, rank: int, world_size: int) -> range:
+    """Of the batch. Raises ConfigError where the ranks, or their micro-batches, do not come out even."""
+    share, rest = divmod(train.batch_size, world_size)
+    require(rest == 0, f"train.batch_size: {train.batch_size} sequences do not divide over {world_size} ranks")
+    micro = train.micro_batch_size
+    require(
+        share % (micro or share) == 0,
+        f"train.micro_batch_size: the {share} sequences of each of {world_size} ranks do not divide into micro-batches "
+        f"of {micro}; null takes them all at once",
+    )
+    return range(rank * share, (rank + 1) * share)
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -91,9 +111,10 @@ def train_step(run: Run, step: int) -> StepView:
         part.backward()
         run.mark("backward")
         loss_sum += part.detach()
-    grad_norm = clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm)
+    loss = sum_over_ranks(loss_sum)
+    grad_norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm))
     run.mark("clip")
-    view = StepView(step, loss_sum.item(), grad_norm.item(), run.model, partial(run.first_sequence, step))
+    view = StepView(step, loss.item(), grad_norm.item(), run.model, partial(run.first_sequence, step))
     if view.is_finite():
         set_learning_rate(run.optimizer, learning_rate(run.config, step))
         run.optimizer.step()
@@ -124,6 +145,7 @@ def train(run: Run, start: int, leave: Leave) -> str:
             run.recorder.record({"step": step, "validation_loss": validate(run)})
         if run.evaluate and (step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)):
             run.recorder.record({"step": step, "probe": "evaluation", "values": run.evaluate()})
+        leave.agree()
         if step + 1 == steps or leave.signal or is_due(step + 1, run.config.checkpoint.every_steps):
             run.recorder.save(step + 1)
         if leave.signal and step + 1 < steps:
@@ -165,16 +187,25 @@ def step_row(run: Run, view: StepView, seconds: float) -> Row:
         row["memory_gib"] = run.peak_bytes / 2**30
     if run.peak_flops is not None:
         flops_per_token = run.model.flops_per_token(run.config.train.sequence_length)
-        row["mfu"] = flops_per_token * tokens_per_s / run.peak_flops
+        row["mfu"] = flops_per_token * tokens_per_s / (run.peak_flops * world_size())
     return row
 
 
 @torch.no_grad()
 def validate(run: Run) -> float:
-    """Mean cross-entropy in nats a token over the fixed validation windows."""
+    """Mean cross-entropy in nats a token over the fixed validation windows, of which ranks take micro-batches in turn.
+
+    No rank can run a sharded model alone: those that a last turn has nothing for run along with the first micro-batch.
+    """
     tokens_BT, targets_BT = run.batches.validation(run.config.validation.sequences)
     total = torch.zeros((), dtype=torch.float64, device=run.device)
-    for rows in torch.arange(len(tokens_BT)).split(run.micro_batch_size):
+    parts = torch.arange(len(tokens_BT)).split(run.micro_batch_size)
+    for turn in range(0, len(parts), world_size()):
+        own = turn + rank()
+        rows = parts[own if own < len(parts) else 0]
         tokens, targets = run.to_device((tokens_BT[rows], targets_BT[rows]))
-        total += run.token_loss(run.model(tokens), targets)
-    return (total / targets_BT.numel()).item()
+        loss = run.token_loss(run.model(tokens), targets)
+        if own < len(parts):
+            total += loss
+    drop_gathered(run.model)
+    return (sum_over_ranks(total) / targets_BT.numel()).item()

@@ -1,22 +1,66 @@
-"""What is done to the blocks of a built model, in the order in which it must be done."""
+"""What is done to a built model before it has weights, in the order in which it must be done."""
 
 from __future__ import annotations
 
+import warnings
+
+import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import DTYPES
+from mxstudy.numerics.ranks import world_size
 
 
-def parallelize(layers: nn.ModuleList, train: config.Train) -> None:
-    """Activation checkpointing, then compilation: block by block, in place, names unchanged."""
-    for block in layers:
+def mesh_of_ranks(device: torch.device) -> DeviceMesh | None:
+    """All ranks in a line; None for one rank: with nothing to share it keeps FP32 weights, which some probes read."""
+    return init_device_mesh(device.type, (world_size(),)) if world_size() > 1 else None
+
+
+def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = None) -> None:
+    """Activation checkpointing, compilation, sharding, block by block: in place, names unchanged.
+
+    Over the ranks of `mesh` every parameter, its gradient and its optimizer's state are cut along their first axis
+    (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before it runs, and
+    dropped after; so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
+    in FP32. Embedding, final norm and head are gathered once a step. Without a mesh nothing is cut.
+    """
+    for block in model.layers:
         if train.activation_checkpointing == "full":
             recompute_in_backward(block)
         if train.compile:
             block.compile(fullgraph=True)
+    if mesh is not None:
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # logits: nothing writes to them
+        policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)
+        for block in model.layers:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # the embedding
+        sum_gradients(model)
 
 
 def recompute_in_backward(block: nn.Module) -> None:
     forward = block.forward
     block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Sums in place of means: the loss has been divided by the tokens of all ranks already."""
+    for module in sharded_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def drop_gathered(model: nn.Module) -> None:
+    """After a forward without a backward: else the model would go on with copies, rounded, of what it has in parts."""
+    for module in sharded_modules(model):
+        module.reshard()

@@ -6,6 +6,10 @@ import signal
 from types import FrameType
 from typing import Any
 
+import torch
+
+from mxstudy.numerics.ranks import max_over_ranks, world_size
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
@@ -21,6 +25,12 @@ class Leave:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+
+    def agree(self) -> None:
+        """What any rank was sent is sent to all: Slurm may signal one alone, and they can only leave together."""
+        if world_size() > 1:
+            number = int(max_over_ranks(torch.tensor(self.signal or 0)))
+            self.signal = signal.Signals(number) if number else None
 
     def _set(self, number: int, _: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:

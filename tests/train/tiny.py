@@ -75,7 +75,7 @@ def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run
     model = Decoder(settings.model, settings.norm, block_cast(settings.precision), DTYPES[compute])
     model.init_weights(settings.seed)
     apply_precision(model, settings.precision, 0, compute, torch.device("cpu"))
-    parallelize(model.layers, settings.train)
+    parallelize(model, settings.train)
     memory = Memory()
     optimizer = build_optimizer(model, settings.optimizer)
     probes = build_probes(settings.probe)

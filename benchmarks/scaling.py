@@ -1,0 +1,228 @@
+"""Weak scaling: the same work a GPU on 1, 2, 4, 8 GPUs of this machine, in bf16 and in MXFP8.
+
+Each case is a run of its own under torchrun, built and stepped by the code that trains; tokens are random, nothing is
+saved. One GPU has its model whole, so that the efficiency of the others counts all that sharding costs. Efficiency:
+tokens/s a GPU over that of one GPU in the same precision.
+
+python -m benchmarks.scaling [--model llama_1b] [--gpus 1 2 4 8] [--precisions bf16 mxfp8] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from benchmarks.probes import RandomTokens
+from benchmarks.report import measured, show
+from mxstudy import config
+from mxstudy.model.precision import apply_precision
+from mxstudy.numerics.ranks import is_first, largest_over_ranks, world_size
+from mxstudy.probes.ranks import peak_gib
+from mxstudy.reader import read
+from mxstudy.studies.pretrain import initial_model
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.train.loop import Run, train_step
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.process_group import joined
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+MODELS = Path(__file__).parents[1] / "conf" / "model"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`batch_size`: sequences a GPU and step, `micro_batch_size` at a time."""
+
+    model: str
+    precision: str
+    gpus: int
+    batch_size: int
+    micro_batch_size: int
+    sequence_length: int
+    steps: int
+    warmup_steps: int
+    activation_checkpointing: str
+    compile: bool
+    device: str
+
+    def settings(self) -> config.Pretrain:
+        train = {
+            "steps": self.warmup_steps + self.steps,
+            "batch_size": self.batch_size * self.gpus,
+            "micro_batch_size": self.micro_batch_size,
+            "sequence_length": self.sequence_length,
+            "activation_checkpointing": self.activation_checkpointing,
+            "compile": self.compile,
+            "device": self.device,
+        }
+        return config.Pretrain(
+            model=model_of(self.model),
+            norm=config.RMSNorm() if self.precision == "bf16" else config.MXNorm(p=2.0),
+            precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": self.precision}),)),
+            data=config.PySource(),
+            tokenizer=config.Bytes(),
+            optimizer=config.AdamW(lr=1e-4),
+            schedule=config.Schedule(kind="constant"),
+            train=read(config.Train, train),
+        )
+
+
+def model_of(name: str) -> config.Decoder:
+    """A file of conf/model that names all its sizes."""
+    values = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
+    return read(config.Decoder, {key: value for key, value in values.items() if key != "defaults"}, "model")
+
+
+class Silent:
+    """A recorder that keeps nothing."""
+
+    def record(self, row: dict[str, Any]) -> None:
+        """Nobody reads it."""
+
+    def save(self, step: int) -> None:
+        """Nothing here is worth keeping."""
+
+
+# ------------------------------------------------------------------------------------------------------ in each rank
+
+
+def work(case: Case, path: Path) -> None:
+    """Builds, warms up, steps; the first rank writes the case's row to `path`."""
+    device = resolve_device(case.device)
+    configure_torch(case.compile)
+    with joined(device, RunFolder(path.parent)):
+        assert world_size() == case.gpus
+        began_s = time.perf_counter()
+        run = build(case.settings(), device)
+        build_s = time.perf_counter() - began_s
+        losses, seconds = zip(*(timed_step(run, step) for step in range(case.warmup_steps + case.steps)), strict=True)
+        peak = largest_over_ranks({"peak_gib": peak_gib(device)})
+        if is_first():
+            row = row_of(case, run, np.array(seconds[case.warmup_steps :])) | peak
+            path.write_text(json.dumps(row | {"build_s": build_s, "warmup_s": seconds[0], "loss": losses[-1]}))
+
+
+def build(settings: config.Pretrain, device: torch.device) -> Run:
+    model = initial_model(settings, device)
+    apply_precision(model, settings.precision, 0, settings.train.compute, device)
+    optimizer = build_optimizer(model, settings.optimizer)
+    tokens = RandomTokens(settings.model, settings.train)
+    return Run(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+
+
+def timed_step(run: Run, step: int) -> tuple[float, float]:
+    """Loss and seconds: until the host knows the loss. What the GPU has left to do then, the next step waits for."""
+    began_s = time.perf_counter()
+    view = train_step(run, step)
+    return view.loss, time.perf_counter() - began_s
+
+
+def row_of(case: Case, run: Run, seconds: np.ndarray) -> dict[str, Any]:
+    low, step_s, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    tokens_per_s = run.tokens_per_step / step_s
+    flops_per_s = run.model.flops_per_token(case.sequence_length) * tokens_per_s
+    return {
+        "model": case.model,
+        "precision": case.precision,
+        "gpus": case.gpus,
+        "parameters": run.model.num_params(),
+        "step_ms": step_s * 1e3,
+        "spread_ms": (high - low) / 2 * 1e3,
+        "tokens_per_s_a_gpu": tokens_per_s / case.gpus,
+        "mfu": flops_per_s / (run.peak_flops * case.gpus) if run.peak_flops else None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- around them
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """Under torchrun. Raises CalledProcessError for a case that fails, one that does not fit into memory for one."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
+    threads = str(max(1, (os.cpu_count() or 1) // case.gpus))  # torchrun's own choice, 1, draws weights for minutes
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.json"
+        command = [*torchrun, "-m", "benchmarks.scaling", "--work", json.dumps(asdict(case)), str(path)]
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": threads})
+        return json.loads(path.read_text())
+
+
+def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """None where one GPU was not measured, or did not have room."""
+    alone = {row["precision"]: row["tokens_per_s_a_gpu"] for row in rows if row["gpus"] == 1 and "error" not in row}
+
+    def efficiency(row: dict[str, Any]) -> float | None:
+        one = alone.get(row["precision"])
+        return row["tokens_per_s_a_gpu"] / one if one and "error" not in row else None
+
+    return [row | {"efficiency": efficiency(row)} for row in rows]
+
+
+def measure(case: Case, gpus: Sequence[int], precisions: Sequence[str]) -> list[dict[str, Any]]:
+    """A row a case, the failed ones with `error`: what was measured until then is worth keeping."""
+    rows: list[dict[str, Any]] = []
+    for number in gpus:
+        for precision in precisions:
+            one = replace(case, gpus=number, precision=precision)
+            try:
+                rows.append(run_case(one))
+            except subprocess.CalledProcessError as error:
+                rows.append({"model": case.model, "precision": precision, "gpus": number, "error": str(error)[-200:]})
+            show(with_efficiency(rows)[-1:])
+    return with_efficiency(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama_1b", help="a file of conf/model")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp8"])
+    parser.add_argument("--batch-size", type=int, default=8, help="sequences a GPU and step")
+    parser.add_argument("--micro-batch-size", type=int, help="sequences at a time; all by default")
+    parser.add_argument("--sequence-length", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warmup-steps", type=int, default=5, help="the first compiles")
+    parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.work:
+        work(Case(**json.loads(chosen.work[0])), Path(chosen.work[1]))
+        return
+    case = Case(
+        model=chosen.model,
+        precision="",
+        gpus=0,
+        batch_size=chosen.batch_size,
+        micro_batch_size=chosen.micro_batch_size or chosen.batch_size,
+        sequence_length=chosen.sequence_length,
+        steps=chosen.steps,
+        warmup_steps=chosen.warmup_steps,
+        activation_checkpointing=chosen.activation_checkpointing,
+        compile=not chosen.eager,
+        device=chosen.device,
+    )
+    rows = measure(case, chosen.gpus, chosen.precisions)
+    show(rows)
+    if chosen.json:
+        settings = {key: value for key, value in asdict(case).items() if key not in ("precision", "gpus")}
+        measured(rows, chosen.json, **settings)
+
+
+if __name__ == "__main__":
+    main()

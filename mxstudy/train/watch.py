@@ -1,0 +1,161 @@
+"""Ranks that look after each other: what ends one of them ends all within a minute, and its cause is said once.
+
+Every rank's heart beats into the group's store. The first that fails leaves its traceback there; one whose heart stops
+is found out by the others. A collective may wait for ever for a rank that is gone: a rank whose main thread does not
+come back from there is ended by another of its threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+
+from mxstudy.tracking.folder import RunFolder
+
+SILENTLY = "ended, or stopped moving, without a word"
+BEAT_S, DEAD_AFTER_S, GRACE_S = 1.0, 30.0, 5.0
+NETWORK = ("closed by peer", "reset by peer", "Broken pipe", "gloo", "NCCL")  # in errors that another rank's end causes
+
+
+class RankDied(RuntimeError):
+    """Another rank ended, or stopped moving, without saying why."""
+
+
+class Watch:
+    """Of one rank, while the block runs. `connect` opens a connection to the store: a thread that waits blocks its own.
+
+    The first rank to fail goes on raising what it raised. The others leave with SystemExit; where one is at fault that
+    can say nothing any more, the first to notice raises RankDied, or says so in the status of the run in `folder`.
+    """
+
+    def __init__(self, rank: int, size: int, connect: Callable[[], dist.Store], folder: RunFolder) -> None:
+        self.rank, self.size, self.folder = rank, size, folder
+        self.name = f"rank {rank} of {size} on {socket.gethostname()}"
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives runs and processes
+        prefix = f"watch/{folder.path.name}/{life}"
+        self.store, self.own_store = (dist.PrefixStore(prefix, connect()) for _ in range(2))
+        self.cause: str | None = None  # why another rank ended
+        self.store_answered_s = time.monotonic()
+        self.main, self.is_over = threading.get_ident(), threading.Event()
+
+    def __enter__(self) -> Self:
+        for task in (self.beat, self.watch):
+            threading.Thread(target=task, name=task.__name__, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.end_all(error)
+        self.is_over.set()
+
+    def end_all(self, error: BaseException) -> None:
+        """Returns in the rank that is the first to fail."""
+        if is_of_the_network(error):
+            self.wait_for(lambda: self.cause is not None, DEAD_AFTER_S + 5 * BEAT_S)
+        told, blames = (None, self.cause) if is_silent(self.cause) else (self.cause, None)
+        own = blames or f"{self.name}: {''.join(traceback.format_exception(error))}"
+        first = told or self.first_failure(self.store, own)
+        self.is_over.set()
+        if first != own and not isinstance(error, KeyboardInterrupt):
+            self.say(f"ends, as another rank has failed: {first}")
+            raise SystemExit(1) from error
+        self.wait_for(lambda: self.store.add("readers", 0) >= self.size - 1, GRACE_S)  # the store may be this rank's
+        if blames:
+            raise RankDied(blames) from error
+
+    def first_failure(self, store: dist.Store, failure: str) -> str:
+        """What any rank reported first: this, if there was nothing, or if the store went with the rank that held it."""
+        if self.is_store_gone():
+            return failure
+        try:
+            return store.compare_set("failure", "", failure).decode()
+        except RuntimeError:
+            return failure
+
+    def is_store_gone(self) -> bool:
+        return time.monotonic() - self.store_answered_s > DEAD_AFTER_S
+
+    def wait_for(self, has_come: Callable[[], bool], at_most_s: float) -> None:
+        until_s = time.monotonic() + at_most_s
+        with suppress(RuntimeError):
+            while time.monotonic() < until_s and not has_come():
+                time.sleep(BEAT_S / 10)
+
+    # --------------------------------------------------------------------------------------------- in the threads
+
+    def beat(self) -> None:
+        """Whatever talks to the store may wait for ever for its answer."""
+        hearts, beat = Hearts(self.rank, self.size), 0
+        while self.cause is None and not self.is_over.wait(BEAT_S):
+            try:
+                beat += 1
+                self.own_store.set(f"beat/{self.rank}", str(beat))
+                if self.own_store.check(["failure"]):
+                    cause = self.own_store.get("failure").decode()
+                    self.own_store.add("readers", 1)
+                    self.cause = cause
+                elif stopped := hearts.stopped(self.own_store):
+                    self.cause = f"rank {stopped[0]} of {self.size} {SILENTLY}"
+                self.store_answered_s = time.monotonic()
+            except RuntimeError:
+                self.store_answered_s = -math.inf
+                return
+
+    def watch(self) -> None:
+        while not self.is_over.wait(BEAT_S):
+            if self.cause is None and self.is_store_gone():
+                self.cause = f"rank 0 of {self.size} {SILENTLY}, and the group's store with it"
+            if self.cause and not self.is_over.wait(GRACE_S):
+                self.give_up(self.cause)
+
+    def give_up(self, cause: str) -> None:
+        """Ends the process, whatever its main thread waits for."""
+        reported = self.first_failure(self.own_store, cause)
+        with suppress(OSError, ValueError):
+            if reported == cause and is_silent(cause) and self.folder.status().state == "running":
+                stack = "".join(traceback.format_stack(sys._current_frames()[self.main]))
+                self.folder.update(state="failed", reason=f"RankDied: {cause}")
+                (self.folder.path / "error.log").write_text(f"{cause}\n\n{self.name} waited at\n{stack}")
+        self.say(f"ends, as another rank has failed: {cause}")
+        sys.stdout.flush()
+        os._exit(1)
+
+    def say(self, line: str) -> None:
+        print(f"{self.name}: {line}", file=sys.stderr, flush=True)
+
+
+class Hearts:
+    """When those of the other ranks were last seen to beat, by this rank's clock."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.last = {other: ("", time.monotonic()) for other in range(size) if other != rank}
+
+    def stopped(self, store: dist.Store) -> list[int]:
+        """The ranks whose hearts have not beaten for too long."""
+        now_s = time.monotonic()
+        for other, (beat, _) in self.last.items():
+            key = f"beat/{other}"
+            new = store.get(key).decode() if store.check([key]) else ""
+            if new != beat:
+                self.last[other] = new, now_s
+        return [other for other, (_, seen_s) in self.last.items() if now_s - seen_s > DEAD_AFTER_S]
+
+
+def is_silent(cause: str | None) -> bool:
+    """Nobody but the others can say that it failed."""
+    return cause is not None and SILENTLY in cause.splitlines()[0]
+
+
+def is_of_the_network(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in NETWORK)

@@ -1,0 +1,262 @@
+"""One process, several, and accumulation do the same: on gloo ranks, with real collectives."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import torch.distributed as dist
+from gang import together
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from benchmarks.scaling import model_of
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.numerics.ranks import whole, world_size
+from mxstudy.probes.build import build_probes
+from mxstudy.reader import ConfigError
+from mxstudy.train.loop import Run, rows_of_rank, train, train_step, validate
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import mesh_of_ranks, parallelize
+from mxstudy.train.runtime import configure_torch
+from mxstudy.train.signals import Leave
+
+pytestmark = pytest.mark.integration
+
+CPU = torch.device("cpu")
+PROBES = config.Probes(
+    norm_output_rms=config.NormOutputRMS(every_steps=1),
+    activation_histograms=config.ActivationHistograms(every_steps=1),
+    outlier_features=config.OutlierFeatures(every_steps=1, ring_steps=8),
+    weights=config.Weights(every_steps=1),
+    spikes=config.Spikes(every_steps=1),
+)
+# Scales that reach along rows, along columns, over a whole weight; norms that fold their gain, and others.
+ARMS = {
+    "fp32": (tiny.MXNORM, "fp32", "fp32"),
+    "mxfp8 mxnorm": (tiny.MXNORM, "mxfp8", "bf16"),
+    "mxfp8 rmsnorm": (tiny.RMSNORM, "mxfp8_e5m2_grad", "bf16"),
+    "layernorm with a bias": (config.LayerNorm(bias=True), "mxfp4", "bf16"),
+    "one scale a tensor": (tiny.RMSNORM, "fp8_tensor", "bf16"),
+    "nvfp4": (config.RMSNorm(fold_gain=True), "nvfp4_forward_only", "bf16"),
+}
+
+
+def settings(arm: str, **train_changes: Any) -> config.Pretrain:
+    norm, row, compute = ARMS[arm]
+    precision = replace(tiny.precision((0, row)), block_size=16 if row.startswith("nvfp4") else 32)
+    changed = replace(tiny.CONFIG.train, compute=compute, **train_changes)
+    return replace(tiny.CONFIG, norm=norm, precision=precision, train=changed, probe=PROBES)
+
+
+def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[Run, tiny.Memory]:
+    """As a study builds it. `is_alone`: over the one rank that there is, which a study leaves as it is."""
+    configure_torch(settings.train.compile)
+    compute = settings.train.compute
+    with torch.device("meta"):
+        model = Decoder(settings.model, settings.norm, block_cast(settings.precision), DTYPES[compute])
+    parallelize(model, settings.train, init_device_mesh("cpu", (1,)) if is_alone else mesh_of_ranks(CPU))
+    model.to_empty(device=CPU).init_weights(settings.seed)
+    apply_precision(model, settings.precision, 0, compute, CPU)
+    memory, optimizer = tiny.Memory(), build_optimizer(model, settings.optimizer)
+    return Run(settings, model, optimizer, tiny.Copies(), CPU, memory, build_probes(settings.probe)), memory
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+
+
+# -------------------------------------------------------------------------------------------------- in each rank
+
+
+def first_step(arms: list[config.Pretrain]) -> list[dict[str, Any]]:
+    """Loss, norm and gradients of step 0, weights before it, what the probes saw."""
+    with group():
+        return [step_of(sharded(arm)) for arm in arms]
+
+
+def step_of(built: tuple[Run, tiny.Memory]) -> dict[str, Any]:
+    run, _ = built
+    before = {name: whole(weight.detach()).clone() for name, weight in run.model.named_parameters()}
+    run.model.watchers = tuple(probe.watch for probe in run.probes)
+    view = train_step(run, 0)
+    run.model.watchers = ()
+    return {
+        "loss": view.loss,
+        "grad_norm": view.grad_norm,
+        "before": before,
+        "gradients": {name: whole(weight.grad).clone() for name, weight in run.model.named_parameters()},
+        "after": {name: whole(weight.detach()).clone() for name, weight in run.model.named_parameters()},
+        "held": sum(weight.to_local().numel() for weight in run.model.parameters()) if world_size() > 1 else 0,
+        "probes": {probe.name: probe.measure(view) for probe in run.probes},
+        "ring": run.probes[-1].tensors(),
+        "validation": validate(run),
+    }
+
+
+def whole_run(arms: list[config.Pretrain]) -> list[list[float]]:
+    with group():
+        return [losses_of(sharded(arm)) for arm in arms]
+
+
+def alone(arms: list[config.Pretrain]) -> list[list[float]]:
+    with group():
+        return [losses_of(sharded(arm, is_alone=True)) for arm in arms]
+
+
+def losses_of(built: tuple[Run, tiny.Memory]) -> list[float]:
+    assert train(built[0], 0, Leave()) == "finished"
+    return built[1].losses
+
+
+# ------------------------------------------------------------------------------------------------------ the tests
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def steps(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Step 0 of every arm, by rank."""
+    by_rank = together(tmp_path_factory.mktemp("steps"), ranks, first_step, [settings(arm) for arm in ARMS])
+    return dict(zip(ARMS, zip(*by_rank, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def accumulated(ranks: int) -> dict[str, dict[str, Any]]:
+    """The same in this process, in as many micro-batches as there are ranks."""
+    return {arm: step_of(sharded(settings(arm, micro_batch_size=4 // ranks))) for arm in ARMS}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_initial_weights_do_not_depend_on_the_ranks(arm, steps, accumulated):
+    for step in steps[arm]:
+        assert all(torch.equal(step["before"][name], weight) for name, weight in accumulated[arm]["before"].items())
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_ranks_and_accumulation_have_the_same_loss_and_gradients(arm, ranks, steps, accumulated):
+    """Micro-batches are the same and casts see whole weights: all that differs is the order of FP32 sums."""
+    for step in steps[arm]:
+        assert step["loss"] == pytest.approx(accumulated[arm]["loss"], rel=1e-6)
+        assert step["grad_norm"] == pytest.approx(accumulated[arm]["grad_norm"], rel=1e-5)
+        assert step["validation"] == pytest.approx(accumulated[arm]["validation"], rel=1e-6)
+        for name, gradient in accumulated[arm]["gradients"].items():
+            torch.testing.assert_close(step["gradients"][name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_one_process_agrees_at_step_1_in_fp32(steps):
+    one = step_of(sharded(settings("fp32")))
+    for step in steps["fp32"]:
+        assert step["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        for name, weight in one["after"].items():
+            torch.testing.assert_close(step["after"][name], weight, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_each_rank_holds_its_part_alone(ranks, steps):
+    for arm, of_ranks in steps.items():
+        parameters = sum(weight.numel() for weight in of_ranks[0]["before"].values())
+        assert sum(step["held"] for step in of_ranks) == parameters, arm
+        assert max(step["held"] for step in of_ranks) < 1.1 * parameters / ranks, arm
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_probes_see_all_ranks(arm, steps, accumulated):
+    for step in steps[arm]:
+        for name, expected in accumulated[arm]["probes"].items():
+            assert step["probes"][name].keys() == expected.keys()
+            for key, value in expected.items():
+                assert step["probes"][name][key] == pytest.approx(value, rel=1e-4, abs=1e-6), f"{name}/{key}"
+        for norm, absmax in accumulated[arm]["ring"].items():
+            assert torch.equal(step["ring"][norm], absmax), norm
+
+
+def test_bf16_stays_near_one_process_for_20_steps(tmp_path):
+    """Contract: 2e-3 nats."""
+    arms = [settings("mxfp8 mxnorm"), settings("mxfp8 rmsnorm", activation_checkpointing="full")]
+    first, second = together(tmp_path, 2, whole_run, arms)
+    assert first == second
+    for arm, found in zip(arms, first, strict=True):
+        one = losses_of(sharded(arm))
+        assert len(found) == 20
+        assert abs(found[-1] - one[-1]) < 2e-3
+
+
+def test_a_model_sharded_over_one_rank_has_the_bits_of_one_that_is_not(tmp_path):
+    arms = [settings("mxfp8 mxnorm", micro_batch_size=2), settings("fp32")]
+    (found,) = together(tmp_path, 1, alone, arms)
+    assert found == [losses_of(sharded(arm)) for arm in arms]
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_sharded_too(tmp_path):
+    arms = [settings("mxfp8 mxnorm", compile=True)]
+    first, second = together(tmp_path, 2, whole_run, arms)
+    one = losses_of(sharded(arms[0]))
+    assert first == second
+    assert abs(first[0][-1] - one[-1]) < 2e-3
+
+
+# ------------------------------------------------------------------------------------------------- large models
+
+LLAMA_3_8B = 8_030_261_248  # parameters, as published
+
+
+def parts_of_8b(ranks: int) -> list[int]:
+    """Parameters, all and of rank 0 of a group whose other ranks are not there; on the meta device, without memory."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        large = replace(settings("mxfp8 mxnorm"), model=model_of("llama_8b"))
+        with torch.device("meta"):
+            model = Decoder(large.model, large.norm, block_cast(large.precision), torch.bfloat16)
+        parallelize(model, large.train, init_device_mesh("cpu", (ranks,)))
+        return [model.num_params(), sum(weight.to_local().numel() for weight in model.parameters())]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_llama_8b_is_cut_before_it_has_memory():
+    whole_model, part = parts_of_8b(8)
+    assert whole_model == LLAMA_3_8B
+    assert part == pytest.approx(LLAMA_3_8B / 8, rel=1e-6)
+
+
+def peak_of_building(settings: config.Pretrain) -> int:
+    """Bytes that the process grows by, at most, until the model has its weights."""
+    with group():
+        sharded(replace(settings, model=replace(settings.model, num_layers=1)))  # what a process needs anyway
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        sharded(settings)
+        return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def test_no_rank_holds_a_model_whole_while_it_is_built(tmp_path):
+    model = replace(tiny.MODEL, hidden_size=512, ffn_size=1536, num_layers=24)
+    peaks = together(tmp_path, 4, peak_of_building, replace(settings("fp32"), model=model))
+    whole_bytes = 4 * 24 * (3 * 512 * 1536 + 3 * 512 * 512)
+    assert max(peaks) < whole_bytes / 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "says"),
+    [
+        ({"batch_size": 6}, 4, "train.batch_size: 6 sequences do not divide over 4 ranks"),
+        ({"batch_size": 8, "micro_batch_size": 4}, 4, "the 2 sequences of each of 4 ranks do not divide into micro"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused(changes, ranks, says):
+    with pytest.raises(ConfigError, match=says):
+        rows_of_rank(replace(tiny.CONFIG.train, **changes), 0, ranks)
