@@ -115,6 +115,9 @@ def register() -> None:
     for group, bases in BASES.items():
         for name, cls in bases.items():
             store(group=group, name=f"base_{name}", node=defaults(cls))
+    ours = {"_target_": "hydra_plugins.mxstudy_launcher.StudyLauncher", "_convert_": "all"}
+    for name, settings in schemas.LAUNCHERS.items():
+        store(group="hydra/launcher", name=f"base_{name}", node=ours | defaults(settings))
     for path in SWEEPS.glob("*.yaml"):
         store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
@@ -126,11 +129,13 @@ def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) ->
 # ------------------------------------------------------------------------------------------------ composing
 
 
-def launch_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: str) -> None:
+def launch_jobs(
+    loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
+) -> None:
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
-    from mxstudy.launch import LAUNCHERS, plan  # imports torch
+    from mxstudy.launch import LAUNCH, plan  # imports torch
 
-    code = LAUNCHERS[launcher](plan(list(compose(loader, master, jobs))))
+    code = LAUNCH[type(launcher)](plan(list(compose(loader, master, jobs))), launcher)
     if code:
         sys.exit(code)
 
@@ -231,7 +236,9 @@ def explain(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        names = [str(key) for key in cause.parent_node if key != "hydra"] or list(groups())
+        names = [key for key in map(str, cause.parent_node) if key != "hydra" and not key.startswith("_")] or list(
+            groups()
+        )
         return f"{cause.full_key}: no such key; {suggest(str(cause.key), names)}"
     for pattern, advice in ADVICE.items():
         found = re.search(pattern, str(error))

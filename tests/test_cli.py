@@ -44,7 +44,9 @@ def value(one: Composed, dotted: str) -> Any:
         ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
         ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this one does not run studies"),
         ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: only grid runs studies"),
-        ([QUICK, "+hydra.launcher.nodes=3"], "unexpected keyword argument 'nodes'"),
+        ([QUICK, "+hydra.launcher.nodes=3"], "hydra.launcher.nodes: no such key; choose from kind"),
+        ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
+        ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),
         ([QUICK, "train"], "missing EQUAL"),
     ],
 )

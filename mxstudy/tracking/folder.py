@@ -210,7 +210,8 @@ def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
 
     Raises ConfigError if the prefix fits more than one fingerprint.
     """
-    found = [run for run in find_runs(runs_dir) if run.path.name.startswith(fingerprint_prefix[:NAME_LENGTH])]
+    name = fingerprint_prefix[:NAME_LENGTH]
+    found = find_runs(runs_dir, f"*/{name}" if len(name) == NAME_LENGTH else f"*/{name}*")
     names = sorted({run.path.name for run in found})
     require(len(names) <= 1, f"{fingerprint_prefix}: could be any of {', '.join(names)}; give more digits")
     return max(found, key=lambda run: run.status().started_s, default=None)
