@@ -62,6 +62,7 @@ STARTS = {"experiment", "sweep", "debug"}  # groups that nothing chooses by defa
 START = "+experiment=NAME or +sweep=NAME"
 HELP = {"-h", "--help"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
+LAUNCHED = {"launch", "+launch"}
 MULTIRUN = {"-m", "--multirun"}
 
 USAGE = """\
@@ -70,6 +71,9 @@ usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
 +debug=tiny rehearses any experiment on a laptop; --cfg job prints the composed config and runs nothing.
+hydra/launcher=local or slurm submits and returns (wait=true waits); dry_run=true says what it would cost.
+
+       python -m mxstudy +launch=status|cancel|retry [run=FINGERPRINT] [+experiment=NAME] [GROUP=CHOICE ...]
 
 """
 
@@ -81,6 +85,8 @@ def main() -> None:
     if not words or words & HELP:
         print(usage())
         return
+    if words & LAUNCHED:
+        sys.exit(after_launch(arguments))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
     register()
@@ -90,6 +96,17 @@ def main() -> None:
         sys.exit(explain(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def after_launch(arguments: list[str]) -> int | str:
+    """+launch=status, cancel, retry need no Hydra: the run folders have it all. An exit code, or what is wrong."""
+    from mxstudy.launch.commands import run  # imports torch
+
+    (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
+    try:
+        return run(command, [a for a in arguments if a.partition("=")[0] not in LAUNCHED])
+    except ConfigError as error:
+        return str(error)
 
 
 def in_hydras_order(arguments: list[str]) -> list[str]:
