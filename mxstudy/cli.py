@@ -150,10 +150,12 @@ def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
-    from mxstudy.launch import LAUNCH, plan  # imports torch
+    from mxstudy.launch import LAUNCH, estimate, plan  # imports torch
 
-    code = LAUNCH[type(launcher)](plan(list(compose(loader, master, jobs))), launcher)
-    if code:
+    planned = plan(list(compose(loader, master, jobs)))
+    if any(job.config.dry_run for job in planned):
+        estimate.show(planned, launcher)
+    elif code := LAUNCH[type(launcher)](planned, launcher):
         sys.exit(code)
 
 
