@@ -17,9 +17,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -150,9 +152,9 @@ def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
-    from mxstudy.launch import LAUNCH, estimate, plan  # imports torch
+    from mxstudy.launch import LAUNCH, estimate, many, plan  # imports torch
 
-    planned = plan(list(compose(loader, master, jobs)))
+    planned = plan(many.spread(functools.partial(compose, loader, master), jobs))
     if any(job.config.dry_run for job in planned):
         estimate.show(planned, launcher)
     elif code := LAUNCH[type(launcher)](planned, launcher):
@@ -165,7 +167,11 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ in values
     alone share one composition, and their values are set on it.
     """
+    from mxstudy.launch.many import Remembered
     from mxstudy.launch.plan import Composed
+
+    if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, Remembered):
+        loader.repository = cast(ConfigRepository, Remembered(loader.repository))
 
     parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.launch.many import spread
 from mxstudy.launch.observe import DONE, observe
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
@@ -56,9 +57,10 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    for one, label in zip(composed, labels(composed), strict=True):
+    for one, config, label in zip(composed, spread(validate, composed), labels(composed), strict=True):
         try:
-            config = validate(one)
+            if isinstance(config, ConfigError):
+                raise config
             study = STUDIES[config.study]
             key = (config.study, study.identity_key(config))
             if key not in identities:
@@ -78,13 +80,17 @@ def plan(composed: list[Composed]) -> list[Job]:
     return list(jobs.values())
 
 
-def validate(one: Composed) -> Any:
-    """The config of one job, checked as far as that goes without running it. Raises ConfigError."""
-    if isinstance(one.values, ConfigError):
-        raise one.values
-    config: Any = read_run(one.values)
-    STUDIES[config.study].check(config)
-    return config
+def validate(composed: Sequence[Composed]) -> Iterator[Any]:
+    """The config of each job, checked as far as that goes without running it, or the ConfigError that it has."""
+    for one in composed:
+        try:
+            if isinstance(one.values, ConfigError):
+                raise one.values
+            config: Any = read_run(one.values)
+            STUDIES[config.study].check(config)
+            yield config
+        except ConfigError as error:
+            yield error
 
 
 def compare(job: Job, queues: Queues | None = None) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,16 @@ from mxstudy.launch.worker import Work
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
+# After srun: a signal that comes before Python has a handler for it kills the task. If that is all that happened to the
+# job, it takes its next turn; if Slurm is about to cancel or requeue it, it is not RUNNING any more.
+LAST_LINES = f"""\
+code=$?
+case $code in {128 + signal.SIGUSR2}|{128 + signal.SIGTERM})
+  job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+  job=${{job:-$SLURM_JOB_ID}}
+  [ "$(squeue --noheader --jobs $job --format=%T)" = RUNNING ] && scontrol requeue $job;;
+esac
+exit $code"""
 MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody has changed it
 
 
@@ -61,6 +72,7 @@ def parameters(settings: Slurm, code: Path, tasks: int) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "srun_args": srun_args,
         "setup": [*settings.setup, *exports],
+        "teardown": LAST_LINES.splitlines(),
         "additional_parameters": {"requeue": True} | settings.sbatch_options,
     }
     return {name: value for name, value in asked.items() if value is not None}
