@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from mxstudy.config.launcher import Slurm
-from mxstudy.launch.queues import QueueError, Queues, fate
+from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.tracking.folder import RunFolder, RunLocked, Status
 
@@ -44,7 +44,7 @@ def observe(folder: RunFolder, queues: Queues) -> Seen:
         return in_its_queue(folder, status, ticket, waits=queued == "PENDING")
     if not (ticket and isinstance(ticket.settings, Slurm)) and is_alive(folder):
         return Seen(folder, status, ticket, "running", status.reason)
-    state, reason = gone(status, ticket)
+    state, reason = gone(status, ticket, queues)
     return Seen(folder, status, ticket, state, reason)
 
 
@@ -69,7 +69,7 @@ def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool)
     return Seen(folder, status, ticket, "preempted", f"{why}; waits to go on", waits=True)
 
 
-def gone(status: Status, ticket: Ticket | None) -> tuple[str, str | None]:
+def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:
     """State and reason of a run that nobody runs and no queue has."""
     if ticket and ticket.cancelled:
         return "cancelled", None
@@ -77,7 +77,7 @@ def gone(status: Status, ticket: Ticket | None) -> tuple[str, str | None]:
         return "preempted", status.reason
     if ticket is None:
         return ("failed", "killed without a word") if status.state == "running" else (status.state, status.reason)
-    end = fate(ticket)
+    end = queues.fate(ticket)
     if end and end.startswith("CANCELLED"):
         return "cancelled", end
     what = "died without a word" if status.state == "running" else "left the queue without having begun"

@@ -1,7 +1,7 @@
 """What becomes of a submitted job: is it still in its queue, how did it end, and how to end it.
 
-Slurm is asked with squeue, then with sacct or, on a cluster without accounting, with scontrol. The queue of a launch
-on this machine is a process that holds QUEUE_LOCK and keeps QUEUE_LIST.
+Slurm is asked with squeue; of a job that has left the queue with scontrol, then with sacct, where a cluster has it. The
+queue of a launch on this machine is a process that holds QUEUE_LOCK and keeps QUEUE_LIST.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -29,11 +30,42 @@ class QueueError(ConfigError):
 class Queues:
     """What the queues hold at one moment: each is asked at most once, and only if it matters."""
 
+    _has_accounts = True  # until sacct has failed
+
     def state(self, ticket: Ticket) -> str | None:
         """PENDING, RUNNING, ... in Slurm's words; None: its queue has it no more. Raises QueueError."""
         if isinstance(ticket.settings, Slurm):
             return self._slurm.get(ticket.job_id)
         return local_jobs(Path(ticket.launch)).get(ticket.job_id)
+
+    def fate(self, ticket: Ticket) -> str | None:
+        """How Slurm says that a job ended, 'OUT_OF_MEMORY, exit code 0:125'; None where nobody knows any more.
+
+        For some minutes slurmctld knows; then only Slurm's accounts do, where a cluster has them.
+        """
+        if not isinstance(ticket.settings, Slurm):
+            return None
+        return self._remembered.get(ticket.job_id) or (self._accounts(ticket.job_id) if self._has_accounts else None)
+
+    @cached_property
+    def _remembered(self) -> dict[str, str]:
+        found = {}
+        with suppress(QueueError):
+            for line in ask("scontrol", "--oneliner", "show", "job").splitlines():
+                of = dict(word.partition("=")[::2] for word in line.split())
+                job_id = f"{of['ArrayJobId']}_{of.get('ArrayTaskId')}" if "ArrayJobId" in of else of.get("JobId", "")
+                if of.keys() >= {"JobState", "ExitCode"}:
+                    found[job_id] = f"{of['JobState']}, exit code {of['ExitCode']}"
+        return found
+
+    def _accounts(self, job_id: str) -> str | None:
+        try:
+            said = ask("sacct", "--noheader", "-XP", "--format=State,ExitCode", "-j", job_id)
+        except QueueError:
+            self._has_accounts = False
+            return None
+        found = re.findall(r"(\w+)[^|\n]*\|(\S+)", said)
+        return f"{found[-1][0]}, exit code {found[-1][1]}" if found else None
 
     @cached_property
     def _slurm(self) -> dict[str, str]:
@@ -52,24 +84,6 @@ def local_jobs(launch: Path) -> dict[str, str]:
     except FileNotFoundError:
         pass
     return {}
-
-
-def fate(ticket: Ticket) -> str | None:
-    """How Slurm says that a job ended, 'OUT_OF_MEMORY, exit code 0:125'; None where nobody knows any more."""
-    if not isinstance(ticket.settings, Slurm):
-        return None
-    for command, pattern in (
-        (["sacct", "--noheader", "-XP", "--format=State,ExitCode", "-j", ticket.job_id], r"(\w+)[^|]*\|(\S+)"),
-        (["scontrol", "-o", "show", "job", ticket.job_id], r"JobState=(\w+).*? ExitCode=(\S+)"),
-    ):
-        try:
-            found = re.findall(pattern, ask(*command))
-        except QueueError:
-            continue
-        if found:
-            state, code = found[-1]
-            return f"{state}, exit code {code}"
-    return None
 
 
 def slurm_state(job_id: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
+from mxstudy.launch.inline import catch_up
 from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, claim, compare
 from mxstudy.launch.queues import Queues
@@ -48,6 +49,9 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
         return 0
     seen = wait_for(folders)
     done = [replace(job, state=one.state) for job, one in zip(jobs, seen, strict=True)]
+    for job in done:
+        if job.state in DONE:
+            catch_up(job)
     end(done, summarize(done) if len(done) > 1 else {})
     return int(any(job.state not in DONE for job in done))
 

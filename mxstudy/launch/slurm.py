@@ -13,18 +13,21 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from mxstudy.config.launcher import Slurm
 from mxstudy.launch.freeze import environment_of
-from mxstudy.launch.worker import Work
+from mxstudy.launch.worker import UNDECIDED, Work
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
 # After srun: a signal that comes before Python has a handler for it kills the task. If that is all that happened to the
-# job, it takes its next turn; if Slurm is about to cancel or requeue it, it is not RUNNING any more.
+# job, it takes its next turn; after a SIGTERM it asks whether Slurm is about to cancel or requeue it anyway.
 LAST_LINES = f"""\
 code=$?
-case $code in {128 + signal.SIGUSR2}|{128 + signal.SIGTERM})
-  job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
-  job=${{job:-$SLURM_JOB_ID}}
-  [ "$(squeue --noheader --jobs $job --format=%T)" = RUNNING ] && scontrol requeue $job;;
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
+case $code in
+  {128 + signal.SIGUSR2}) scontrol requeue $job;;
+  {128 + signal.SIGTERM}) case $(squeue --noheader --jobs $job --format=%T) in
+    {"|".join(UNDECIDED)}) scontrol requeue $job;;
+  esac;;
 esac
 exit $code"""
 MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody has changed it

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mxstudy.launch.observe import Seen, look
+from mxstudy.launch.observe import ENDED, Seen, look
 from mxstudy.launch.queues import Queues
+from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.progress import clock
 
@@ -27,11 +28,11 @@ COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reaso
 
 
 def show(folders: Sequence[RunFolder]) -> None:
-    """What a launch has done with each of its jobs: the id of what is queued or runs, else how it ended."""
-    queues, rows = Queues(), [["job", "what", "fingerprint", "folder"]]
+    """Where a launch leaves each of its jobs: the id of the job that has it, or how it ended."""
+    rows = [["job", "what", "fingerprint", "folder"]]
     for folder in folders:
-        seen = look(folder, queues)
-        job = seen.ticket.job_id if seen.in_flight and seen.ticket else seen.state
+        state, ticket = folder.status().state, ticket_of(folder)
+        job = ticket.job_id if ticket and state not in ENDED else state
         rows.append([job, label_of(folder), folder.path.name, str(folder.path)])
     print("\n".join(aligned(rows)), flush=True)
 

@@ -27,6 +27,7 @@ from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked, replace
 from mxstudy.tracking.provenance import provenance
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
+UNDECIDED = ("RUNNING", "SIGNALING")
 OF_THE_MACHINE = ("python", "torch", "torchao", "host", "gpu")
 
 
@@ -43,9 +44,10 @@ class Work:
     def __call__(self) -> None:
         """Runs as a task of a Slurm job; the exit code is Slurm's to judge by."""
         find_the_others()
-        state = work(RunFolder(Path(self.folder)))
+        folder = RunFolder(Path(self.folder))
+        state = work(folder)
         if state == "preempted" and is_first():
-            requeue()
+            requeue(folder.status().reason or "")
         sys.exit(state == "failed")
 
 
@@ -129,9 +131,11 @@ def note_the_machine(folder: RunFolder) -> None:
     replace_file(folder.path / "provenance.json", json.dumps(folder.provenance() | machine, indent=2))
 
 
-def requeue() -> None:
-    """A job that Slurm still has for running has to ask for its next turn; in other cases Slurm has decided."""
+def requeue(told: str) -> None:
+    """The job asks for its next turn. SIGUSR2 is Slurm's warning, and nothing else; after a SIGTERM (preemption with a
+    grace time, `scontrol requeue`, `scancel`) it does so if Slurm has not decided for it.
+    """
     job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    job_id = "_".join(part for part in job if part) or os.environ.get("SLURM_JOB_ID")
-    if job_id and slurm_state(job_id) == "RUNNING":
+    job_id = "_".join(part for part in job if part) or os.environ["SLURM_JOB_ID"]
+    if told == signal.SIGUSR2.name or slurm_state(job_id) in UNDECIDED:
         subprocess.run(["scontrol", "requeue", job_id], check=True, timeout=60)

@@ -68,18 +68,29 @@ def test_what_died_without_a_word_has_failed_at_once(slurm: FakeSlurm, folder: R
     assert now(folder) == ("failed", "died without a word (/launch/5_0.out)", False)
 
 
-def test_slurms_accounts_say_how_it_died(slurm: FakeSlurm, folder: RunFolder) -> None:
+def test_slurm_remembers_for_a_while_how_it_died(slurm: FakeSlurm, folder: RunFolder) -> None:
     folder.update(state="running")
+    slurm.say("sacct", "OUT_OF_MEMORY|0:125")
+    slurm.say(
+        "scontrol", "JobId=6 ArrayJobId=5 ArrayTaskId=0 JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0 X=1"
+    )
+    assert now(folder)[1] == "died without a word (FAILED, exit code 137:0; /launch/5_0.out)"
+    assert slurm.asked("sacct") == []
+
+
+def test_then_its_accounts_say(slurm: FakeSlurm, folder: RunFolder) -> None:
+    folder.update(state="running")
+    slurm.say("scontrol", "JobId=5 JobState=RUNNING ExitCode=0:0")
     slurm.say("sacct", "OUT_OF_MEMORY|0:125")
     assert now(folder)[1] == "died without a word (OUT_OF_MEMORY, exit code 0:125; /launch/5_0.out)"
     assert slurm.asked("sacct") == ["sacct --noheader -XP --format=State,ExitCode -j 5_0"]
-    assert slurm.asked("scontrol") == []
 
 
-def test_without_accounts_slurms_memory_does(slurm: FakeSlurm, folder: RunFolder) -> None:
+def test_accounts_that_do_not_answer_are_not_asked_again(slurm: FakeSlurm, folder: RunFolder) -> None:
     folder.update(state="running")
-    slurm.say("scontrol", "JobId=6 ArrayJobId=5 JobState=FAILED Reason=NonZeroExitCode Requeue=1 ExitCode=137:0 X=1")
-    assert now(folder)[1] == "died without a word (FAILED, exit code 137:0; /launch/5_0.out)"
+    queues = Queues()
+    assert [observe(folder, queues).state for _ in range(3)] == ["failed"] * 3
+    assert len(slurm.asked("sacct")) == len(slurm.asked("scontrol")) == len(slurm.asked("squeue")) == 1
 
 
 def test_what_never_began(slurm: FakeSlurm, folder: RunFolder) -> None:
