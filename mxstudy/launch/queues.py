@@ -20,6 +20,7 @@ from mxstudy.launch.ticket import Ticket
 from mxstudy.reader import ConfigError
 
 QUEUE_LOCK, QUEUE_LIST = "queue.lock", "queue.json"
+PREEMPTED = "PreemptTime=2"  # a year; else it is None
 PATIENCE_S = 60  # with a busy slurmctld
 
 
@@ -86,12 +87,12 @@ def local_jobs(launch: Path) -> dict[str, str]:
     return {}
 
 
-def slurm_state(job_id: str) -> str | None:
-    """Of one job, asked from within it."""
+def is_being_preempted(job_id: str) -> bool:
+    """Asked from within a job: has its grace time begun?"""
     try:
-        return ask("squeue", "--noheader", "--jobs", job_id, "--format=%T").strip() or None
+        return PREEMPTED in ask("scontrol", "--oneliner", "show", "job", job_id)
     except QueueError:
-        return None
+        return False
 
 
 def cancel(tickets: Sequence[Ticket]) -> None:

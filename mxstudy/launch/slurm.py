@@ -13,21 +13,20 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from mxstudy.config.launcher import Slurm
 from mxstudy.launch.freeze import environment_of
-from mxstudy.launch.worker import UNDECIDED, Work
+from mxstudy.launch.queues import PREEMPTED
+from mxstudy.launch.worker import Work
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
-# After srun: a signal that comes before Python has a handler for it kills the task. If that is all that happened to the
-# job, it takes its next turn; after a SIGTERM it asks whether Slurm is about to cancel or requeue it anyway.
+# After srun: a signal that comes before Python has a handler for it kills the task, and the job takes its next turn as
+# `worker.requeue` would.
 LAST_LINES = f"""\
 code=$?
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 job=${{job:-$SLURM_JOB_ID}}
 case $code in
   {128 + signal.SIGUSR2}) scontrol requeue $job;;
-  {128 + signal.SIGTERM}) case $(squeue --noheader --jobs $job --format=%T) in
-    {"|".join(UNDECIDED)}) scontrol requeue $job;;
-  esac;;
+  {128 + signal.SIGTERM}) scontrol show job $job | grep -q {PREEMPTED} && scontrol requeue $job;;
 esac
 exit $code"""
 MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody has changed it
@@ -56,8 +55,8 @@ def submit(
 def parameters(settings: Slurm, code: Path, tasks: int) -> dict[str, Any]:
     """In submitit's words; what is null is left to the cluster."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment_of(code).items()]
-    # a task that dies takes the job with it; since 22.05 srun does not pass on the job's CPUs of its own accord
-    srun_args = ["--kill-on-bad-exit=1", "--open-mode=append"]
+    # the tasks that one leaves behind have two minutes to notice; since 22.05 srun does not pass on CPUs by itself
+    srun_args = ["--wait=120", "--open-mode=append"]
     if settings.cpus_per_task:
         srun_args.append(f"--cpus-per-task={settings.cpus_per_task}")
     asked = {

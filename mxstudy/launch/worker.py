@@ -20,14 +20,13 @@ from types import FrameType
 from typing import Any
 
 from mxstudy.launch.observe import is_alive
-from mxstudy.launch.queues import slurm_state
+from mxstudy.launch.queues import is_being_preempted
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked, replace_file
 from mxstudy.tracking.provenance import provenance
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
-UNDECIDED = ("RUNNING", "SIGNALING")
 OF_THE_MACHINE = ("python", "torch", "torchao", "host", "gpu")
 
 
@@ -132,10 +131,11 @@ def note_the_machine(folder: RunFolder) -> None:
 
 
 def requeue(told: str) -> None:
-    """The job asks for its next turn. SIGUSR2 is Slurm's warning, and nothing else; after a SIGTERM (preemption with a
-    grace time, `scontrol requeue`, `scancel`) it does so if Slurm has not decided for it.
+    """The job asks for its next turn after SIGUSR2, which is Slurm's warning, and after a SIGTERM if that begins the
+    grace time of a preemption. Of `scontrol requeue` and `scancel` Slurm sees to itself, and where srun ends the tasks
+    that a dead one has left behind, a next turn could die of the same.
     """
     job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job_id = "_".join(part for part in job if part) or os.environ["SLURM_JOB_ID"]
-    if told == signal.SIGUSR2.name or slurm_state(job_id) in UNDECIDED:
+    if told == signal.SIGUSR2.name or is_being_preempted(job_id):
         subprocess.run(["scontrol", "requeue", job_id], check=True, timeout=60)

@@ -149,9 +149,8 @@ def test_a_queued_job_runs_what_was_submitted(sweep: Sweep) -> None:
     [
         (["scontrol", "requeue"], EVERY),
         (["scancel", "--signal=USR2"], 0),
-        (["scancel", "--signal=TERM"], 0),
     ],
-    ids=["requeued", "told by SIGUSR2", "told by SIGTERM"],
+    ids=["requeued", "told by SIGUSR2"],
 )
 def test_what_is_preempted_goes_on(
     sweep: Sweep, undisturbed: Callable[[int], list[float]], disturb: list[str], most_redone: int
@@ -214,14 +213,23 @@ def test_a_time_limit_is_an_interruption(tmp_path_factory: pytest.TempPathFactor
     assert losses(run) == losses(undisturbed)
 
 
-@pytest.mark.parametrize("told", ["USR2", "TERM"])
-def test_a_signal_that_comes_too_early_costs_a_turn_and_no_more(sweep: Sweep, told: str) -> None:
+def test_a_warning_that_comes_too_early_costs_a_turn_and_no_more(sweep: Sweep) -> None:
     """While Python is still importing, where nobody has set a handler."""
     (run,) = sweep.submit("seed=0", "train.steps=6")
     until(lambda: steps_of(job_of(run)))
-    slurm("scancel", f"--signal={told}", job_of(run))
+    slurm("scancel", "--signal=USR2", job_of(run))
     assert until_over(run).state == "finished"
     assert "Restarts=1 " in slurm("scontrol", "-o", "show", "job", job_of(run))
+
+
+def test_a_sigterm_without_a_preemption_is_no_reason_for_a_next_turn(sweep: Sweep) -> None:
+    """It may be srun, which ends what a dead task has left behind."""
+    (run,) = sweep.submit("seed=0")
+    until_step(run, 50)
+    slurm("scancel", "--signal=TERM", job_of(run))
+    assert until_over(run).state == "preempted"
+    assert call("+launch=retry", f"runs_dir={sweep.folder}/runs", "wait=true") == (0, "")
+    assert done_before(run, 0) == resumed_from(run)[0]
 
 
 def steps_of(job: str) -> list[str]:
