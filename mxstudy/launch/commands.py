@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,15 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
     """What failed or was preempted, and waits in no queue, goes back into the one that it was in, with today's code."""
     with one_at_a_time(runs_dir):
         again = [seen for seen in observed(folders) if seen.state in RETRIED and not seen.in_flight]
-        groups: dict[Local | Slurm, list[Job]] = defaultdict(list)
+        groups: dict[tuple[Local | Slurm, str], list[Job]] = defaultdict(list)
         for seen in again:
             if seen.ticket:
-                groups[changed(seen.ticket.settings, changes)].append(job_of(seen.folder))
+                groups[changed(seen.ticket.settings, changes), seen.ticket.cwd].append(job_of(seen.folder))
             else:
                 say(f"left alone: {seen.folder.path} ran inline; its command, run again, goes on with it")
-        for settings, jobs in groups.items():
-            remote.submit(jobs, settings)
+        for (settings, cwd), jobs in groups.items():
+            with chdir(cwd):
+                remote.submit(jobs, settings)
     retried = [RunFolder(job.folder) for jobs in groups.values() for job in jobs]
     if retried:
         show(retried)
@@ -116,7 +118,7 @@ def job_of(folder: RunFolder) -> Job:
     return Job(
         config,
         known.fingerprint,
-        folder.path,
+        folder.path.absolute(),
         label=asked["label"],
         overrides=tuple(asked["overrides"]),
         choices=asked["choices"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,9 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
         try:
             for job_id, log in queued:
                 now_s = time.time()
-                ticket = Ticket(settings=settings, job_id=job_id, launch=str(launch), log=log, submitted_s=now_s)
+                ticket = Ticket(
+                    settings=settings, job_id=job_id, launch=str(launch), log=log, submitted_s=now_s, cwd=os.getcwd()
+                )
                 ticket.write(left.pop(0))
         except ConfigError as error:
             for folder in left:

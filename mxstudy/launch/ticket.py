@@ -16,6 +16,7 @@ NAME = "job.json"
 class Ticket:
     """`launch`: the folder of the launch, with its code, logs and what its queue needs. `log`: what the job prints.
 
+    `cwd`: where it was submitted from, which is what the paths in its config are relative to.
     `cancelled`: somebody has asked for its end, whatever its queue or status says meanwhile.
     """
 
@@ -24,6 +25,7 @@ class Ticket:
     launch: str
     log: str
     submitted_s: float
+    cwd: str = "."
     cancelled: bool = False
 
     def write(self, folder: RunFolder) -> None:

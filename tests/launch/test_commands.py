@@ -29,6 +29,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slurm, list[str]]]:
     sent: list[tuple[Slurm, list[str]]] = []
 
     def submit(folders, settings, launch, code, tasks):
+        assert (launch.parent.parent / "quick").is_dir()  # beside its runs
         sent.append((settings, [folder.path.name for folder in folders]))
         return ((f"{100 + n}", "LOG") for n, _ in enumerate(folders))
 
@@ -43,8 +44,9 @@ def runs(tmp_path: Path, study: FakeStudy, slurm: FakeSlurm) -> dict[str, RunFol
     made = {}
     for number, (name, job) in enumerate(zip(states, plan(seeds(tmp_path / "runs", *range(len(states)))), strict=True)):
         folder = made[name] = claim(job)
-        settings = Slurm(partition="gpu", time_min=60)
-        Ticket(settings=settings, job_id=f"1_{number}", launch="/l", log=f"/l/{number}", submitted_s=0.0).write(folder)
+        settings, job_id, cwd = Slurm(partition="gpu", time_min=60), f"1_{number}", str(tmp_path)
+        ticket = Ticket(settings=settings, job_id=job_id, launch="/l", log=f"/l/{number}", submitted_s=0.0, cwd=cwd)
+        ticket.write(folder)
     slurm.queue(job1_0="PENDING", job1_1="RUNNING", job1_2="PENDING")
     for name in ("running", "dead"):
         made[name].update(state="running", step=30, steps=100)
@@ -155,7 +157,7 @@ def test_retry_submits_what_failed_or_was_preempted_and_nothing_else(
     for name in ("dead", "failed", "stopped"):
         ticket = ticket_of(runs[name])
         assert ticket is not None
-        assert (ticket.job_id[:2], ticket.settings) == ("10", settings)
+        assert (ticket.job_id[:2], ticket.settings, ticket.cwd) == ("10", settings, str(tmp_path))
         assert runs[name].status().state == "queued"
         assert runs[name].status().reason is None
 
