@@ -3,8 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 READY := .venv/.ready
-FAST := not slow and not gpu and not integration
-WHOLE := not slow and not gpu
+FAST := not slow and not gpu and not slurm and not integration
+WHOLE := not slow and not gpu and not slurm
 
 APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
 
@@ -21,7 +21,7 @@ approximation: $(READY)  ## what MXNorm and the casts do to random tensors: tabl
 	$(BIN)/python -m mxstudy +experiment=approximation
 	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
 
-test: $(READY)  ## all tests but those marked slow or gpu
+test: $(READY)  ## all tests but those marked slow, slurm or gpu
 	$(BIN)/python -m pytest -m "$(WHOLE)" --durations=10
 
 check: $(READY)  ## format, lint, types and the fast tests

@@ -35,10 +35,10 @@ class GridSweeper(BasicSweeper):
 
 
 class StudyLauncher(Launcher):
-    """Hands the jobs to mxstudy; `kind` is a row of mxstudy.launch.LAUNCHERS."""
+    """Hands the jobs to mxstudy, with the settings of hydra.launcher."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         if not config.hydra.sweeper._target_.endswith(GridSweeper.__name__):
@@ -47,8 +47,9 @@ class StudyLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
         from mxstudy.cli import launch_jobs
+        from mxstudy.config import read_launcher
 
-        launch_jobs(self.loader, self.master, job_overrides, self.kind)
+        launch_jobs(self.loader, self.master, job_overrides, read_launcher(self.settings))
         return []  # a sweeper would read a return value of each entry
 
 

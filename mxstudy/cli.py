@@ -17,9 +17,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -62,6 +64,7 @@ STARTS = {"experiment", "sweep", "debug"}  # groups that nothing chooses by defa
 START = "+experiment=NAME or +sweep=NAME"
 HELP = {"-h", "--help"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
+LAUNCHED = {"launch", "+launch"}
 MULTIRUN = {"-m", "--multirun"}
 
 USAGE = """\
@@ -70,6 +73,9 @@ usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
 +debug=tiny rehearses any experiment on a laptop; --cfg job prints the composed config and runs nothing.
+hydra/launcher=local or slurm submits and returns (wait=true waits); dry_run=true says what it would cost.
+
+       python -m mxstudy +launch=status|cancel|retry [run=FINGERPRINT] [+experiment=NAME] [GROUP=CHOICE ...]
 
 """
 
@@ -81,6 +87,8 @@ def main() -> None:
     if not words or words & HELP:
         print(usage())
         return
+    if words & LAUNCHED:
+        sys.exit(after_launch(arguments))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
     register()
@@ -90,6 +98,17 @@ def main() -> None:
         sys.exit(explain(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def after_launch(arguments: list[str]) -> int | str:
+    """+launch=status, cancel, retry need no Hydra: the run folders have it all. An exit code, or what is wrong."""
+    from mxstudy.launch.commands import run  # imports torch
+
+    (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
+    try:
+        return run(command, [a for a in arguments if a.partition("=")[0] not in LAUNCHED])
+    except ConfigError as error:
+        return str(error)
 
 
 def in_hydras_order(arguments: list[str]) -> list[str]:
@@ -115,6 +134,9 @@ def register() -> None:
     for group, bases in BASES.items():
         for name, cls in bases.items():
             store(group=group, name=f"base_{name}", node=defaults(cls))
+    ours = {"_target_": "hydra_plugins.mxstudy_launcher.StudyLauncher", "_convert_": "all"}
+    for name, settings in schemas.LAUNCHERS.items():
+        store(group="hydra/launcher", name=f"base_{name}", node=ours | defaults(settings))
     for path in SWEEPS.glob("*.yaml"):
         store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
@@ -126,12 +148,16 @@ def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) ->
 # ------------------------------------------------------------------------------------------------ composing
 
 
-def launch_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: str) -> None:
+def launch_jobs(
+    loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
+) -> None:
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
-    from mxstudy.launch import LAUNCHERS, plan  # imports torch
+    from mxstudy.launch import LAUNCH, estimate, many, plan  # imports torch
 
-    code = LAUNCHERS[launcher](plan(list(compose(loader, master, jobs))))
-    if code:
+    planned = plan(many.spread(functools.partial(compose, loader, master), jobs))
+    if any(job.config.dry_run for job in planned):
+        estimate.show(planned, launcher)
+    elif code := LAUNCH[type(launcher)](planned, launcher):
         sys.exit(code)
 
 
@@ -141,7 +167,11 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ in values
     alone share one composition, and their values are set on it.
     """
+    from mxstudy.launch.many import Remembered
     from mxstudy.launch.plan import Composed
+
+    if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, Remembered):
+        loader.repository = cast(ConfigRepository, Remembered(loader.repository))
 
     parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
@@ -231,7 +261,9 @@ def explain(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        names = [str(key) for key in cause.parent_node if key != "hydra"] or list(groups())
+        names = [key for key in map(str, cause.parent_node) if key != "hydra" and not key.startswith("_")] or list(
+            groups()
+        )
         return f"{cause.full_key}: no such key; {suggest(str(cause.key), names)}"
     for pattern, advice in ADVICE.items():
         found = re.search(pattern, str(error))

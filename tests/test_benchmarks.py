@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from commands import run_here
 
-from benchmarks import evaluation, probes, scaling, student_teacher
+from benchmarks import evaluation, launch, probes, scaling, student_teacher
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -73,6 +73,16 @@ def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert row["of_ceiling"] == pytest.approx(row["study"] / row["ceiling"])
         assert (row["equal_steps"], row["largest_difference"]) == (20, 0)  # on CPU a replica is the student alone
     assert "of_ceiling" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    launch.main(["--jobs", "10", "--rounds", "1", "--json", str(tmp_path / "launch.json")])
+    written = json.loads((tmp_path / "launch.json").read_text())
+    assert [(row["vary_in"], row["jobs"]) for row in written["rows"]] == [("values", 10), ("groups", 12)]
+    assert written["settings"]["queue"] == "a stand-in for sbatch"
+    assert "slowest_s" in capsys.readouterr().out
 
 
 def test_bytes_of_a_step() -> None:

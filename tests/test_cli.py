@@ -44,7 +44,9 @@ def value(one: Composed, dotted: str) -> Any:
         ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
         ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this one does not run studies"),
         ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: only grid runs studies"),
-        ([QUICK, "+hydra.launcher.nodes=3"], "unexpected keyword argument 'nodes'"),
+        ([QUICK, "+hydra.launcher.nodes=3"], "hydra.launcher.nodes: no such key; choose from kind"),
+        ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
+        ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),
         ([QUICK, "train"], "missing EQUAL"),
     ],
 )
@@ -143,7 +145,8 @@ def test_a_sweep_multiplies_its_axes_for_each_case(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.integration
 def test_shared_compositions_equal_full_ones() -> None:
-    loader, master, jobs = handed_over(
+    """And files that are read once to files that are read for each job."""
+    words = (
         QUICK,
         "norm=rmsnorm,mxnorm_p2",
         "optimizer.lr=1e-3,2e-3",
@@ -152,7 +155,9 @@ def test_shared_compositions_equal_full_ones() -> None:
         "runs_dir='${cache_dir}/runs'",
         "cache_dir=a,b",
     )
+    loader, master, jobs = handed_over(*words)
     shared = list(cli.compose(loader, master, jobs))
+    loader, master, _ = handed_over(*words)
     assert len(shared) == 16
     for job, one in zip(jobs, shared, strict=True):
         config, choices = cli.compose_fully(loader, master, job)

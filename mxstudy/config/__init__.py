@@ -2,6 +2,7 @@
 
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
+from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
 from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
 from mxstudy.config.observation import (
     ActivationHistograms,
@@ -48,6 +49,7 @@ from mxstudy.config.student import (
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 
 __all__ = [
+    "LAUNCHERS",
     "OLMES",
     "SCHEMA_VERSION",
     "SGD",
@@ -68,9 +70,12 @@ __all__ = [
     "Fork",
     "GradientBias",
     "HuggingFace",
+    "Inline",
     "Intervention",
     "LastBin",
+    "Launcher",
     "LayerNorm",
+    "Local",
     "MXNorm",
     "Memory",
     "Norm",
@@ -91,6 +96,7 @@ __all__ = [
     "Saturation",
     "Schedule",
     "Sharpness",
+    "Slurm",
     "Spikes",
     "StackTrain",
     "Student",
@@ -108,5 +114,6 @@ __all__ = [
     "Weights",
     "fingerprint",
     "hashed",
+    "read_launcher",
     "read_run",
 ]

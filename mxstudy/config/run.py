@@ -37,6 +37,7 @@ class Run:
     cache_dir: str = cosmetic(".cache")
     rerun: bool = cosmetic(False)
     wait: bool = cosmetic(False)
+    dry_run: bool = cosmetic(False)  # say what would be done, and what it would cost
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm that a sweep compares with
     tracking: Tracking = cosmetic(default_factory=Tracking)
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from mxstudy.launch.inline import run as run_inline
+from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
+from mxstudy.launch import inline, remote
 from mxstudy.launch.plan import Composed, Job, plan
 
-# By `kind` of conf/hydra/launcher/*.yaml: the jobs and the other settings there, to an exit code.
-LAUNCHERS: dict[str, Callable[..., int]] = {"inline": run_inline}
+# By the type of their settings: planned jobs, and those settings, to an exit code.
+LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
+    Inline: lambda jobs, _: inline.run(jobs),
+    Local: remote.run,
+    Slurm: remote.run,
+}
 
-__all__ = ["LAUNCHERS", "Composed", "Job", "plan"]
+__all__ = ["LAUNCH", "Composed", "Job", "plan"]

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import signal
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import FrameType
-from typing import Any
 
-from mxstudy.launch.plan import DONE, Job, claim, compare, differences
+from mxstudy.launch.observe import DONE
+from mxstudy.launch.plan import Job, claim, compare, differences
 from mxstudy.launch.sweep import begin, end, say, summarize
-from mxstudy.studies import STUDIES
+from mxstudy.launch.worker import attempt
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.mlflow import mirror_of
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR2)
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal asked this process to leave; the message is the signal's name."""
+LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a queue"}
 
 
 def run(jobs: list[Job]) -> int:
@@ -49,7 +41,7 @@ def run(jobs: list[Job]) -> int:
 def run_one(job: Job) -> str:
     """Trains or resumes one job and returns its state."""
     try:
-        return attempt(job, claim(job))
+        return attempt(claim(job), job.config, job.label)
     except RunLocked as error:
         say(f"left alone: {error}")
         return "running"
@@ -63,25 +55,6 @@ def catch_up(job: Job) -> None:
         say(f"tracking: {behind}; the journal has everything")
 
 
-def attempt(job: Job, folder: RunFolder) -> str:
-    """What a study raises stays in the run's folder."""
-    try:
-        with raising_on_signals():
-            return STUDIES[job.config.study].run(job.config, folder, job.label)
-    except RunLocked:
-        raise
-    except KeyboardInterrupt as stop:
-        folder.update(state="preempted", reason=str(stop) or signal.SIGINT.name)
-        return "preempted"
-    except Exception as error:
-        log, reason = folder.path / "error.log", f"{type(error).__name__}: {error}"
-        say(f"failed: {reason}  ({log})")
-        with suppress(OSError):  # a full disk may be the very reason
-            folder.update(state="failed", reason=reason)
-            log.write_text(traceback.format_exc())
-        return "failed"
-
-
 def stopped(job: Job, number: int, total: int) -> int:
     reason = RunFolder(job.folder).status().reason or ""
     caught = next((s for s in signal.Signals if s.name in reason.split()), signal.SIGTERM)
@@ -93,8 +66,8 @@ def remark(job: Job) -> str:
     """What follows a job's line: why it does not simply start."""
     if job.state == "new":
         return ""
-    if job.state == "running":
-        return "  left alone: another process runs it"
+    if job.state in LEFT_ALONE:
+        return f"  left alone: {LEFT_ALONE[job.state]}"
     folder = RunFolder(job.folder)
     status = folder.status()
     if job.state == "resume":
@@ -102,18 +75,3 @@ def remark(job: Job) -> str:
         return f"  goes on: was {was} at step {status.step} of {status.steps}"
     changed = differences(folder)
     return f"  skipped: {job.state}" + (f" ({changed})" if changed else "")
-
-
-@contextmanager
-def raising_on_signals() -> Iterator[None]:
-    """Where training has not set handlers of its own, the signals that ask us to leave raise Stopped."""
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        raise Stopped(signal.Signals(signum).name)
-
-    before: dict[signal.Signals, Any] = {s: signal.signal(s, leave) for s in STOPPING}
-    try:
-        yield
-    finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)

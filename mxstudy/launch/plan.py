@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.launch.many import spread
+from mxstudy.launch.observe import DONE, observe
+from mxstudy.launch.queues import QueueError, Queues
+from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
-
-DONE = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Composed:
 class Job:
     """`label` says what varies among the jobs of this sweep; `choices` maps each config group to its choice.
 
-    `state`: new and resume are to be run, running is another process's, finished and diverged are there already.
+    `state`: new and resume are to be run, queued and running are another process's, finished and diverged are there.
     `replaces`: the run that `rerun=true` moves aside. `parent_id`: of the sweep's run in MLflow, where there is one.
     """
 
@@ -53,12 +53,14 @@ def plan(composed: list[Composed]) -> list[Job]:
 
     Raises ConfigError that lists every job which cannot run: then none of them does.
     """
+    queues = Queues()
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    for one, label in zip(composed, labels(composed), strict=True):
+    for one, config, label in zip(composed, spread(validate, composed), labels(composed), strict=True):
         try:
-            config = validate(one)
+            if isinstance(config, ConfigError):
+                raise config
             study = STUDIES[config.study]
             key = (config.study, study.identity_key(config))
             if key not in identities:
@@ -69,49 +71,44 @@ def plan(composed: list[Composed]) -> list[Job]:
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
-                jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices))
+                jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices), queues)
+        except QueueError:
+            raise
         except ConfigError as error:
             errors[str(error)].append(label)
     require(not errors, refusal(errors, len(composed)))
     return list(jobs.values())
 
 
-def validate(one: Composed) -> Any:
-    """The config of one job, checked as far as that goes without running it. Raises ConfigError."""
-    if isinstance(one.values, ConfigError):
-        raise one.values
-    config: Any = read_run(one.values)
-    STUDIES[config.study].check(config)
-    return config
+def validate(composed: Sequence[Composed]) -> Iterator[Any]:
+    """The config of each job, checked as far as that goes without running it, or the ConfigError that it has."""
+    for one in composed:
+        try:
+            if isinstance(one.values, ConfigError):
+                raise one.values
+            config: Any = read_run(one.values)
+            STUDIES[config.study].check(config)
+            yield config
+        except ConfigError as error:
+            yield error
 
 
-def compare(job: Job) -> Job:
-    """The job with the folder and state of the run that has its fingerprint now, in whatever experiment that was."""
+def compare(job: Job, queues: Queues | None = None) -> Job:
+    """The job with the folder and state of the run that has its fingerprint now, in whatever experiment that was.
+
+    Raises QueueError where that run may be in a queue that cannot be asked.
+    """
     found = find_run(Path(job.config.runs_dir), job.fingerprint)
     if found is None:
         return job
-    if is_alive(found):
-        return replace(job, folder=found.path, state="running")
+    seen = observe(found, queues or Queues())
+    if seen.in_flight:
+        return replace(job, folder=found.path, state="queued" if seen.waits else "running")
     if job.config.rerun:
         return replace(job, replaces=found.path)
     for probe in off_then(found.config(), job.config):
         raise ConfigError(f"{probe}: was off in {found.path}, which has none of its data; rerun=true trains again")
-    state = found.status().state
-    return replace(job, folder=found.path, state=state if state in DONE else "resume")
-
-
-def is_alive(folder: RunFolder) -> bool:
-    """Whether a process runs it: on this machine its lock says so, from another machine its heartbeat."""
-    status = folder.status()
-    if status.state != "running":
-        return False
-    if status.host != socket.gethostname():
-        return not status.is_stale(time.time())
-    try:
-        with folder.lock():
-            return False
-    except RunLocked:
-        return True
+    return replace(job, folder=found.path, state=seen.state if seen.state in DONE else "resume")
 
 
 def off_then(then: Any, now: Any) -> list[str]:
@@ -169,6 +166,7 @@ def claim(job: Job) -> RunFolder:
     """
     if job.state == "resume":
         folder = RunFolder(job.folder)
+        drop_ticket(folder)
         folder.update(mlflow_parent_id=job.parent_id)
         return folder
     if job.replaces is not None:

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mxstudy.launch.plan import DONE, Job, varying
+from mxstudy.launch.observe import DONE
+from mxstudy.launch.plan import Job, varying
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow import create_store, one_line
@@ -79,8 +80,8 @@ def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
 
 def state_of(jobs: list[Job]) -> str:
     """The worst of the jobs' states; what diverged is done."""
-    states = {job.state for job in jobs}
-    return next((state for state in ("preempted", "failed", "running") if state in states), "finished")
+    states, from_worst = {job.state for job in jobs}, ("preempted", "failed", "cancelled", "running", "queued")
+    return next((state for state in from_worst if state in states), "finished")
 
 
 def not_done(jobs: list[Job]) -> str:

@@ -29,6 +29,7 @@ from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
 
 STALE_AFTER_S = 60.0
+DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 SHORTEST_PREFIX = 6  # of them, that name a run
 
@@ -108,7 +109,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         with folder._status_lock():
             require(not folder.status_path.exists(), f"{path}: holds a run already")
-            folder.config_path.write_text(yaml.safe_dump(plain(config), sort_keys=False))
+            folder.config_path.write_text(yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
             (path / "provenance.json").write_text(json.dumps(provenance, indent=2))
             folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
         return folder
@@ -210,7 +211,8 @@ def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
 
     Raises ConfigError if the prefix fits more than one fingerprint.
     """
-    found = [run for run in find_runs(runs_dir) if run.path.name.startswith(fingerprint_prefix[:NAME_LENGTH])]
+    name = fingerprint_prefix[:NAME_LENGTH]
+    found = find_runs(runs_dir, f"*/{name}" if len(name) == NAME_LENGTH else f"*/{name}*")
     names = sorted({run.path.name for run in found})
     require(len(names) <= 1, f"{fingerprint_prefix}: could be any of {', '.join(names)}; give more digits")
     return max(found, key=lambda run: run.status().started_s, default=None)

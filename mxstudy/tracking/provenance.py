@@ -29,6 +29,7 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_study import FakeStudy, seeds
 
-from mxstudy.launch import inline, sweep
+from mxstudy.launch import inline, sweep, worker
 from mxstudy.launch.plan import claim, plan
 from mxstudy.tracking.folder import RunFolder, RunLocked
 
@@ -136,10 +136,10 @@ def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
 
 
 def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
-    before = [signal.getsignal(s) for s in inline.STOPPING]
+    before = [signal.getsignal(s) for s in worker.STOPPING]
     study.outcomes["norm=rmsnorm"] = fail
     inline.run(plan(seeds(tmp_path, 1)))
-    assert [signal.getsignal(s) for s in inline.STOPPING] == before
+    assert [signal.getsignal(s) for s in worker.STOPPING] == before
 
 
 def test_each_tracking_database_is_made_once_and_may_be_away(

@@ -1,0 +1,101 @@
+"""How long a sweep takes from the shell until all its jobs are composed, checked, frozen and in Slurm's queue.
+
+    python -m benchmarks.launch --json results/launch.json
+
+Two sweeps of 500: one that varies in values (learning rate and seed), one where each job has group choices of its own
+(model, precision and schedule). With SLURM_CONF the jobs go to that Slurm, held, and are cancelled; without, an sbatch
+that answers at once stands in, and the queue's own time is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import measured, show
+from mxstudy.launch.freeze import PACKAGE
+
+EXPERIMENT = ("+experiment=mxnorm_pretrain", "data=pysource", "tokenizer=bytes", "tracking=none", "norm=rmsnorm")
+ON_SLURM = ("hydra/launcher=slurm", "hydra.launcher.gpus_per_node=0", "hydra.launcher.sbatch=[--hold]")
+MODELS = ("llama_23m", "llama_125m", "llama_250m", "llama_1b")
+SCHEDULES = ("cosine", "cosine_no_warmup", "linear", "wsd", "constant", "constant_no_warmup")
+PRECISIONS = (
+    *("bf16", "fp8_tensor", "mx_mix", "mxfp4", "mxfp6_e2m3", "mxfp6_e2m3_bf16_act", "mxfp6_e3m2", "mxfp8"),
+    *("mxfp8_act_only", "mxfp8_backward_only", "mxfp8_bf16_act", "mxfp8_bf16_act_fwd", "mxfp8_bf16_weight"),
+    *("mxfp8_e5m2", "mxfp8_e5m2_act", "mxfp8_e5m2_act_grad", "mxfp8_e5m2_bf16_act", "mxfp8_e5m2_forward_only"),
+    *("mxfp8_e5m2_grad", "mxfp8_e5m2_weight", "mxfp8_forward_only"),
+)
+STAND_INS = {"sbatch": "echo Submitted batch job 1", "squeue": "true", "srun": "true", "scancel": "true"}
+
+
+def values(jobs: int) -> list[str]:
+    """Five seeds of so many learning rates."""
+    return [f"optimizer.lr={','.join(f'{n + 1}e-6' for n in range(jobs // 5))}", "seed=0,1,2,3,4"]
+
+
+def groups(jobs: int) -> list[str]:
+    """Enough precisions for so many jobs, or one precision and fewer models."""
+    shared = len(MODELS) * len(SCHEDULES)
+    models, precisions = (MODELS, -(-jobs // shared)) if jobs >= shared else (MODELS[: -(-jobs // len(SCHEDULES))], 1)
+    return [
+        f"model={','.join(models)}",
+        f"precision={','.join(PRECISIONS[:precisions])}",
+        f"schedule={','.join(SCHEDULES)}",
+    ]
+
+
+SWEEPS = {"values": values, "groups": groups}
+
+
+def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, float]:
+    """Jobs that were submitted, and seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "mxstudy", *EXPERIMENT, *words, *ON_SLURM]
+        began_s = time.perf_counter()
+        done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True)
+        seconds = time.perf_counter() - began_s
+        submitted = int(done.stdout.splitlines()[-1].split()[0])
+        jobs = {line.split("_")[0] for line in done.stdout.splitlines()[1:-1]}
+        subprocess.run(["scancel", *jobs], env=environment, check=True)
+    return submitted, seconds
+
+
+def slurm_or_stand_in(folder: Path) -> dict[str, str]:
+    """The environment of the commands."""
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
+    if "SLURM_CONF" not in os.environ:
+        for name, line in STAND_INS.items():
+            (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+            (folder / name).chmod(0o755)
+        environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+    return environment
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=3, help="of each sweep; the fastest and the slowest are shown")
+    parser.add_argument("--json", type=Path, default=Path("figures/launch.json"))
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = slurm_or_stand_in(Path(folder))
+        for name, words in SWEEPS.items():
+            rounds = [submit(words(options.jobs), environment) for _ in range(options.rounds)]
+            seconds = [each for _, each in rounds]
+            rows.append({"vary_in": name, "jobs": rounds[0][0], "fastest_s": min(seconds), "slowest_s": max(seconds)})
+    show(rows)
+    queue = "Slurm" if "SLURM_CONF" in os.environ else "a stand-in for sbatch"
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    measured(rows, options.json, queue=queue, cores=cores, load=load)
+
+
+if __name__ == "__main__":
+    main()

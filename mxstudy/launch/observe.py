@@ -1,0 +1,98 @@
+"""What state a run is really in: its own word, checked against its heart and the queue that has its job."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+from mxstudy.config.launcher import Slurm
+from mxstudy.launch.queues import QueueError, Queues
+from mxstudy.launch.ticket import Ticket, ticket_of
+from mxstudy.tracking.folder import RunFolder, RunLocked, Status
+
+DONE = ("finished", "diverged")
+ENDED = (*DONE, "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`state` and `reason`: as they are, `status`: as the run has last said. `waits`: its queue will still start it."""
+
+    folder: RunFolder
+    status: Status
+    ticket: Ticket | None
+    state: str
+    reason: str | None
+    waits: bool = False
+
+    @property
+    def in_flight(self) -> bool:
+        """Somebody runs it or will: nobody else should."""
+        return self.waits or self.state == "running"
+
+
+def observe(folder: RunFolder, queues: Queues) -> Seen:
+    """Raises QueueError where what matters cannot be asked for."""
+    ticket = ticket_of(folder)
+    has_ended = folder.status().state in ENDED
+    queued = queues.state(ticket) if ticket and not has_ended else None
+    status = folder.status()  # after the queue: what has left it has said its last word
+    if status.state in ENDED:
+        return Seen(folder, status, ticket, status.state, status.reason)
+    if ticket and queued:
+        return in_its_queue(folder, status, ticket, waits=queued == "PENDING")
+    if not (ticket and isinstance(ticket.settings, Slurm)) and is_alive(folder):
+        return Seen(folder, status, ticket, "running", status.reason)
+    state, reason = gone(status, ticket, queues)
+    return Seen(folder, status, ticket, state, reason)
+
+
+def look(folder: RunFolder, queues: Queues) -> Seen:
+    """As far as one can see from here: where a queue cannot be asked, heart and lock have the word."""
+    try:
+        return observe(folder, queues)
+    except QueueError:
+        status, ticket = folder.status(), ticket_of(folder)
+        if status.state != "running" or is_alive(folder):
+            return Seen(folder, status, ticket, status.state, status.reason, waits=status.state != "running")
+        return Seen(folder, status, ticket, "failed", "no heartbeat, and its queue cannot be asked from here")
+
+
+def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool) -> Seen:
+    """Waiting for its turn: the first, or the next after it was interrupted; or on a machine."""
+    if not waits:
+        return Seen(folder, status, ticket, "running", None)
+    if status.state == "queued":
+        return Seen(folder, status, ticket, "queued", None, waits=True)
+    why = status.reason if status.state == "preempted" else "killed"
+    return Seen(folder, status, ticket, "preempted", f"{why}; waits to go on", waits=True)
+
+
+def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:
+    """State and reason of a run that nobody runs and no queue has."""
+    if ticket and ticket.cancelled:
+        return "cancelled", None
+    if status.state == "preempted":
+        return "preempted", status.reason
+    if ticket is None:
+        return ("failed", "killed without a word") if status.state == "running" else (status.state, status.reason)
+    end = queues.fate(ticket)
+    if end and end.startswith("CANCELLED"):
+        return "cancelled", end
+    what = "died without a word" if status.state == "running" else "left the queue without having begun"
+    return "failed", f"{what} ({end}; {ticket.log})" if end else f"{what} ({ticket.log})"
+
+
+def is_alive(folder: RunFolder) -> bool:
+    """Whether a process runs it: on this machine its lock says so, from another machine its heartbeat."""
+    status = folder.status()
+    if status.state != "running":
+        return False
+    if status.host != socket.gethostname():
+        return not status.is_stale(time.time())
+    try:
+        with folder.lock():
+            return False
+    except RunLocked:
+        return True

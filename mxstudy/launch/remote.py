@@ -1,0 +1,101 @@
+"""Jobs that other processes run: submitted all at once, then left to their queue, or waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mxstudy.config.launcher import Local, Slurm
+from mxstudy.launch import local, slurm
+from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
+from mxstudy.launch.inline import catch_up
+from mxstudy.launch.observe import DONE
+from mxstudy.launch.plan import Job, claim, compare
+from mxstudy.launch.queues import Queues
+from mxstudy.launch.sweep import begin, end, say, summarize
+from mxstudy.launch.table import show, wait_for
+from mxstudy.launch.ticket import Ticket
+from mxstudy.reader import ConfigError, require
+from mxstudy.studies import pretrain
+from mxstudy.tracking.folder import RunFolder
+
+Submit = Callable[..., Iterator[tuple[str, str]]]
+SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
+
+# How many GPUs and nodes a kind of run can use; a task each, or all in one process that shares the work out itself.
+TASK_EACH, ONE_TASK, ONE_GPU = "a task each", "one task", "one GPU"
+USES = {"pretrain": TASK_EACH, "evaluate": ONE_TASK, "perplexity": ONE_TASK}
+
+
+def run(jobs: list[Job], settings: Local | Slurm) -> int:
+    """Submits what is to be run, and prints what is where. Returns the exit code, which without `wait` is 0."""
+    for job in jobs:
+        check_ranks(job, settings)
+    jobs = begin(jobs)
+    runs_dir = Path(jobs[0].config.runs_dir)
+    with one_at_a_time(runs_dir):
+        queues = Queues()
+        jobs = [compare(job, queues) for job in jobs]
+        todo = [job for job in jobs if job.state in ("new", "resume")]
+        submit(todo, settings)
+    folders = [RunFolder(job.folder) for job in jobs]
+    show(folders)
+    left = [job for job in jobs if job.state not in DONE]
+    if left and not jobs[0].config.wait:
+        say(f"{len(todo)} of {len(jobs)} jobs submitted; python -m mxstudy +launch=status shows how they are")
+        return 0
+    seen = wait_for(folders)
+    done = [replace(job, state=one.state) for job, one in zip(jobs, seen, strict=True)]
+    for job in done:
+        if job.state in DONE:
+            catch_up(job)
+    end(done, summarize(done) if len(done) > 1 else {})
+    return int(any(job.state not in DONE for job in done))
+
+
+def check_ranks(job: Job, settings: Local | Slurm) -> None:
+    """Raises ConfigError for a run that cannot be shared by so many processes; only some kinds can at all."""
+    ranks = tasks_per_node(job.config.study, settings) * getattr(settings, "nodes", 1)
+    if ranks > 1:
+        pretrain.check(job.config, ranks)
+
+
+def tasks_per_node(study: str, settings: Local | Slurm) -> int:
+    """Raises ConfigError where that kind of run cannot use what was asked for."""
+    uses, gpus, nodes = USES.get(study, ONE_GPU), settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
+    require(uses == TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} is one process, not {nodes}; give 1")
+    require(
+        uses != ONE_GPU or gpus <= 1, f"hydra.launcher.gpus_per_node: {study} has use for one GPU, not {gpus}; give 1"
+    )
+    return max(1, gpus) if uses == TASK_EACH else 1
+
+
+def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
+    """Each job gets its folder, config and all, and a ticket that says where it is queued. Raises ConfigError."""
+    groups: dict[int, list[Job]] = defaultdict(list)
+    for job in jobs:
+        groups[tasks_per_node(job.config.study, settings)].append(job)
+    for tasks, group in groups.items():
+        runs_dir = Path(group[0].config.runs_dir)
+        launch, code = new_launch(runs_dir), freeze_code(runs_dir)
+        folders = [claim(job) for job in group]
+        for folder in folders:
+            folder.update(state="queued", reason=None)
+        queued = SUBMIT[type(settings)](folders, settings, launch, code, tasks)
+        left = list(folders)
+        try:
+            for job_id, log in queued:
+                now_s = time.time()
+                ticket = Ticket(
+                    settings=settings, job_id=job_id, launch=str(launch), log=log, submitted_s=now_s, cwd=os.getcwd()
+                )
+                ticket.write(left.pop(0))
+        except ConfigError as error:
+            for folder in left:
+                folder.update(state="failed", reason=f"not submitted: {error}")
+            raise

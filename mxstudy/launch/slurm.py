@@ -1,0 +1,80 @@
+"""Runs to Slurm, through submitit: an array, whose elements each call `Work` on a folder."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from mxstudy.config.launcher import Slurm
+from mxstudy.launch.freeze import environment_of
+from mxstudy.launch.queues import PREEMPTED
+from mxstudy.launch.worker import Work
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import RunFolder
+
+# After srun: a signal that comes before Python has a handler for it kills the task, and the job takes its next turn as
+# `worker.requeue` would.
+LAST_LINES = f"""\
+code=$?
+job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+job=${{job:-$SLURM_JOB_ID}}
+case $code in
+  {128 + signal.SIGUSR2}) scontrol requeue $job;;
+  {128 + signal.SIGTERM}) scontrol show job $job | grep -q {PREEMPTED} && scontrol requeue $job;;
+esac
+exit $code"""
+MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody has changed it
+
+
+def submit(
+    folders: Sequence[RunFolder], settings: Slurm, launch: Path, code: Path, tasks: int
+) -> Iterator[tuple[str, str]]:
+    """Job id and log of each, in order. `tasks`: on each node. Raises ConfigError with what Slurm says against it.
+
+    A launch's folder holds all of its jobs: Slurm could not open a log in a folder that is yet to be named after a job.
+    """
+    for start in range(0, len(folders), MOST_IN_AN_ARRAY):
+        try:
+            executor = submitit.SlurmExecutor(folder=launch)
+            executor.update_parameters(**parameters(settings, code, tasks))
+            with executor.batch():
+                jobs = [
+                    executor.submit(Work(str(f.path.absolute()))) for f in folders[start : start + MOST_IN_AN_ARRAY]
+                ]
+        except (RuntimeError, OSError, FailedJobError, FailedSubmissionError) as error:
+            raise ConfigError(f"hydra/launcher=slurm: {str(error) or type(error).__name__}") from error
+        yield from ((job.job_id, str(job.paths.stdout)) for job in jobs)
+
+
+def parameters(settings: Slurm, code: Path, tasks: int) -> dict[str, Any]:
+    """In submitit's words; what is null is left to the cluster."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment_of(code).items()]
+    # the tasks that one leaves behind have two minutes to notice; since 22.05 srun does not pass on CPUs by itself
+    srun_args = ["--wait=120", "--open-mode=append"]
+    if settings.cpus_per_task:
+        srun_args.append(f"--cpus-per-task={settings.cpus_per_task}")
+    asked = {
+        "job_name": "mxstudy",
+        "partition": settings.partition,
+        "account": settings.account,
+        "nodes": settings.nodes,
+        "ntasks_per_node": tasks,
+        "gpus_per_node": settings.gpus_per_node or None,
+        "cpus_per_task": settings.cpus_per_task,
+        "mem": f"{round(settings.memory_gb * 1024)}MB" if settings.memory_gb else None,
+        "time": settings.time_min,
+        "array_parallelism": settings.array_parallelism,
+        "signal_delay_s": settings.signal_delay_s,
+        "stderr_to_stdout": True,
+        "srun_args": srun_args,
+        "setup": [*settings.setup, *exports],
+        "teardown": LAST_LINES.splitlines(),
+        "additional_parameters": {"requeue": True} | settings.sbatch_options,
+    }
+    return {name: value for name, value in asked.items() if value is not None}

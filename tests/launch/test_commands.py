@@ -1,0 +1,175 @@
+"""+launch=status, cancel, retry, on the folders of runs that a fake Slurm has, or has had."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from commands import call
+from fake_slurm import FakeSlurm
+from fake_study import FakeStudy, composed, seeds
+
+from mxstudy.config import Slurm
+from mxstudy.launch import remote
+from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.ticket import Ticket, ticket_of
+from mxstudy.tracking.folder import RunFolder
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "bin", monkeypatch)
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slurm, list[str]]]:
+    """What reaches Slurm, in place of submitit: jobs are 100, 101, ..."""
+    sent: list[tuple[Slurm, list[str]]] = []
+
+    def submit(folders, settings, launch, code, tasks):
+        assert (launch.parent.parent / "quick").is_dir()  # beside its runs
+        sent.append((settings, [folder.path.name for folder in folders]))
+        return ((f"{100 + n}", "LOG") for n, _ in enumerate(folders))
+
+    monkeypatch.setitem(remote.SUBMIT, Slurm, submit)
+    return sent
+
+
+@pytest.fixture
+def runs(tmp_path: Path, study: FakeStudy, slurm: FakeSlurm) -> dict[str, RunFolder]:
+    """By what they are, as jobs 1_0, 1_1, ... of which three are still in the queue."""
+    states = ["queued", "running", "requeued", "dead", "failed", "stopped", "finished"]
+    made = {}
+    for number, (name, job) in enumerate(zip(states, plan(seeds(tmp_path / "runs", *range(len(states)))), strict=True)):
+        folder = made[name] = claim(job)
+        settings, job_id, cwd = Slurm(partition="gpu", time_min=60), f"1_{number}", str(tmp_path)
+        ticket = Ticket(settings=settings, job_id=job_id, launch="/l", log=f"/l/{number}", submitted_s=0.0, cwd=cwd)
+        ticket.write(folder)
+    slurm.queue(job1_0="PENDING", job1_1="RUNNING", job1_2="PENDING")
+    for name in ("running", "dead"):
+        made[name].update(state="running", step=30, steps=100)
+    made["requeued"].update(state="preempted", reason="SIGUSR2", step=50, steps=100)
+    made["stopped"].update(state="preempted", reason="SIGTERM", step=70, steps=100)
+    made["failed"].update(state="failed", reason="ValueError: no", step=5, steps=100)
+    made["finished"].update(state="finished", step=100, steps=100)
+    rows = [{"step": n, "loss": 5 - n / 100, "tokens_per_s": 1234.5, "time_s": 1000 + 2 * n} for n in range(20, 30)]
+    made["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return made
+
+
+def launch(tmp_path: Path, command: str, *arguments: str) -> tuple[int, str]:
+    return call(f"+launch={command}", f"runs_dir={tmp_path}/runs", *arguments)
+
+
+def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(tmp_path, "status") == (0, "")
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "what", "state", "step", "loss", "rate", "left", "job", "reason"]
+    table = {line.split()[1]: " ".join(line.split()[2:]) for line in lines[1:]}
+    assert table == {
+        "seed=1": "running 30/100 4.7100 1,234 tokens/s 2:20 1_1",
+        "seed=2": "preempted 50/100 1_2 SIGUSR2; waits to go on",
+        "seed=5": "preempted 70/100 1_5 SIGTERM",
+        "seed=3": "failed 30/100 1_3 died without a word (/l/3)",
+        "seed=4": "failed 5/100 1_4 ValueError: no",
+        "seed=0": "queued 1_0",
+        "seed=6": "finished 100/100 1_6",
+    }
+    assert total == "1 running, 2 preempted, 2 failed, 1 queued, 1 finished"
+    assert all(f"quick/{run.path.name}" in "\n".join(lines) for run in runs.values())
+
+
+def test_runs_are_chosen_by_choices_values_and_names(
+    tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    claim(plan([composed(tmp_path / "runs", "norm=x", optimizer={"lr": 0.25}, seed=77)])[0])
+
+    def shown(*arguments: str) -> int:
+        code, said = launch(tmp_path, "status", *arguments)
+        assert (code, said) == (0, "")
+        return len(capsys.readouterr().out.splitlines()) - 2
+
+    assert shown("seed=1,2,3") == 3
+    assert shown("optimizer.lr=1e-3") == 7
+    assert shown("+experiment=quick", "norm=rmsnorm", "optimizer.lr=2.5e-1", "rerun=false") == 1
+    assert shown(f"run={runs['dead'].path.name[:8]}") == 1
+    assert shown(f"run={runs['dead'].path},{runs['failed'].path}") == 2
+    for arguments, message in (
+        (["seed=55"], f"seed: no run in {tmp_path}/runs/ has seed=55"),
+        (["sed=1"], f"sed: no run in {tmp_path}/runs/ has sed=1"),
+        (["seed"], "seed: is neither GROUP=CHOICE, nor KEY=VALUE, nor run=FINGERPRINT"),
+        (["wait=true"], "launch=status: takes no hydra.launcher, and no wait"),
+        ([f"runs_dir={tmp_path}/none"], f"runs_dir: there are no runs in {tmp_path}/none/"),
+    ):
+        assert launch(tmp_path, "status", *arguments) == (1, message)
+    assert launch(tmp_path, "stauts") == (1, "launch=stauts: no such choice; did you mean 'status'?")
+
+
+def test_status_without_slurm_goes_by_the_hearts(
+    tmp_path: Path, runs: dict[str, RunFolder], slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.say("squeue", None)
+    for name, age_s in (("running", 0), ("dead", 90)):
+        runs[name].update(host="elsewhere", heartbeat_s=time.time() - age_s)
+    assert launch(tmp_path, "status")[0] == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == "1 running, 2 preempted, 2 failed, 1 queued, 1 finished"
+    assert "no heartbeat, and its queue cannot be asked from here" in said
+    code, message = launch(tmp_path, "cancel")
+    assert (code, message.partition(":")[0]) == (1, "squeue")
+
+
+def test_cancel_ends_what_is_queued_or_runs(
+    tmp_path: Path, runs: dict[str, RunFolder], slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(tmp_path, "cancel") == (0, "")
+    assert slurm.asked("scancel") == ["scancel 1_0 1_1 1_2"]
+    assert capsys.readouterr().out.splitlines()[-1] == "3 of 7 runs cancelled"
+    slurm.queue()
+    runs["running"].update(state="preempted", reason="SIGTERM")  # its last word, after a checkpoint
+    launch(tmp_path, "status")
+    assert capsys.readouterr().out.splitlines()[-1] == "1 preempted, 2 failed, 3 cancelled, 1 finished"
+
+
+def test_what_runs_inline_is_not_cancelled_but_named(
+    tmp_path: Path, study: FakeStudy, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = claim(plan(seeds(tmp_path / "runs", 1))[0])
+    folder.update(state="running", host="elsewhere", pid=77, heartbeat_s=time.time())
+    assert launch(tmp_path, "cancel") == (1, "")
+    assert "not cancelled: process 77 on elsewhere runs it" in capsys.readouterr().out
+    assert slurm.asked("scancel") == []
+
+
+def test_retry_submits_what_failed_or_was_preempted_and_nothing_else(
+    tmp_path: Path,
+    runs: dict[str, RunFolder],
+    submitted: list[tuple[Slurm, list[str]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert launch(tmp_path, "retry", "hydra.launcher.memory_gb=64", "hydra.launcher.sbatch=[--qos=x]") == (0, "")
+    ((settings, names),) = submitted
+    assert settings == Slurm(partition="gpu", time_min=60, memory_gb=64.0, sbatch=("--qos=x",))
+    assert set(names) == {runs[name].path.name for name in ("dead", "failed", "stopped")}
+    assert capsys.readouterr().out.splitlines()[-1] == "3 of 7 runs submitted again"
+    for name in ("dead", "failed", "stopped"):
+        ticket = ticket_of(runs[name])
+        assert ticket is not None
+        assert (ticket.job_id[:2], ticket.settings, ticket.cwd) == ("10", settings, str(tmp_path))
+        assert runs[name].status().state == "queued"
+        assert runs[name].status().reason is None
+
+
+def test_retry_refuses_what_todays_code_or_settings_cannot_run(
+    tmp_path: Path, runs: dict[str, RunFolder], study: FakeStudy, submitted: list[tuple[Slurm, list[str]]]
+) -> None:
+    assert launch(tmp_path, "retry", "hydra.launcher.node=2") == (
+        1,
+        "hydra.launcher.node: no such key; did you mean 'nodes'?",
+    )
+    study.invalid = {4}
+    assert launch(tmp_path, "retry") == (1, "seed: 4 is unlucky")
+    assert submitted == []
+    assert runs["failed"].status().state == "failed"

@@ -1,0 +1,70 @@
+"""What a sweep would cost, against numbers counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import call
+
+WORDS = ("+experiment=mxnorm_pretrain", "dry_run=true", "tracking=none")
+
+
+def shown(
+    patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, *words: str
+) -> dict[str, list[str]]:
+    """The words of each line, by its first."""
+    patch.chdir(folder)
+    assert call(*words) == (0, "")
+    assert list(folder.iterdir()) == []
+    return {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+
+
+@pytest.mark.integration
+def test_of_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama of 2 layers of 64, heads of 32, FFN of 128, vocabulary 320, sequences of 128, 4 a step, 1000 steps."""
+    sizes = ["hidden_size=64", "ffn_size=128", "num_layers=2", "num_heads=2", "num_kv_heads=1", "vocab_size=320"]
+    lines = shown(
+        *(monkeypatch, capsys, tmp_path, *WORDS, "precision=bf16,mxfp8", *(f"model.{size}" for size in sizes)),
+        *("train.sequence_length=128", "train.batch_size=4", "train.micro_batch_size=null", "train.steps=1000"),
+        *("data=pysource", "tokenizer=bytes", "train.compute=bf16"),
+        *("hydra/launcher=slurm", "hydra.launcher.nodes=2", "hydra.launcher.gpus_per_node=4"),
+    )
+    attention = 64 * 64 * (1 + 1 + 0.5 + 0.5)  # Q, O, and K and V of half the heads
+    weights = 2 * (attention + 3 * 64 * 128) + 64 * 320
+    tokens = 1000 * 4 * 128
+    flops = tokens * (6 * weights + 6 * 2 * 64 * 128)
+    assert lines["precision=bf16"][:4] == ["new", "8", f"{tokens:.3g}", f"{flops:.3g}"]
+    assert lines["precision=mxfp8"][:4] == ["new", "8", f"{tokens:.3g}", f"{flops:.3g}"]
+    assert lines["2"][:8] == ["of", "2", "jobs", "to", "run", "16", f"{2 * tokens:.3g}", f"{2 * flops:.3g}"]
+
+
+@pytest.mark.integration
+def test_gpu_hours_are_those_that_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """results/mxnorm_pretrain.md: 105 million tokens at 355,201 and 290,942 tokens/s are 0.082 and 0.100 hours."""
+    lines = shown(
+        *(monkeypatch, capsys, tmp_path, *WORDS, "precision=bf16,mxfp8", "data=pysource", "tokenizer=bytes"),
+        "train.compute=bf16",
+    )
+    for arm, tokens_per_s in (("precision=bf16", 355_201), ("precision=mxfp8", 290_942)):
+        _, _, tokens, _, hours, _ = lines[arm]
+        assert float(hours) == pytest.approx(float(tokens) / tokens_per_s / 3600, rel=0.05)
+
+
+@pytest.mark.integration
+def test_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four replicas of two layers of 64, with 256 inside, 10 steps of 32 inputs."""
+    words = ["+experiment=student_teacher", "dry_run=true", "seeds=[0,1]", "lrs=[1e-3,2e-3]", "train.steps=10"]
+    words += ["train.batch_size=32", "model.hidden_size=64", "model.num_layers=2"]
+    lines = shown(monkeypatch, capsys, tmp_path, *words)
+    line = lines["1"]
+    assert line[:4] == ["of", "1", "jobs", "to"]
+    assert line[6:] == [f"{10 * 32 * 4:.3g}", f"{6 * 4 * (2 * 2 * 64 * 256) * 320:.3g}"]
+
+
+def test_a_launcher_that_does_not_suit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("+experiment=student_teacher", "dry_run=true", "hydra/launcher=slurm", "hydra.launcher.gpus_per_node=2")
+    assert call(*words) == (1, "hydra.launcher.gpus_per_node: student_teacher has use for one GPU, not 2; give 1")

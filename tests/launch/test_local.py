@@ -1,0 +1,203 @@
+"""Runs that a queue on this machine starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import OWN_TEXT, SMALL, call, corpus, run_here
+from fake_study import FakeStudy, seeds
+
+from mxstudy.config import Local
+from mxstudy.launch import local
+from mxstudy.launch.freeze import PACKAGE, code_version, environment_of, freeze_code
+from mxstudy.launch.observe import observe
+from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.queues import Queues, local_jobs
+from mxstudy.launch.ticket import Ticket, ticket_of
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.journal import read_journal
+
+LOCALLY = ("hydra/launcher=local", "hydra.launcher.cpus_per_task=1")
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    for _ in range(int(timeout_s / 0.05)):
+        if is_so():
+            return
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def losses(folder: RunFolder) -> list[float]:
+    return [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
+
+
+def queued(tmp_path: Path, study: FakeStudy, worker: str, number: int = 1) -> tuple[Path, list[RunFolder]]:
+    """A queue's plan whose jobs are `worker`, a command."""
+    launch = tmp_path / "launch"
+    launch.mkdir()
+    folders = [claim(job) for job in plan(seeds(tmp_path / "runs", *range(number)))]
+    names = [f"launch/{n}" for n in range(number)]
+    for name, folder in zip(names, folders, strict=True):
+        Ticket(settings=Local(), job_id=name, launch=str(launch), log="LOG", submitted_s=0.0).write(folder)
+    paths = {name: str(folder.path) for name, folder in zip(names, folders, strict=True)}
+    logs = {name: str(tmp_path / "log") for name in names}
+    setup = [f"exec {worker}"]
+    planned = local.Plan(paths, logs, gpus=0, parallel=1, tasks=1, threads=None, setup=setup)
+    (launch / "jobs.json").write_text(json.dumps(vars(planned)))
+    return launch, folders
+
+
+def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {}
+    for there in (0, 1, 8):
+        monkeypatch.setattr("torch.cuda.device_count", lambda there=there: there)
+        shares[there] = local.share(Local())
+    assert shares == {0: (0, 1), 1: (1, 1), 8: (1, 8)}
+    assert local.share(Local(gpus_per_node=4)) == (4, 2)
+    assert local.share(Local(gpus_per_node=0, array_parallelism=3)) == (0, 3)
+    with pytest.raises(ConfigError, match=r"gpus_per_node: 9 a job, and this machine has 8"):
+        local.share(Local(gpus_per_node=9))
+    with pytest.raises(ConfigError, match=r"array_parallelism: 3 jobs of 4 GPUs, and this machine has 8"):
+        local.share(Local(gpus_per_node=4, array_parallelism=3))
+
+
+def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
+    """Two of them, on GPUs 4 and 6: torchrun's variables, and the setup lines before."""
+    setup = [
+        "export FROM_SETUP=yes",
+        f"{sys.executable} - <<'END'",
+        "import os; print(dict(os.environ))",
+        "END",
+        "exit",
+    ]
+    log = tmp_path / "log"
+    one = local.Plan({"j": "F"}, {"j": str(log)}, gpus=2, parallel=1, tasks=2, threads=3, setup=setup)
+    for process in local.start(one, "j", ["4", "6"]):
+        assert process.wait(30) == 0
+    first, second = sorted((eval(line) for line in log.read_text().splitlines()), key=lambda of: of["RANK"])
+    assert first["MASTER_PORT"] == second["MASTER_PORT"]
+    for rank, of in enumerate((first, second)):
+        assert (of["RANK"], of["LOCAL_RANK"], of["WORLD_SIZE"], of["LOCAL_WORLD_SIZE"]) == (
+            str(rank),
+            str(rank),
+            "2",
+            "2",
+        )
+        assert (of["MASTER_ADDR"], of["CUDA_VISIBLE_DEVICES"]) == ("127.0.0.1", "4,6")
+        assert (of["OMP_NUM_THREADS"], of["FROM_SETUP"]) == ("3", "yes")
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        ("bash -c 'kill -9 $$'", "died without a word: SIGKILL"),
+        ("bash -c 'exit 3'", "died without a word: exit code 3"),
+    ],
+)
+def test_a_process_that_dies_without_a_word_has_failed(
+    tmp_path: Path, study: FakeStudy, worker: str, reason: str
+) -> None:
+    launch, folders = queued(tmp_path, study, worker, 2)
+    local.run_queue(launch)
+    for folder in folders:
+        status = folder.status()
+        assert (status.state, status.reason) == ("failed", f"{reason} ({tmp_path / 'log'})")
+
+
+def test_one_process_of_several_that_dies_takes_the_others_with_it(tmp_path: Path, study: FakeStudy) -> None:
+    launch, (folder,) = queued(tmp_path, study, "bash -c 'if [ $RANK = 1 ]; then exit 4; fi; sleep 60'")
+    planned = json.loads((launch / "jobs.json").read_text())
+    (launch / "jobs.json").write_text(json.dumps(planned | {"tasks": 2}))
+    began_s = time.monotonic()
+    local.run_queue(launch)
+    assert time.monotonic() - began_s < 30
+    assert folder.status().state == "failed"
+
+
+def test_what_is_cancelled_is_not_begun(tmp_path: Path, study: FakeStudy) -> None:
+    launch, folders = queued(tmp_path, study, f"touch {tmp_path}/begun-$RANDOM", 2)
+    ticket = ticket_of(folders[0])
+    assert ticket is not None
+    replace(ticket, cancelled=True).write(folders[0])
+    local.run_queue(launch)
+    assert folders[0].status().state == "cancelled"
+    assert len(list(tmp_path.glob("begun-*"))) == 1
+
+
+def test_code_is_copied_once_and_found_before_all_other(tmp_path: Path) -> None:
+    code = freeze_code(tmp_path)
+    assert code == tmp_path / ".launch" / f"code-{code_version()}" == freeze_code(tmp_path)
+    assert (code / "mxstudy/reader.py").read_bytes() == (PACKAGE / "reader.py").read_bytes()
+    (tmp_path / "mxstudy.py").write_text("raise RuntimeError('not this one')")
+    where = "import mxstudy.reader; print(mxstudy.reader.__file__)"
+    environment = os.environ | environment_of(code)
+    said = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert said.stdout.strip() == str(code / "mxstudy/reader.py")
+
+
+def test_a_job_knows_no_hydra() -> None:
+    code = "import sys, mxstudy.launch.__main__; sys.exit(bool({'hydra', 'omegaconf'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)
+
+
+@pytest.mark.integration
+def test_a_sweep_runs_as_it_was_submitted_and_is_resumed_after_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Submitted; then its experiment is edited, a file that shadows the code appears, and a job is killed."""
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    mine = tmp_path / "conf/experiment/mine.yaml"
+    mine.write_text("# @package _global_\ndefaults: [quickstart, _self_]\noptimizer: {lr: 1e-3}\n")
+    words = [
+        *(f"--config-dir={tmp_path}/conf", "+experiment=mine", *SMALL[1:], *OWN_TEXT, corpus(tmp_path)),
+        *("train.steps=40", "seed=0,1"),
+    ]
+    run_here(tmp_path, *words, *LOCALLY)
+    said = capsys.readouterr().out
+    mine.write_text("# @package _global_\ndefaults: [quickstart, _self_]\noptimizer: {lr: 77}\n")
+    (tmp_path / "mxstudy.py").write_text("raise RuntimeError('not this one')")
+    folders = {folder.config().seed: folder for folder in find_runs(tmp_path / "runs")}
+    for folder in folders.values():
+        ticket = ticket_of(folder)
+        assert ticket is not None
+        assert f"{ticket.job_id}  seed={folder.config().seed}" in said
+        assert f"{folder.path.name}  {folder.path.relative_to(tmp_path)}" in said
+
+    wait_until(lambda: folders[0].status().step >= 6)
+    os.kill(folders[0].status().pid or 0, signal.SIGKILL)
+    wait_until(lambda: not any(observe(folder, Queues()).in_flight for folder in folders.values()))
+    assert folders[0].status().state == "failed"
+    assert folders[1].status().state == "finished"
+    wait_until(lambda: local_jobs(Path(ticket.launch)) == {})
+
+    mine.write_text("# @package _global_\ndefaults: [quickstart, _self_]\noptimizer: {lr: 1e-3}\n")
+    (tmp_path / "mxstudy.py").unlink()
+    run_here(tmp_path, *words, *LOCALLY, "wait=true")
+    assert {folder.status().state for folder in folders.values()} == {"finished"}
+    assert folders[0].config().optimizer.lr == 1e-3
+    undisturbed = tmp_path / "undisturbed"
+    run_here(tmp_path, *words, f"runs_dir={undisturbed}")
+    for folder in find_runs(undisturbed):
+        assert losses(folder) == losses(folders[folder.config().seed])
+        assert len(losses(folder)) == 40
+
+
+def test_an_invalid_job_refuses_the_sweep_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = call("+experiment=quickstart", "optimizer.lr=1e-3,-1", *LOCALLY)
+    assert code == 1
+    assert "1 of 2 jobs cannot run" in said or "optimizer.lr" in said
+    assert list(tmp_path.iterdir()) == []
