@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config as inductor
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-
 from appendix_e import (
     BOUND,
     CAST,

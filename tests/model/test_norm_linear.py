@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config as inductor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-
 from appendix_e import (
     BOUND,
     CAST,

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
 import tiny
+import torch
 
 from mxstudy import config
 from mxstudy.config import observation

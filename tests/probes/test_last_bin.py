@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-
 from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
+from torch import Tensor
 
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.residual_mlp import ResidualMLP

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
 import tiny
+import torch
 
 from mxstudy import config
 from mxstudy.model import MXNorm, NormLinear

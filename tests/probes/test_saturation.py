@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-
 import tiny
+import torch
 from reference import dequantize_array, quantize_array
 
 from mxstudy import config

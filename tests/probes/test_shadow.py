@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
 import tiny
+import torch
 
 from mxstudy import config
 from mxstudy.model.decoder import Decoder

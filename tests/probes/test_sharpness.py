@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from students import LAYER_NORM, samples, small, student
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-
-from students import LAYER_NORM, samples, small, student
 
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.probes.student.sharpness import (

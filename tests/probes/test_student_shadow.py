@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-
 from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
+from torch import Tensor
 
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.probes.student.bias import gradient_bias

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
 import tiny
+import torch
 
 from mxstudy.config import observation
 from mxstudy.model import LayerNorm, NormLinear

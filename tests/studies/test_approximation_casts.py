@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-
 from reference import dequantize_array, quantize_array
 
 from mxstudy.config import Approximation

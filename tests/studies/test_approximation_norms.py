@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "numerics"))
-
 from reference import dequantize_array, quantize_array, rms_estimate_array
 
 from mxstudy.config import Approximation
