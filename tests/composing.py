@@ -11,6 +11,8 @@ import pytest
 
 from mxstudy import cli
 from mxstudy.launch import Composed
+from mxstudy.launch.plan import validate
+from mxstudy.reader import ConfigError
 
 Jobs = Sequence[Sequence[str]]
 
@@ -26,6 +28,14 @@ def compose_job(*overrides: str) -> Composed:
     loader, master, _ = an_experiment()
     (one,) = cli.compose(loader, master, [overrides])
     return one
+
+
+def validated(composed: Composed) -> Any:
+    """Its config. Raises ConfigError."""
+    (config,) = validate([composed])
+    if isinstance(config, ConfigError):
+        raise config
+    return config
 
 
 def handed_over(*arguments: str) -> tuple[Any, Any, Jobs]:

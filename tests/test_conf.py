@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composing import compose, compose_job, handed_over
+from composing import compose, compose_job, handed_over, validated
 
 from mxstudy import cli
 from mxstudy.config import Decoder
-from mxstudy.launch.plan import validate
 from mxstudy.reader import ConfigError
 from mxstudy.studies import pretrain
 
@@ -71,7 +70,7 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
     said = [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]  # a user's own
     assert {word.partition("=")[0] for word in words} - {word.partition("=")[0] for word in [*said, *given]} == set()
     for one in compose(*said, *given, each_value_once=True):
-        validate(one)
+        validated(one)
 
 
 @pytest.mark.integration
@@ -79,38 +78,38 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
 def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
     given = given_to(name)
-    full = validate(compose_job(f"+experiment={name}", *given))
+    full = validated(compose_job(f"+experiment={name}", *given))
     assert full.experiment == name
     REHEARSED[full.study](name, *given)
 
 
 def rehearse_pretraining(name: str, *given: str) -> None:
-    tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "data=hugging_face", "tokenizer=pretrained"))
+    tiny = validated(compose_job(f"+experiment={name}", "+debug=tiny", "data=hugging_face", "tokenizer=pretrained"))
     assert (tiny.data.kind, tiny.tokenizer.kind, tiny.train.compile) == ("pysource", "bytes", False)
     assert tiny.train.steps * tiny.train.batch_size * tiny.train.sequence_length <= 10_000
 
 
 def rehearse_approximation(name: str, *given: str) -> None:
-    tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny", "draws=3"))
+    tiny = validated(compose_job(f"+experiment={name}", "+debug=tiny", "draws=3"))
     assert (tiny.draws, tiny.rows, tiny.hidden_size, tiny.max_blocks, tiny.elements) == (3, 8, 256, 4, 4096)
 
 
 def rehearse_evaluation(name: str, *given: str) -> None:
-    assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).evaluation.limit == 8
+    assert validated(compose_job(f"+experiment={name}", "+debug=tiny", *given)).evaluation.limit == 8
 
 
 def rehearse_perplexity(name: str, *given: str) -> None:
-    assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).documents == 4
+    assert validated(compose_job(f"+experiment={name}", "+debug=tiny", *given)).documents == 4
 
 
 def rehearse_students(name: str, *given: str) -> None:
-    tiny = validate(compose_job(f"+experiment={name}", "+debug=tiny"))
+    tiny = validated(compose_job(f"+experiment={name}", "+debug=tiny"))
     assert (tiny.model.hidden_size, tiny.model.num_layers, tiny.seeds) == (64, 2, (0, 1))
     assert (tiny.train.steps, tiny.train.batch_size, tiny.train.compile) == (12, 64, False)
 
 
 def rehearse_fork(name: str, *given: str) -> None:
-    assert validate(compose_job(f"+experiment={name}", "+debug=tiny", *given)).steps == 6
+    assert validated(compose_job(f"+experiment={name}", "+debug=tiny", *given)).steps == 6
 
 
 REHEARSED = {
@@ -136,13 +135,13 @@ REHEARSED = {
 def test_a_rehearsal_does_not_swallow_what_was_meant_for_another_kind_of_run(name: str, foreign: str) -> None:
     key = foreign.partition("=")[0] if name == "student_teacher" else foreign.split(".")[0].split("=")[0]
     with pytest.raises(ConfigError, match=f"{key}: no such key"):
-        validate(compose_job(f"+experiment={name}", "+debug=tiny", foreign))
+        validated(compose_job(f"+experiment={name}", "+debug=tiny", foreign))
 
 
 def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
     """The name of a pretrained one is not in the hash; what it holds is, through the identity of the corpus."""
     jobs = [
-        validate(compose_job("+experiment=quickstart", "tokenizer=pretrained", f"tokenizer.name={name}"))
+        validated(compose_job("+experiment=quickstart", "tokenizer=pretrained", f"tokenizer.name={name}"))
         for name in ("a.json", "b.json")
     ]
     assert len({pretrain.identity_key(job) for job in jobs}) == 2
@@ -157,21 +156,21 @@ def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     assert one.choices[group] == choice
     if choice == "as_trained":  # a checkpoint's
         with pytest.raises(ConfigError, match=f"{group}: None is not a mapping"):
-            validate(one)
+            validated(one)
     else:
-        validate(one)
+        validated(one)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("choice", STUDENT_CHOICES)
 def test_every_choice_of_the_students_is_valid(choice: str) -> None:
-    validate(compose_job("+experiment=student_teacher", choice, *STUDENT_NEEDS.get(choice, [])))
+    validated(compose_job("+experiment=student_teacher", choice, *STUDENT_NEEDS.get(choice, [])))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("choice", GROUPS["intervention"])
 def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list[str]]) -> None:
-    validate(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
+    validated(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
 
 
 # scale_rule, rounding, operand_pre_round, pad_blocks; gain, vector_ops, freeze_norm_bias; teacher, quantized;
@@ -186,7 +185,7 @@ FIDELITIES = {
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 def test_a_fidelity_is_what_its_source_does_and_gives_way_to_any_choice(fidelity: str) -> None:
-    config = validate(compose_job("+experiment=student_teacher", f"fidelity={fidelity}"))
+    config = validated(compose_job("+experiment=student_teacher", f"fidelity={fidelity}"))
     precision, student, teacher = config.precision, config.student, config.teacher
     assert (
         (precision.scale_rule, precision.rounding, precision.operand_pre_round, precision.pad_blocks),
@@ -195,7 +194,7 @@ def test_a_fidelity_is_what_its_source_does_and_gives_way_to_any_choice(fidelity
         (config.own_noise, config.model.swiglu_multiple),
     ) == FIDELITIES[fidelity]
     changed = ["precision=mx_mix", "precision.scale_rule=even", "student.gain=bf16", "teacher=scaled"]
-    other = validate(compose_job("+experiment=student_teacher", *changed, f"fidelity={fidelity}"))
+    other = validated(compose_job("+experiment=student_teacher", *changed, f"fidelity={fidelity}"))
     assert (other.precision.scale_rule, other.student.gain, other.teacher.kind) == ("even", "bf16", "scaled")
     assert other.precision.schedule[0].plan == {"layers.*": "mx_mix"}
     assert (other.precision.rounding, other.teacher.quantized) == (precision.rounding, teacher.quantized)
@@ -209,7 +208,7 @@ def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:
         ("mxfp8", "mxnorm_p1"),
         ("mxfp8", "mxnorm_p2"),
     ]
-    configs = [validate(job) for job in jobs]
+    configs = [validated(job) for job in jobs]
     assert all(config.baseline == {"precision": "mxfp8", "norm": "rmsnorm"} for config in configs)
     assert len({(c.seed, c.data_seed, c.model, c.data, c.tokenizer, c.optimizer, c.train) for c in configs}) == 1
 
@@ -220,7 +219,7 @@ def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:
 )
 def test_models_have_the_parameters_that_their_names_say(name: str, millions: float) -> None:
     """Embedding and head aside, as the MXNorm paper counts them."""
-    model: Decoder = validate(compose_job("+experiment=quickstart", f"model={name}")).model
+    model: Decoder = validated(compose_job("+experiment=quickstart", f"model={name}")).model
     width = model.hidden_size
     attention = 2 * width**2 * (1 + model.num_kv_heads / model.num_heads)
     gains = 2 * width

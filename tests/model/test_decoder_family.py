@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from composing import compose_job
+from composing import compose_job, validated
 
 from mxstudy import config
-from mxstudy.launch.plan import validate
 from mxstudy.model import Decoder, LayerNorm, RMSNorm
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics import BlockCast
@@ -202,7 +201,7 @@ def test_flops_count_ungated_mlps_and_no_norms():
 
 
 def conf_model(*overrides: str) -> config.Decoder:
-    return validate(compose_job("+experiment=quickstart", *overrides)).model
+    return validated(compose_job("+experiment=quickstart", *overrides)).model
 
 
 def counted(model: config.Decoder, norm: config.Norm) -> int:
