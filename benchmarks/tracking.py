@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str,
     """A row of the table."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mlflow"])  # seconds of work, for which each run has a machine of its own
-    begin, said = context.Barrier(load.trainers + 1), context.SimpleQueue()
+    begin, said = context.Barrier(load.trainers + 1), context.Queue()
     folder.mkdir()
     with Server(folder, empty_store, load.workers) as server, ExitStack() as stack:
         make_writable(server.database, case != "read_only")
@@ -111,9 +112,11 @@ def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str,
         began_s = time.monotonic()
         CASES[case](server, load)
         ready_s = time.monotonic() - began_s
-        trained: list[Trained] = [said.get() for _ in runs]
+        trained: list[Trained] = [said.get(timeout=load.seconds + 120) for _ in runs]
         found, sent = points_in(server.database), Counter(point for run in runs for point in points_of(run))
-    return judged(case, trained, sent, found) | {"ready_s": ready_s, "server_cpu_s": server.cpu_s}
+    load_average = psutil.getloadavg()[0]  # of the last minute, others' processes included
+    machine = {"ready_s": ready_s, "server_cpu_s": server.cpu_s, "load_average": load_average}
+    return judged(case, trained, sent, found) | machine
 
 
 def make_run(uri: str, runs: Path, number: int) -> RunFolder:
@@ -231,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [measure(load, case, folder / case, folder / "empty.db") for case in cases]
     show(rows)
     if path:
-        measured(rows, path, **asdict(load), cores=psutil.cpu_count(), load_average=psutil.getloadavg())
+        versions = {"mlflow": version("mlflow"), "sqlite": sqlite3.sqlite_version}
+        measured(rows, path, **asdict(load), **versions, cores=psutil.cpu_count())
 
 
 if __name__ == "__main__":
