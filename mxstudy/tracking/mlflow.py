@@ -99,6 +99,7 @@ class Mirror:
         self._reason: str | None = None
         self._problem: str | None = None  # of the last call; None if it succeeded
         self._failing_since_s = 0.0
+        self._calling = False
         self._gave_up = False
 
     def start(self) -> None:
@@ -125,9 +126,10 @@ class Mirror:
         return self._problem or f"{self.uri}: has not taken everything within {timeout_s:g} s"
 
     def _is_hopeless(self, ended_s: float, timeout_s: float) -> bool:
+        """Too late for anything; or the server is away: not busy with a call, nor has it obeyed one for long."""
         now_s = time.monotonic()
-        failing_s = now_s - max(ended_s, self._failing_since_s) if self._problem else 0.0
-        return now_s - ended_s > timeout_s or failing_s > LAST_CHANCE_S
+        away_s = now_s - max(ended_s, self._failing_since_s) if self._problem and not self._calling else 0.0
+        return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S
 
     def catch_up(self) -> str | None:
         """For a run that has ended: sends what the mirror of its own process could not. Returns as `finish` does."""
@@ -151,16 +153,19 @@ class Mirror:
             self._wake.wait(pause_s)
             self._wake.clear()
             final = self._final
+            self._calling = True
             try:
                 complete = self._send(final)
             except Exception as error:  # whatever a server, a driver or a disk comes up with
                 self._failed(error)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if pause_s else random.uniform(0.5, 1.5) * FIRST_PAUSE_S
+                longer_s = FIRST_PAUSE_S if final or not pause_s else min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = random.uniform(0.75, 1.25) * longer_s  # not all runs at once
             else:
                 self._problem = None
                 if final and complete:
                     return
                 pause_s = None if complete else 0.0
+            self._calling = False
 
     def _failed(self, error: Exception) -> None:
         problem = one_line(self.uri, error)
