@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import run_here
 
-from benchmarks import evaluation, launch, probes, scaling, student_teacher
+from benchmarks import evaluation, launch, probes, scaling, student_teacher, tracking
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -121,3 +122,28 @@ def test_a_case_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) ->
     first, second = scaling.measure(case, [1, 2], ["bf16"])
     assert "out of memory" in first["error"]
     assert second["efficiency"] is None
+
+
+@pytest.mark.slow
+def test_tracking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever happens to the server, all points arrive once, soon, and the trainers do not feel it."""
+    small = ["--trainers", "3", "--seconds", "6", "--away-s", "2", "--checkpoint-steps", "10", "--workers", "1"]
+    tracking.main([*small, "--json", str(tmp_path / "tracking.json")])
+    written = json.loads((tmp_path / "tracking.json").read_text())
+    assert [row["case"] for row in written["rows"]] == ["undisturbed", "killed", "read_only"]
+    for row in written["rows"]:
+        assert (row["points"], row["missing"], row["extra"], row["gave_up"]) == (3 * 60 * 20, 0, 0, 0)
+        assert row["arrived_s"] <= 60
+        assert row["log_ms"] <= 1
+        assert (row["warnings"] > 0) == (row["case"] != "undisturbed")
+    assert written["settings"]["trainers"] == 3
+    assert "arrived_s" in capsys.readouterr().out
+
+
+def test_tracking_sees_what_is_lost_and_what_is_doubled() -> None:
+    sent = [("a", "train/loss", step, 0.5, 1000 * step) for step in range(4)]
+    trained = [tracking.Trained([0.0005, 0.0001], 0.0, 3.0, 1.0, [], None)]
+    assert tracking.judged("", trained, Counter(sent), Counter(sent))["within_limits"]
+    for found, missing, extra in ((sent[1:], 1, 0), (sent + sent[:1], 0, 1), (sent[1:] + sent[1:2], 1, 1)):
+        row = tracking.judged("", trained, Counter(sent), Counter(found))
+        assert (row["missing"], row["extra"], row["within_limits"]) == (missing, extra, False)

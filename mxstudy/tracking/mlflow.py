@@ -1,29 +1,24 @@
 """The mirror: a thread that sends the journal to MLflow, in batches. The journal is the truth, and loses nothing.
 
 Sent is what a durable checkpoint covers, and everything once a run is done: a step that was sent is never superseded.
-Points carry the journal's own timestamps, and a point that MLflow gets twice it keeps once. So `mirror.json` (which
-MLflow run, up to which step) may lag behind what has arrived, and a kill at any moment doubles nothing.
+What a server does not take is offered again, after pauses that grow; a run does not wait for it before its end, and
+then at most a minute.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import math
+import random
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import time
 from typing import Any
 
 from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
-from mxstudy.tracking.folder import RunFolder, replace_file
-from mxstudy.tracking.journal import Row, last_segments, read_rows
-from mxstudy.tracking.metrics import allowed, metrics_of
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Row
 from mxstudy.tracking.mlflow_run import (
-    PARENT,
-    TEXT_LENGTH,
     active_run,
     check_uri,
     connect,
@@ -33,21 +28,13 @@ from mxstudy.tracking.mlflow_run import (
     identity,
     origin,
 )
+from mxstudy.tracking.session import GONE, METRICS_PER_CALL, Position, Session, chunks, points_of, position_of
 
 log = logging.getLogger(__name__)
 
-METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0  # between attempts while the server is away
-LAST_CHANCE_S = 10.0  # what a run waits at its end for a server that is away
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0  # between attempts while the server is away
+LAST_CHANCE_S = 30.0  # what a run waits at its end for a server that is away: longer than one takes to start again
 
-# What MLflow calls the state in which a run ends.
-STATES = {
-    "finished": "FINISHED",
-    "diverged": "FINISHED",
-    "failed": "FAILED",
-    "preempted": "KILLED",
-    "cancelled": "KILLED",
-}
 TAGS = ("experiment", "study", "seed", "data_seed")  # of a config, beside its choices: model, norm, precision, ...
 DONE = ("finished", "diverged")  # no step can be superseded any more
 
@@ -70,17 +57,12 @@ def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
 
     Rows that are sent twice are there once. Returns None, or in one line why they are not there.
     """
-    from mlflow.entities import Metric
-
     position = position_of(folder, uri)
     if position is None:
         return None
-    metrics = [
-        Metric(name, value, int(row["time_s"] * 1000), row["step"]) for row in rows for name, value in metrics_of(row)
-    ]
     try:
         client = connect(uri)
-        for batch in chunks(metrics, METRICS_PER_CALL):
+        for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
             client.log_batch(position.run_id, metrics=batch)
     except Exception as error:  # whatever a server or a driver comes up with
         return one_line(uri, error)
@@ -92,34 +74,6 @@ def one_line(uri: str, error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return f"{uri}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-@dataclass(frozen=True)
-class Position:
-    """mirror.json: every row of a step below `next_step` is in that run; `state` is what MLflow was last told."""
-
-    uri: str
-    run_id: str
-    next_step: int = 0
-    state: str = "running"
-
-
-def position_of(folder: RunFolder, uri: str) -> Position | None:
-    """How far that store has the run; None if it has nothing of it."""
-    path = folder.path / "mirror.json"
-    position = Position(**json.loads(path.read_text())) if path.exists() else None
-    return position if position and position.uri == uri else None
-
-
-@dataclass
-class Session:
-    """What is known while calls succeed; dropped when one fails, and had again from mirror.json and the journal."""
-
-    client: Any
-    position: Position
-    offset: int = 0
-    uncovered: list[Row] = field(default_factory=list)
-    spikes: int = 0
 
 
 class Mirror:
@@ -143,7 +97,9 @@ class Mirror:
         self._covered = 0
         self._final: str | None = None
         self._reason: str | None = None
-        self._problem: str | None = None
+        self._problem: str | None = None  # of the last call; None if it succeeded
+        self._failing_since_s = 0.0
+        self._calling = False
         self._gave_up = False
 
     def start(self) -> None:
@@ -160,14 +116,20 @@ class Mirror:
         self._reason = reason
         self._final = state
         self._wake.set()
-        self._thread.join(LAST_CHANCE_S)
-        if self._problem is None:
-            self._thread.join(timeout_s)
+        ended_s = time.monotonic()
+        while self._thread.is_alive() and not self._is_hopeless(ended_s, timeout_s):
+            self._thread.join(0.1)
         if not self._thread.is_alive():
             return None
         self._gave_up = True
         self._wake.set()
         return self._problem or f"{self.uri}: has not taken everything within {timeout_s:g} s"
+
+    def _is_hopeless(self, ended_s: float, timeout_s: float) -> bool:
+        """Too late for anything; or the server is away: not busy with a call, nor has it obeyed one for long."""
+        now_s = time.monotonic()
+        away_s = now_s - max(ended_s, self._failing_since_s) if self._problem and not self._calling else 0.0
+        return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S
 
     def catch_up(self) -> str | None:
         """For a run that has ended: sends what the mirror of its own process could not. Returns as `finish` does."""
@@ -186,37 +148,43 @@ class Mirror:
         return self.position.run_id if self.position else None
 
     def _follow(self) -> None:
-        pause_s = None
+        pause_s = None  # until there is something to do
         while not self._gave_up:
             self._wake.wait(pause_s)
             self._wake.clear()
             final = self._final
+            self._calling = True
             try:
-                self._send(final)
+                complete = self._send(final)
             except Exception as error:  # whatever a server, a driver or a disk comes up with
-                problem = one_line(self.uri, error)
-                if self._problem is None:
-                    log.warning("MLflow is behind, and will be caught up from the journal: %s", problem)
-                self._session, self._problem = None, problem
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if pause_s else FIRST_PAUSE_S
+                self._failed(error)
+                longer_s = FIRST_PAUSE_S if final or not pause_s else min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = random.uniform(0.75, 1.25) * longer_s  # not all runs at once
             else:
-                self._problem = pause_s = None
-                if final:
+                self._problem = None
+                if final and complete:
                     return
+                pause_s = None if complete else 0.0
+            self._calling = False
 
-    def _send(self, final: str | None) -> None:
-        limit = math.inf if final in DONE else self._covered
+    def _failed(self, error: Exception) -> None:
+        problem = one_line(self.uri, error)
+        if self._problem is None:
+            log.warning("MLflow is behind, and will be caught up from the journal: %s", problem)
+            self._failing_since_s = time.monotonic()
+        self._problem = problem
+        if getattr(error, "error_code", None) in GONE:
+            self._session = None  # had again from mirror.json and the journal
+
+    def _send(self, final: str | None) -> bool:
+        """Makes the next call, or few; returns whether nothing is left."""
         session = self._session = self._session or self._open()
-        new, offset = read_rows(self.folder.journal_path, session.offset)
-        rows = last_segments(session.uncovered + new)
-        self._send_rows(session, [row for row in rows if row["step"] < limit])
-        session.uncovered, session.offset = [row for row in rows if row["step"] >= limit], offset
-        if final:
-            self._end(session, final)
+        complete = session.send(math.inf if final in DONE else self._covered)
+        if final and complete:
+            session.end(final, self._reason)
+        return complete
 
     def _open(self) -> Session:
-        from mlflow.entities import Param
-
         client = connect(self.uri)
         before = self.position
         self._check_wanted()
@@ -225,19 +193,9 @@ class Mirror:
         run = active_run(client, before.run_id) if before else None
         run = run or find_run(client, experiment_id, identity(self.folder)) or self._create(client, experiment_id)
         run_id = run.info.run_id
-        session = Session(client, before if before and before.run_id == run_id else Position(self.uri, run_id))
-        # those of an earlier start stay: MLflow refuses to change a param
-        params = {allowed(key): str(value)[:TEXT_LENGTH] for key, value in self.params.items()}
-        missing = [Param(key, value) for key, value in params.items() if key not in run.data.params]
-        for batch in chunks(missing, PARAMS_PER_CALL):
-            client.log_batch(run_id, params=batch)
-        parent_id = self.folder.status().mlflow_parent_id
-        if parent_id and PARENT not in run.data.tags and active_run(client, parent_id):
-            client.set_tag(run_id, PARENT, parent_id)
-        client.set_tag(run_id, "status", "running")
-        client.update_run(run_id, status="RUNNING")
-        self._keep(session, state="running")
-        self.folder.update(mlflow_run_id=run_id)
+        position = before if before and before.run_id == run_id else Position(self.uri, run_id)
+        session = Session(client, self.folder, position)
+        session.begin(run.data.params, run.data.tags, self.params)
         return session
 
     def _create(self, client: Any, experiment_id: str) -> Any:
@@ -245,43 +203,10 @@ class Mirror:
         tags = origin(self.folder.provenance()) | self.tags | identity(self.folder)
         return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
 
-    def _send_rows(self, session: Session, rows: list[Row]) -> None:
-        """Of rows that stand for good, and of which some may have been sent; none of the spikes has been counted."""
-        from mlflow.entities import Metric
-
-        points = []
-        for row in rows:
-            session.spikes += "spike" in row
-            if row["step"] >= session.position.next_step:
-                point = int(row["time_s"] * 1000), row["step"]
-                points += [Metric(name, value, *point) for name, value in metrics_of(row, session.spikes)]
-        for batch in chunks(points, METRICS_PER_CALL):
-            self._check_wanted()
-            session.client.log_batch(session.position.run_id, metrics=batch)
-            self._keep(session, next_step=batch[-1].step)  # the rest of this step may be in the next batch
-        if points:
-            self._keep(session, next_step=points[-1].step + 1)
-
-    def _end(self, session: Session, state: str) -> None:
-        run_id = session.position.run_id
-        for path in self.folder.artifacts():
-            inside = path.parent.relative_to(self.folder.path).as_posix()
-            session.client.log_artifact(run_id, str(path), None if inside == "." else inside)
-        session.client.set_tag(run_id, "status", state)
-        if self._reason:
-            session.client.set_tag(run_id, "reason", self._reason[:TEXT_LENGTH])
-        ended_ms = int(self.folder.journal_path.stat().st_mtime * 1000)
-        session.client.set_terminated(run_id, STATES[state], end_time=ended_ms)
-        self._keep(session, state=state)
-
     def _check_wanted(self) -> None:
         """From when on `finish` has given up, this run's mirror is another process's."""
         if self._gave_up:
             raise TimeoutError("too slow for what was left at the end")
-
-    def _keep(self, session: Session, **changes: Any) -> None:
-        session.position = dataclasses.replace(session.position, **changes)
-        replace_file(self.folder.path / "mirror.json", json.dumps(dataclasses.asdict(session.position)))
 
 
 def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
@@ -294,7 +219,3 @@ def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
     facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
     tags = folder.provenance()["choices"] | facts
     return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(plain(config)), tags)
-
-
-def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

@@ -24,14 +24,18 @@ VIEW = "mlflow.sharedViewState.mxstudy"
 COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
 COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "train/spikes")]
 
-# No telemetry, no INFO lines, no bars, and no retries inside a call: those are the mirror's business.
+# No telemetry, no INFO lines, no bars, and no retries inside a call: those are the mirror's business. An SQLite file
+# that was read-only when it was opened stays so for that connection: each session has its own. Behind a busy server
+# SQLite lets a call wait for 20 s; one that is given up sooner is obeyed all the same, and then made again.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
 }
 
 
@@ -56,6 +60,7 @@ def connect(uri: str) -> Any:
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # the traceback of what it raises anyway
     return MlflowClient(uri)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import STATES, position_of
 from mxstudy.tracking.mlflow_run import (
     PARENT,
     TEXT_LENGTH,
@@ -28,6 +27,7 @@ from mxstudy.tracking.mlflow_run import (
     origin,
 )
 from mxstudy.tracking.provenance import provenance
+from mxstudy.tracking.session import STATES, position_of
 
 NOTE = "mlflow.note.content"  # shown on a run's page, as Markdown
 SUMMARY = "summary.md"

@@ -7,9 +7,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from mlflow_server import Server
 from tracked import make_folder
 
+from benchmarks.mlflow_server import Server
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow import create_store
 

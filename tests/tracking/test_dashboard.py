@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from mlflow_server import Server
 from tracked import make_folder, training_row, write_rows
 
+from benchmarks.mlflow_server import Server
 from mxstudy import results
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder

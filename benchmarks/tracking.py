@@ -1,0 +1,242 @@
+"""The mirror under load: trainers that log to one MLflow server, which goes away, or cannot write, for a while.
+
+Each trainer is a process with a journal and a mirror, as a run has them: so many rows a second, now and then a durable
+checkpoint. What arrived is read from the server's SQLite file and compared with the journals, point by point, as soon
+as the last mirror is done or has given up; `arrived_s` is how long that was after the last row. `log_ms` is what a
+training loop loses in a step: the time of the row, and of the checkpoint's word to the mirror. `ready_s`: when, after
+the first row, the server was there again with all its workers, which takes as long as they take to start.
+
+python -m benchmarks.tracking [--trainers 16] [--seconds 60] [--cases undisturbed killed read_only] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.mlflow_server import Server, make_writable
+from benchmarks.report import measured, show
+from mxstudy import config
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.mlflow import create_store, mirror_of
+from mxstudy.tracking.provenance import provenance
+
+WITHIN_S, LOG_LIMIT_MS = 60.0, 1.0  # after the end; a step's median
+
+Point = tuple[str, str, int, float, int]  # fingerprint, name, step, value, unix time in ms
+
+
+@dataclass(frozen=True)
+class Load:
+    """`away_s`: how long the server is gone, or its database read-only."""
+
+    trainers: int
+    metrics: int
+    steps_per_s: float
+    seconds: float
+    checkpoint_steps: int
+    away_s: float
+    workers: int
+
+    @property
+    def steps(self) -> int:
+        return round(self.seconds * self.steps_per_s)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trainer says at its end: `log_s` of every step, `problem` as Mirror.finish returns it."""
+
+    log_s: list[float]
+    late_s: float
+    arrived_s: float
+    cpu_s: float
+    warnings: list[str]
+    problem: str | None
+
+
+def undisturbed(server: Server, load: Load) -> None:
+    """Nothing happens."""
+
+
+def killed(server: Server, load: Load) -> None:
+    """SIGKILL in the middle."""
+    time.sleep((load.seconds - load.away_s) / 2)
+    server.kill()
+    time.sleep(load.away_s)
+    server.start()
+
+
+def read_only(server: Server, load: Load) -> None:
+    """From before the first row on; who is to write again has to open the file anew."""
+    time.sleep(load.away_s)
+    server.kill()
+    make_writable(server.database, True)
+    server.start()
+
+
+CASES: dict[str, Callable[[Server, Load], None]] = {f.__name__: f for f in (undisturbed, killed, read_only)}
+
+
+def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str, Any]:
+    """A row of the table."""
+    context = multiprocessing.get_context("forkserver")
+    # seconds of work, for which each run has a machine of its own
+    context.set_forkserver_preload(["mlflow", "mxstudy.tracking.mlflow", "benchmarks.report"])
+    begin, said = context.Barrier(load.trainers + 1), context.Queue()
+    folder.mkdir()
+    with Server(folder, empty_store, load.workers) as server, ExitStack() as stack:
+        make_writable(server.database, case != "read_only")
+        server.start()
+        runs = [make_run(server.uri, folder / "runs", number) for number in range(load.trainers)]
+        for run in runs:
+            trainer = context.Process(target=train, args=(load, run, begin, said))
+            trainer.start()
+            stack.callback(trainer.kill)
+        begin.wait(timeout=120)
+        began_s = time.monotonic()
+        CASES[case](server, load)
+        ready_s = time.monotonic() - began_s
+        trained: list[Trained] = [said.get(timeout=load.seconds + 120) for _ in runs]
+        found, sent = points_in(server.database), Counter(point for run in runs for point in points_of(run))
+    load_average = psutil.getloadavg()[0]  # of the last minute, others' processes included
+    machine = {"ready_s": ready_s, "server_cpu_s": server.cpu_s, "load_average": load_average}
+    return judged(case, trained, sent, found) | machine
+
+
+def make_run(uri: str, runs: Path, number: int) -> RunFolder:
+    size = dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), 64)
+    settings = config.Pretrain(
+        model=config.Decoder(**size, num_layers=1, num_heads=1, num_kv_heads=1),
+        norm=config.RMSNorm(),
+        precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "bf16"}),)),
+        data=config.PySource(),
+        tokenizer=config.Bytes(),
+        optimizer=config.AdamW(lr=1e-3),
+        schedule=config.Schedule(kind="constant"),
+        train=config.Train(steps=1, batch_size=1, sequence_length=64),
+        tracking=config.Tracking(uri=uri),
+        experiment="tracking",
+    )
+    fingerprint = f"{number:012x}" * 5
+    return RunFolder.create(runs / fingerprint[:12], settings, fingerprint, provenance() | {"choices": {}})
+
+
+def train(load: Load, run: RunFolder, begin: Any, said: Any) -> None:
+    """The process of a trainer: rows at their times, which a step that was late does not move."""
+    warned = Warned()
+    logging.getLogger("mxstudy").addHandler(warned)
+    journal, mirror = Journal(run.journal_path), mirror_of(run.config(), run, run.path.name)
+    values, log_s, late_s = np.random.default_rng(0).standard_normal((load.steps, load.metrics)), [], 0.0
+    begin.wait(timeout=120)
+    mirror.start()
+    began_s, used_s = time.perf_counter(), time.process_time()
+    for step in range(load.steps):
+        until_s = began_s + step / load.steps_per_s - time.perf_counter()
+        late_s = max(late_s, -until_s)
+        time.sleep(max(until_s, 0.0))
+        row = {"step": step} | {f"metric_{number}": value for number, value in enumerate(values[step].tolist())}
+        before_s = time.perf_counter()
+        journal.write(row)
+        if (step + 1) % load.checkpoint_steps == 0:
+            mirror.covered(step + 1)
+        log_s.append(time.perf_counter() - before_s)
+    journal.close()
+    ended_s = time.perf_counter()
+    problem = mirror.finish("finished")
+    arrived_s = time.perf_counter() - ended_s
+    said.put(Trained(log_s, late_s, arrived_s, time.process_time() - used_s, warned.lines, problem))
+
+
+class Warned(logging.Handler):
+    """Keeps what a user would read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def points_of(run: RunFolder) -> Iterator[Point]:
+    """As a journal has them, which is read here without the code that the mirror reads it with."""
+    for line in run.journal_path.read_text().splitlines():
+        row = json.loads(line)
+        step, time_ms = row.pop("step"), int(1000 * row.pop("time_s"))
+        yield from ((run.path.name, f"train/{name}", step, value, time_ms) for name, value in row.items())
+
+
+def points_in(database: Path) -> Counter[Point]:
+    """As MLflow has stored them, in whatever runs."""
+    query = """SELECT substr(tags.value, 1, 12), metrics.key, step, metrics.value, timestamp
+               FROM metrics JOIN tags ON tags.run_uuid = metrics.run_uuid AND tags.key = 'fingerprint'"""
+    with closing(sqlite3.connect(database, timeout=60)) as connection:
+        return Counter(connection.execute(query))
+
+
+def judged(case: str, trained: list[Trained], written: Counter[Point], found: Counter[Point]) -> dict[str, Any]:
+    log_ms = 1e3 * np.concatenate([each.log_s for each in trained])
+    missing, extra = (written - found).total(), (found - written).total()
+    arrived_s, median_ms = max(each.arrived_s for each in trained), float(np.median(log_ms))
+    complete = missing == extra == 0 and not any(each.problem for each in trained)
+    return {
+        "case": case,
+        "points": written.total(),
+        "missing": missing,
+        "extra": extra,
+        "arrived_s": arrived_s,
+        "log_ms": median_ms,
+        "log_p99_ms": float(np.percentile(log_ms, 99)),
+        "log_max_ms": float(log_ms.max()),
+        "late_s": max(each.late_s for each in trained),
+        "warnings": sum(len(each.warnings) for each in trained),
+        "gave_up": sum(each.problem is not None for each in trained),
+        "trainers_cpu_s": sum(each.cpu_s for each in trained),
+        "within_limits": complete and arrived_s <= WITHIN_S and median_ms <= LOG_LIMIT_MS,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--trainers", type=int, default=16)
+    parser.add_argument("--metrics", type=int, default=20, help="of a row")
+    parser.add_argument("--steps-per-s", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--checkpoint-steps", type=int, default=50, help="more than there are: only at the end")
+    parser.add_argument("--away-s", type=float, default=20.0)
+    parser.add_argument("--workers", type=int, default=1, help="of the server, seconds of CPU each to start")
+    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    chosen = vars(parser.parse_args(arguments))
+    cases, path = chosen.pop("cases"), chosen.pop("json")
+    load = Load(**chosen)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if problem := create_store(f"sqlite:///{folder / 'empty.db'}"):
+            raise SystemExit(problem)
+        rows = [measure(load, case, folder / case, folder / "empty.db") for case in cases]
+    show(rows)
+    if path:
+        versions = {"mlflow": version("mlflow"), "sqlite": sqlite3.sqlite_version}
+        measured(rows, path, **asdict(load), **versions, cores=psutil.cpu_count())
+
+
+if __name__ == "__main__":
+    main()
