@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from signal import Signals
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ class Leave:
     Of several ranks each has what it was sent itself, and leaves for what `agree` returns alone.
     """
 
-    signal: signal.Signals | None = None
+    signal: Signals | None = None
 
     def __enter__(self) -> Leave:
         self._handlers: dict[int, Any] = {number: signal.signal(number, self._set) for number in SIGNALS}
@@ -29,7 +30,7 @@ class Leave:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def agree(self) -> signal.Signals | None:
+    def agree(self) -> Signals | None:
         """What any rank was sent, in all of them: Slurm may signal one alone, and they can only leave together.
 
         A signal that comes while the ranks talk waits for the next time.
@@ -38,10 +39,10 @@ class Leave:
             return self.signal
         number = int(max_over_ranks(torch.tensor(self.signal or 0)))
         if number:
-            self.signal = signal.Signals(number)
+            self.signal = Signals(number)
         return self.signal if number else None
 
     def _set(self, number: int, _: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt  # a second Ctrl-C means now
-        self.signal = signal.Signals(number)
+        self.signal = Signals(number)
