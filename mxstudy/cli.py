@@ -152,12 +152,9 @@ def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
-    from mxstudy.launch import LAUNCH, estimate, many, plan  # imports torch
+    from mxstudy.launch import launch, many  # imports torch
 
-    planned = plan(many.spread(functools.partial(compose, loader, master), jobs))
-    if any(job.config.dry_run for job in planned):
-        estimate.show(planned, launcher)
-    elif code := LAUNCH[type(launcher)](planned, launcher):
+    if code := launch(lambda: many.spread(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
 

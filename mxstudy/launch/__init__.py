@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
-from mxstudy.launch import inline, remote
+from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.plan import Composed, Job, plan
+from mxstudy.launch.ranks import check_started
+from mxstudy.numerics.ranks import on_first_rank
+from mxstudy.train.process_group import met
 
 # By the type of their settings: planned jobs, and those settings, to an exit code.
 LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
@@ -16,4 +19,18 @@ LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
     Slurm: remote.run,
 }
 
-__all__ = ["LAUNCH", "Composed", "Job", "plan"]
+__all__ = ["Composed", "Job", "launch", "plan"]
+
+
+def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
+    """Plans what was composed, and has it run, or says what it would cost; returns the exit code.
+
+    Of several processes that were started together, by torchrun say, the first plans, and tells the others.
+    """
+    with met():
+        jobs = on_first_rank(lambda: plan(compose()))
+        check_started(jobs)
+        if any(job.config.dry_run for job in jobs):
+            on_first_rank(lambda: estimate.show(jobs, launcher))
+            return 0
+        return LAUNCH[type(launcher)](jobs, launcher)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mxstudy.config import Inline, Launcher, Pretrain, StudentTeacher
-from mxstudy.launch import local, remote
+from mxstudy.launch import local, ranks
 from mxstudy.launch.plan import Job
 from mxstudy.launch.table import aligned
 from mxstudy.studies.pretrain import build_model
@@ -61,7 +61,7 @@ def gpus_of(job: Job, settings: Launcher) -> int:
     """Inline there is one, where there is any."""
     if isinstance(settings, Inline):
         return min(1, torch.cuda.device_count())
-    remote.tasks_per_node(job.config.study, settings)
+    ranks.tasks_per_node(job.config.study, settings)
     if settings.kind == "local":
         return local.share(settings)[0]
     return settings.nodes * settings.gpus_per_node

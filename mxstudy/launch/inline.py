@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, claim, compare, differences
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.worker import attempt
+from mxstudy.numerics.ranks import is_first, on_first_rank, world_size
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.mlflow import mirror_of
+from mxstudy.tracking.sweep import Summary
 
 LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a queue"}
 
@@ -19,32 +23,54 @@ def run(jobs: list[Job]) -> int:
     """Runs what is to be run, a line a job before it starts. Returns the exit code.
 
     0: every job has finished or diverged; 1: one failed or is another process's; 128 + signal: stopped by a signal.
+    Of several processes that were started together, the first decides what is run, and all run it.
     """
-    jobs, done = begin(jobs), []
+    jobs, done = on_first_rank(lambda: begin(jobs)), []
     for number, planned in enumerate(jobs, start=1):
-        job = compare(planned)  # another process may have run it since
-        say(f"[{number}/{len(jobs)}] {job.label}  {job.folder}{remark(job)}")
-        state = run_one(job) if job.state in ("new", "resume") else job.state
-        if job.state in DONE:
-            catch_up(job)
+        job = on_first_rank(partial(take, planned, f"[{number}/{len(jobs)}]"))
+        is_ours = job.state in ("new", "resume")
+        state = run_one(job) if is_ours else job.state
         done.append(replace(job, state=state))
-        if state == "preempted":
-            end(done + jobs[number:], {})
-            return stopped(job, number, len(jobs))
-    end(done, summarize(done) if len(done) > 1 else {})
+        if state == "preempted" or (world_size() > 1 and is_ours and state not in DONE):  # the others have left
+            conclude(done + jobs[number:], {})
+            return stopped(job, number, len(jobs)) if state == "preempted" else 1
+    conclude(done, summarize(done) if is_first() and len(done) > 1 else {})
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))
     return 1 if left else 0
 
 
+def conclude(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
+    if is_first():
+        end(jobs, summaries)
+
+
+def take(planned: Job, number: str) -> Job:
+    """The job as it is by now, and the folder of one that is new or goes on made ours."""
+    job = compare(planned)  # another process may have run it since
+    say(f"{number} {job.label}  {job.folder}{remark(job)}")
+    if job.state in DONE:
+        catch_up(job)
+    elif job.state not in LEFT_ALONE:
+        try:
+            claim(job)
+        except RunLocked as error:
+            return left_alone(job, error)
+    return job
+
+
 def run_one(job: Job) -> str:
     """Trains or resumes one job and returns its state."""
     try:
-        return attempt(claim(job), job.config, job.label)
+        return attempt(RunFolder(job.folder), job.config, job.label)
     except RunLocked as error:
-        say(f"left alone: {error}")
-        return "running"
+        return left_alone(job, error).state
+
+
+def left_alone(job: Job, why: RunLocked) -> Job:
+    say(f"left alone: {why}")
+    return replace(job, state="running")
 
 
 def catch_up(job: Job) -> None:

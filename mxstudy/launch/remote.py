@@ -17,25 +17,20 @@ from mxstudy.launch.inline import catch_up
 from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, claim, compare
 from mxstudy.launch.queues import Queues
+from mxstudy.launch.ranks import check_asked, tasks_per_node
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket
-from mxstudy.reader import ConfigError, require
-from mxstudy.studies import pretrain
+from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
-# How many GPUs and nodes a kind of run can use; a task each, or all in one process that shares the work out itself.
-TASK_EACH, ONE_TASK, ONE_GPU = "a task each", "one task", "one GPU"
-USES = {"pretrain": TASK_EACH, "evaluate": ONE_TASK, "perplexity": ONE_TASK}
-
 
 def run(jobs: list[Job], settings: Local | Slurm) -> int:
     """Submits what is to be run, and prints what is where. Returns the exit code, which without `wait` is 0."""
-    for job in jobs:
-        check_ranks(job, settings)
+    check_asked(jobs, settings)
     jobs = begin(jobs)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):
@@ -56,23 +51,6 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
             catch_up(job)
     end(done, summarize(done) if len(done) > 1 else {})
     return int(any(job.state not in DONE for job in done))
-
-
-def check_ranks(job: Job, settings: Local | Slurm) -> None:
-    """Raises ConfigError for a run that cannot be shared by so many processes; only some kinds can at all."""
-    ranks = tasks_per_node(job.config.study, settings) * getattr(settings, "nodes", 1)
-    if ranks > 1:
-        pretrain.check(job.config, ranks)
-
-
-def tasks_per_node(study: str, settings: Local | Slurm) -> int:
-    """Raises ConfigError where that kind of run cannot use what was asked for."""
-    uses, gpus, nodes = USES.get(study, ONE_GPU), settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
-    require(uses == TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} is one process, not {nodes}; give 1")
-    require(
-        uses != ONE_GPU or gpus <= 1, f"hydra.launcher.gpus_per_node: {study} has use for one GPU, not {gpus}; give 1"
-    )
-    return max(1, gpus) if uses == TASK_EACH else 1
 
 
 def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:

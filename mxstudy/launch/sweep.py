@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, varying
+from mxstudy.numerics.ranks import is_first
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow import create_store, one_line
@@ -90,4 +91,5 @@ def not_done(jobs: list[Job]) -> str:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    if is_first():
+        print(line, flush=True)

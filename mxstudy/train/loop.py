@@ -145,10 +145,10 @@ def train(run: Run, start: int, leave: Leave) -> str:
             run.recorder.record({"step": step, "validation_loss": validate(run)})
         if run.evaluate and (step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)):
             run.recorder.record({"step": step, "probe": "evaluation", "values": run.evaluate()})
-        leave.agree()
-        if step + 1 == steps or leave.signal or is_due(step + 1, run.config.checkpoint.every_steps):
+        told = leave.agree()
+        if step + 1 == steps or told or is_due(step + 1, run.config.checkpoint.every_steps):
             run.recorder.save(step + 1)
-        if leave.signal and step + 1 < steps:
+        if told and step + 1 < steps:
             return "preempted"
     return "finished"
 

@@ -90,8 +90,22 @@ def first_node(nodes: str) -> str:
 
 
 @contextmanager
+def met() -> Iterator[None]:
+    """Within the block, or the one around it, the processes that were started together are one group."""
+    place = find_place(os.environ)
+    if place.size == 1 or dist.is_initialized():
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    meet = f"tcp://{place.address}:{place.port}"
+    dist.init_process_group(backend, meet, TIMEOUT, world_size=place.size, rank=place.rank)
+    yield
+    dist.destroy_process_group()
+
+
+@contextmanager
 def joined(device: torch.device, folder: RunFolder) -> Iterator[None]:
-    """Within the block the processes that were started together are one group, each on a GPU of its own.
+    """Within the block the processes that were started together train the run of that folder, each on its own GPU.
 
     What one of them raises ends all of them: that one goes on raising it, the others leave with SystemExit. One that
     dies without a word, or does not move for half a minute, is noticed by the others, who say so in the run's status.
@@ -102,13 +116,9 @@ def joined(device: torch.device, folder: RunFolder) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(gpu_of(place, torch.cuda.device_count()))
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    meet = f"tcp://{place.address}:{place.port}"
-    dist.init_process_group(backend, meet, TIMEOUT, world_size=place.size, rank=place.rank)
-    with Watch(place.rank, place.size, lambda: second_store(place), folder):
+    with met(), Watch(place.rank, place.size, lambda: second_store(place), folder):
         yield
         dist.barrier()
-    dist.destroy_process_group()
 
 
 def second_store(place: Place) -> dist.Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from signal import Signals
 from types import FrameType
 from typing import Any
 
@@ -14,9 +15,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
 class Leave:
-    """Within the block, SIGTERM, SIGUSR2 and Ctrl-C only set `signal`; afterwards the old handlers stand again."""
+    """Within the block, SIGTERM, SIGUSR2 and Ctrl-C only set `signal`; afterwards the old handlers stand again.
 
-    signal: signal.Signals | None = None
+    Of several ranks each has what it was sent itself, and leaves for what `agree` returns alone.
+    """
+
+    signal: Signals | None = None
 
     def __enter__(self) -> Leave:
         self._handlers: dict[int, Any] = {number: signal.signal(number, self._set) for number in SIGNALS}
@@ -26,13 +30,19 @@ class Leave:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def agree(self) -> None:
-        """What any rank was sent is sent to all: Slurm may signal one alone, and they can only leave together."""
-        if world_size() > 1:
-            number = int(max_over_ranks(torch.tensor(self.signal or 0)))
-            self.signal = signal.Signals(number) if number else None
+    def agree(self) -> Signals | None:
+        """What any rank was sent, in all of them: Slurm may signal one alone, and they can only leave together.
+
+        A signal that comes while the ranks talk waits for the next time.
+        """
+        if world_size() == 1:
+            return self.signal
+        number = int(max_over_ranks(torch.tensor(self.signal or 0)))
+        if number:
+            self.signal = Signals(number)
+        return self.signal if number else None
 
     def _set(self, number: int, _: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt  # a second Ctrl-C means now
-        self.signal = signal.Signals(number)
+        self.signal = Signals(number)
