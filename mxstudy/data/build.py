@@ -22,14 +22,10 @@ from mxstudy.reader import ConfigError, require
 MAX_FILE_TOKENS = 2**27
 BATCH_CHARACTERS = 2**20  # of documents that are tokenised together
 REPORT_EVERY_S = 10.0
-NOTE_EVERY_S = 30.0  # at most so much work is lost by a kill
+NOTE_EVERY_S = 10.0  # at most so much work is lost by a kill
 
 Report = Callable[[str], None]
 Watch = Callable[[Counts, float], None]
-
-
-class Interrupted(Exception):
-    """Whoever watches wants to leave; what is done is kept."""
 
 
 def ignore_counts(counts: Counts, tokens_per_s: float) -> None:
@@ -40,7 +36,7 @@ def ignore_counts(counts: Counts, tokens_per_s: float) -> None:
 class How:
     """`report` gets lines of progress. `workers`: processes that tokenise; 0: this one does, on all cores.
 
-    `watch` is called after every batch, with the counts and this process's tokens/s, and may raise Interrupted.
+    `watch` is called after every batch, with the counts and this process's tokens/s.
     """
 
     report: Report
@@ -94,7 +90,7 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
                 partial.note(now_s - noted_s)
                 noted_s = now_s
             how.watch(partial.counts, rate)
-    except (ConfigError, Interrupted):
+    except ConfigError:  # it came between two batches
         partial.note(time.monotonic() - noted_s)
         raise
     how.report(f"tokenised in {time.monotonic() - started_s:.1f} s: {summary(partial.counts)}; {rate:,.0f} tokens/s")

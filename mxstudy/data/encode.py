@@ -58,8 +58,7 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
     if not workers:
         yield from (encode(batch, tokenizer, dtype) for batch in batches)
         return
-    context = get_context("forkserver")  # a fork of this process would have the locks of its threads
-    context.set_forkserver_preload([__name__])
+    context = get_context("spawn")  # a fork of this process would have the locks of its threads
     with ProcessPoolExecutor(workers, context, begin, (tokenizer, dtype)) as pool:
         pending: deque[Future[Encoded]] = deque()
         try:

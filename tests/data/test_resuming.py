@@ -65,14 +65,14 @@ def stop_after(batches: int):
 
     def watch(counts, tokens_per_s):
         if next(left, None) is None:
-            raise build.Interrupted
+            raise KeyboardInterrupt
 
     return watch
 
 
 def interrupted(data, cache: Path, batches: int) -> Path:
     """The folder of a preparation that left after so many batches."""
-    with pytest.raises(build.Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         prepare(data, BPE, cache, silent, watch=stop_after(batches))
     return locate(data, BPE, cache)[0].with_suffix(".partial")
 
