@@ -69,7 +69,7 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
             while pending:
                 yield pending.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
