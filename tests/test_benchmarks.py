@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import run_here
 
-from benchmarks import evaluation, launch, probes, scaling, student_teacher, tracking
+from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -147,3 +147,27 @@ def test_tracking_sees_what_is_lost_and_what_is_doubled() -> None:
     for found, missing, extra in ((sent[1:], 1, 0), (sent + sent[:1], 0, 1), (sent[1:] + sent[1:2], 1, 1)):
         row = tracking.judged("", trained, Counter(sent), Counter(found))
         assert (row["missing"], row["extra"], row["within_limits"]) == (missing, extra, False)
+
+
+def test_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--tokens", "20000", "--steps", "3", "--batch-size", "4", "--sequence-length", "64"]
+    words = ["--megabytes", "0.3", "--workers", "1", "--rounds", "1"]
+    data.main([*small, *words, "--json", str(tmp_path / "data.json")])
+    written = json.loads((tmp_path / "data.json").read_text())
+    batches = [row for row in written["rows"] if "batches_from" in row]
+    assert [row["batches_from"] for row in batches] == ["memory", "disk"]
+    for row in batches:
+        assert row["times_gpu"] == pytest.approx(row["tokens_per_s"] / written["settings"]["gpu_tokens_per_s"])
+    ours, *theirs = (row for row in written["rows"] if "tokenising" in row)
+    assert ours["tokenising"] == "prepare"
+    assert len(theirs) == len(data.MAP_BATCHES)
+    for row in [ours, *theirs]:
+        assert row["over_map"] == pytest.approx(row["tokens_per_s"] / max(one["tokens_per_s"] for one in theirs))
+    assert "over_map" in capsys.readouterr().out
+
+
+def test_the_gpu_of_the_data_benchmark_is_the_one_that_was_measured() -> None:
+    """The fastest arm of the page that the benchmark names."""
+    page = (Path(data.__file__).parents[1] / "results" / "mxnorm_pretrain.md").read_text()
+    arms = [line.split("|") for line in page.splitlines() if " GiB |" in line]
+    assert max(int(cells[5].replace(",", "")) for cells in arms) == data.GPU_TOKENS_PER_S

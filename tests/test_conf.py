@@ -112,7 +112,13 @@ def rehearse_fork(name: str, *given: str) -> None:
     assert validated(compose_job(f"+experiment={name}", "+debug=tiny", *given)).steps == 6
 
 
+def rehearse_preparing(name: str, *given: str) -> None:
+    tiny = validated(compose_job(f"+experiment={name}", "+debug=tiny", "data=slimpajama", "tokenizer=bpe_32k"))
+    assert (tiny.data.kind, tiny.tokenizer.kind) == ("pysource", "bytes")
+
+
 REHEARSED = {
+    "prepare_data": rehearse_preparing,
     "fork": rehearse_fork,
     "pretrain": rehearse_pretraining,
     "student_teacher": rehearse_students,

@@ -47,13 +47,19 @@ class Files(Corpus):
 
 @schema
 class HuggingFace(Corpus):
-    """A data set by hub name or local folder, streamed through `datasets`; `max_documents` bounds what is taken."""
+    """A data set of the Hugging Face hub, or a local folder of data files, streamed.
+
+    `folder`: only what is below that folder of the data set. `mirror`: a local copy of the data set, in the hub's
+    layout, that is read in its place. `max_documents` bounds what is taken.
+    """
 
     kind: Literal["hugging_face"] = "hugging_face"
     name: str = cosmetic()  # in the corpus's identity, a local folder by its contents
     subset: str | None = None
+    folder: str | None = None
     split: str = "train"
     revision: str = cosmetic("main")
+    mirror: str | None = cosmetic(None)  # the same text, elsewhere
     text_field: str = "text"
     max_documents: int | None = None
 

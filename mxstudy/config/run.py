@@ -94,6 +94,22 @@ class Approximation(Run):
 
 
 @schema
+class PrepareData(Run):
+    """The shards of a corpus under a tokenizer, made before a training needs them.
+
+    `workers`: processes that tokenise; null: one for every core.
+    """
+
+    study: Literal["prepare_data"] = "prepare_data"
+    data: Data
+    tokenizer: Tokenizer
+    workers: int | None = cosmetic(None)
+
+    def __post_init__(self) -> None:
+        require(self.workers is None or self.workers > 0, f"workers: must be positive, not {self.workers}; null: all")
+
+
+@schema
 class OfCheckpoint(Run):
     """What is done with a trained model.
 
@@ -239,6 +255,7 @@ class Fork(Run):
 
 STUDIES: dict[str, type[Run]] = {
     "pretrain": Pretrain,
+    "prepare_data": PrepareData,
     "student_teacher": StudentTeacher,
     "fork": Fork,
     "approximation": Approximation,

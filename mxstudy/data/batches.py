@@ -55,11 +55,11 @@ class Batches:
 
     def gather(self, tokens: Tokens, windows_B: np.ndarray) -> tuple[Tensor, Tensor]:
         length = self.sequence_length
-        window_BT = np.empty((len(windows_B), length + 1), dtype=np.int64)
-        for row, window in zip(window_BT, windows_B.tolist(), strict=True):
-            row[:] = tokens[window * length : (window + 1) * length + 1]
-        both = torch.from_numpy(window_BT)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        tokens_BT, targets_BT = np.empty((2, len(windows_B), length), dtype=np.int64)
+        for row, window in enumerate(windows_B.tolist()):
+            ids = tokens[window * length : (window + 1) * length + 1]
+            tokens_BT[row], targets_BT[row] = ids[:-1], ids[1:]
+        return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)
 
 
 def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:

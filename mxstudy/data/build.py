@@ -2,118 +2,128 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mxstudy import config
-from mxstudy.data import corpus
-from mxstudy.data.corpus import SPLITS, Split
+from mxstudy.data.corpus import Place, ignore, read_from, source_of, unique_documents
+from mxstudy.data.encode import Batch, encode_all
+from mxstudy.data.hashes import sha256_of
+from mxstudy.data.partial import SEEN, Counts, Partial, clear
 from mxstudy.data.tokenizer import Tokenizer, load_tokenizer
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 
 MAX_FILE_TOKENS = 2**27
-BATCH_CHARACTERS = 2**21  # of documents that are tokenised together
+BATCH_CHARACTERS = 2**20  # of documents that are tokenised together
 REPORT_EVERY_S = 10.0
-NO_TOKENS = np.empty(0, np.int64)
+NOTE_EVERY_S = 10.0  # at most so much work is lost by a kill
 
 Report = Callable[[str], None]
-Counts = dict[Split, dict[str, int]]  # split -> tokens, documents, duplicates, bytes
+Watch = Callable[[Counts, float], None]
 
 
-def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any], folder: Path, report: Report) -> None:
-    """Fill `folder` with shards; of what a killed process left there only a trained tokenizer is used again."""
+def ignore_counts(counts: Counts, tokens_per_s: float) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class How:
+    """`report` gets lines of progress. `workers`: processes that tokenise; 0: this one does, on all cores.
+
+    `watch` is called after every batch, with the counts and this process's tokens/s.
+    """
+
+    report: Report
+    workers: int = 0
+    watch: Watch = ignore_counts
+
+
+def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any], folder: Path, how: How) -> None:
+    """Fill `folder` with shards, or go on where a killed process stopped: the files have the same bytes."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else a fork, by whomever, switches it off
     folder.mkdir(exist_ok=True)
-    for leftover in set(folder.iterdir()) - {folder / "tokenizer.json"}:
-        leftover.unlink()
+    if clear(folder):
+        return
     started_s = time.monotonic()
     loaded = load_tokenizer(tokenizer, lambda: train_texts(data), folder / "tokenizer.json")
     loaded.save(folder / "tokenizer.json")
-    report(f"tokenizer: {loaded.vocab_size} ids, ready after {time.monotonic() - started_s:.1f} s")
-    contents = tokenize(data, loaded, folder, report)
-    files = [*sorted(folder.glob("*.bin")), folder / "tokenizer.json"]
+    how.report(f"tokenizer: {loaded.vocab_size} ids, ready after {time.monotonic() - started_s:.1f} s")
+    partial = tokenize(data, loaded, folder, how)
     known = {key: getattr(loaded, key) for key in ("vocab_size", "eos_id", "eos_token")}
+    own = {"bytes": (folder / "tokenizer.json").stat().st_size, "sha256": sha256_of(folder / "tokenizer.json")}
+    files = {name: entry for name, entry in partial.entries().items() if name != SEEN}
     manifest = {
         **origin,
         "tokenizer": origin["tokenizer"] | known | {"sha256": loaded.identity},
-        **contents,
-        "files": {file.name: {"bytes": file.stat().st_size, "sha256": corpus.sha256_of(file)} for file in files},
+        "dtype": dtype_of(loaded).str,
+        "splits": partial.counts,
+        "skipped_files": partial.place.skipped,
+        "files": files | {"tokenizer.json": own},
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    partial.finish(manifest)
 
 
-def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, report: Report) -> dict[str, Any]:
-    """Write the token files; returns the manifest's dtype, counts by split, and number of files skipped."""
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    counts = no_counts()
-    skipped: list[Path] = []
-    reported_s = started_s = time.monotonic()
-    for batch in batched(unique_documents(data, counts, skipped.append)):
-        ids = tokenizer.encode_batch([text for _, text in batch])
-        for split in SPLITS:
-            ended = [np.append(i, tokenizer.eos_id) for (side, _), i in zip(batch, ids, strict=True) if side == split]
-            append(np.concatenate([*ended, NO_TOKENS]).astype(dtype), folder, split, counts[split])
-        if time.monotonic() - reported_s > REPORT_EVERY_S:
-            reported_s = time.monotonic()
-            report(f"tokenising: {summary(counts)}")
-    report(f"tokenised in {time.monotonic() - started_s:.1f} s: {summary(counts)}")
-    require(any(split["documents"] for split in counts.values()), "data: the corpus is empty: it has no text")
-    require(counts["train"]["documents"] > 0, "data.validation_fraction: it leaves no document to train on")
-    return {"dtype": dtype.str, "splits": counts, "skipped_files": len(skipped)}
+def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) -> Partial:
+    """Write the token files."""
+    dtype, source = dtype_of(tokenizer), source_of(data)
+    partial = Partial(folder, source.parts, MAX_FILE_TOKENS * dtype.itemsize)
+    if partial.place.rows:
+        how.report(f"going on after {summary(partial.counts)}")
+    noted_s = reported_s = started_s = time.monotonic()
+    had = tokens(partial.counts)
+    batches = batched(read_from(source, partial.place, ignore))
+    try:
+        for encoded in encode_all(batches, tokenizer, dtype, how.workers):
+            partial.add(encoded, data.validation_fraction)
+            now_s = time.monotonic()
+            rate = (tokens(partial.counts) - had) / (now_s - started_s)
+            if now_s - reported_s > REPORT_EVERY_S:
+                how.report(f"tokenising: {summary(partial.counts)}; {rate:,.0f} tokens/s")
+                reported_s = now_s
+            if now_s - noted_s > NOTE_EVERY_S:
+                partial.note(now_s - noted_s)
+                noted_s = now_s
+            how.watch(partial.counts, rate)
+    except ConfigError:  # it came between two batches
+        partial.note(time.monotonic() - noted_s)
+        raise
+    how.report(f"tokenised in {time.monotonic() - started_s:.1f} s: {summary(partial.counts)}; {rate:,.0f} tokens/s")
+    documents = {split: count["documents"] for split, count in partial.counts.items()}
+    require(any(documents.values()), "data: the corpus is empty: it has no text")
+    require(documents["train"] > 0, "data.validation_fraction: it leaves no document to train on")
+    return partial
 
 
-def append(ids: np.ndarray, folder: Path, split: Split, count: dict[str, int]) -> None:
-    """To the split's last file, and on to the next when it is full."""
-    while len(ids):
-        index, used = divmod(count["tokens"], MAX_FILE_TOKENS)
-        part, ids = np.split(ids, [MAX_FILE_TOKENS - used])
-        with (folder / f"{split}-{index:05d}.bin").open("ab") as file:
-            file.write(part.tobytes())
-        count["tokens"] += len(part)
+def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
+    return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
 def train_texts(data: config.Data) -> Iterator[str]:
     """The training split, each text once: what a tokenizer may learn from."""
-    documents = unique_documents(data, no_counts(), lambda path: None)
-    return (text for split, text in documents if split == "train")
+    return (text for split, text in unique_documents(data) if split == "train")
 
 
-def unique_documents(data: config.Data, counts: Counts, on_skip: Callable[[Path], None]) -> Iterator[tuple[Split, str]]:
-    """Each text once, in corpus order, with its split; keeps 32 bytes for each, and the counts."""
-    seen: set[bytes] = set()
-    for text in corpus.documents(data, on_skip):
-        digest = corpus.digest_of(text)
-        split = corpus.split_of_digest(digest, data.validation_fraction)
-        if digest in seen:
-            counts[split]["duplicates"] += 1
-            continue
-        seen.add(digest)
-        counts[split]["documents"] += 1
-        counts[split]["bytes"] += len(text.encode())
-        yield split, text
-
-
-def batched(documents: Iterable[tuple[Split, str]]) -> Iterator[list[tuple[Split, str]]]:
-    batch: list[tuple[Split, str]] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document[1])
+def batched(rows: Iterable[tuple[Place, str]]) -> Iterator[Batch]:
+    """The last one may be empty, and has the corpus's last place."""
+    place, texts, characters = Place(), [], 0
+    for place, text in rows:
+        if text:
+            texts.append(text)
+            characters += len(text)
         if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+            yield Batch(place, texts)
+            texts, characters = [], 0
+    yield Batch(place, texts)
 
 
-def no_counts() -> Counts:
-    return {split: dict.fromkeys(("tokens", "documents", "duplicates", "bytes"), 0) for split in SPLITS}
+def tokens(counts: Counts) -> int:
+    return sum(count["tokens"] for count in counts.values())
 
 
 def summary(counts: Counts) -> str:

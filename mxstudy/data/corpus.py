@@ -1,85 +1,119 @@
 """A corpus: documents of text in a fixed order, and the identity that names it in a run's fingerprint.
 
-Each kind of data config has a source, a row of SOURCES; adding a kind is adding a row. All of them stream: no more
-than a document, or a row group of a Parquet file, is held in memory.
+It comes in parts, which are files, and each part has rows, which are documents. Each kind of data config has a source,
+a row of SOURCES; adding a kind is adding a row.
 """
 
 from __future__ import annotations
 
 import functools
 import glob
-import hashlib
 import importlib.metadata
 import itertools
-import json
 import os
 import platform
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mxstudy import config
-from mxstudy.reader import ConfigError, require, suggest
+from mxstudy.data.files import documents_of
+from mxstudy.data.hashes import Split, digest_of, sha256_once, split_of
+from mxstudy.data.hub import HuggingFaceDataset
+from mxstudy.reader import require
 
-Split = Literal["train", "validation"]
-SPLITS: tuple[Split, ...] = ("train", "validation")
 INSTALLED = ("site-packages", "dist-packages")
+OPENED_AT_ONCE = 16  # files, on the hub perhaps
+
+OnSkip = Callable[[Path], None]
 
 
-def documents(data: config.Data, on_skip: Callable[[Path], None] = lambda path: None) -> Iterator[str]:
+class Source(Protocol):
+    """Where the documents of one kind of data config come from. `parts`: names. `limit`: rows that are taken."""
+
+    limit: int | None
+
+    @property
+    def parts(self) -> Sequence[str]: ...
+
+    def read(self, part: int, skip: int, on_skip: OnSkip) -> Iterator[str]:
+        """The part's documents from row `skip` on, empty ones too; `on_skip` is told of one that is no text."""
+
+    def identity(self) -> dict[str, Any]: ...
+
+
+class Place(NamedTuple):
+    """How far a corpus has been read: part, rows of it, rows in all, files passed over as no text."""
+
+    part: int = 0
+    row: int = 0
+    rows: int = 0
+    skipped: int = 0
+
+
+def source_of(data: config.Data) -> Source:
+    return SOURCES[type(data)](data)
+
+
+def identity(data: config.Data) -> dict[str, Any]:
+    """What decides the text, as plain data: versions and contents, not the paths at which they lie."""
+    return {"kind": data.kind, **source_of(data).identity()}
+
+
+def check(data: config.Data) -> None:
+    """That the corpus can be had, and has text where it is said to be: in the first row of a file of every folder.
+
+    Raises ConfigError.
+    """
+    source = source_of(data)
+    first = {name.rpartition("/")[0]: part for part, name in reversed(list(enumerate(source.parts)))}
+    with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
+        list(pool.map(lambda part: next(source.read(part, 0, ignore), None), first.values()))
+
+
+def documents(data: config.Data, on_skip: OnSkip | None = None) -> Iterator[str]:
     """Every document that is not empty, in the same order each time.
 
     `on_skip` is told of each file of Python source that is not UTF-8. Raises ConfigError, with the place, for what
     cannot be read.
     """
-    return filter(None, SOURCES[type(data)](data).documents(on_skip))
+    return (text for _, text in read_from(source_of(data), Place(), on_skip or ignore) if text)
 
 
-def identity(data: config.Data) -> dict[str, Any]:
-    """What decides the text, as plain data: versions and contents, not the paths at which they lie."""
-    return {"kind": data.kind, **SOURCES[type(data)](data).identity()}
+def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
+    """Each text once, in corpus order, with its split; keeps 32 bytes for each."""
+    seen: set[bytes] = set()
+    for text in documents(data):
+        digest = digest_of(text)
+        if digest not in seen:
+            seen.add(digest)
+            yield split_of(text, data.validation_fraction), text
 
 
-def digest_of(text: str) -> bytes:
-    """sha256 of the text as UTF-8: what tells duplicates, and on which side of the split a document is."""
-    return hashlib.sha256(text.encode()).digest()
+def read_from(source: Source, place: Place, on_skip: OnSkip) -> Iterator[tuple[Place, str]]:
+    """Every row from `place` on, with the place behind it; at the end once more the place, with an empty text."""
+    skipped, rows = place.skipped, place.rows
+
+    def skip(path: Path) -> None:
+        nonlocal skipped
+        skipped += 1
+        on_skip(path)
+
+    for part in range(place.part, len(source.parts)):
+        if rows == source.limit:
+            return
+        before = place.row if part == place.part else 0
+        left = None if source.limit is None else source.limit - rows
+        for row, text in enumerate(itertools.islice(source.read(part, before, skip), left), start=before + 1):
+            rows += 1
+            yield Place(part, row, rows, skipped), text
+    yield Place(len(source.parts), 0, rows, skipped), ""
 
 
-def split_of(text: str, validation_fraction: float) -> Split:
-    """The side of the split: the same wherever the text turns up, whatever else the corpus holds."""
-    return split_of_digest(digest_of(text), validation_fraction)
-
-
-def split_of_digest(digest: bytes, validation_fraction: float) -> Split:
-    """`digest_of` a text is uniform over its 256-bit values; the lowest fraction of them is for validation."""
-    uniform = int.from_bytes(digest[:8], "big") / 2**64
-    return "validation" if uniform < validation_fraction else "train"
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file's bytes, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sha256_once(path: Path) -> str:
-    """`sha256_of`, which a process does not ask for again while the file keeps its size and time."""
-    stat = path.stat()
-    return _sha256_once(path, stat.st_size, stat.st_mtime_ns)
-
-
-@functools.cache
-def _sha256_once(path: Path, size: int, modified_ns: int) -> str:
-    return sha256_of(path)
-
-
-class Source(Protocol):
-    """Where the documents of one kind of data config come from."""
-
-    def documents(self, on_skip: Callable[[Path], None]) -> Iterator[str]: ...
-
-    def identity(self) -> dict[str, Any]: ...
+def ignore(path: Path) -> None:
+    """A file that is no text is passed over."""
 
 
 # ------------------------------------------------------------------------------------------- Python source text
@@ -88,17 +122,27 @@ class Source(Protocol):
 class PythonSource:
     """Every .py file of the standard library, then of the installed packages, each by its path below its root."""
 
+    limit: int | None = None
+
     def __init__(self, data: config.PySource) -> None:
         installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
         self.installed = list(dict.fromkeys(map(os.path.realpath, installed))) if data.include_site_packages else []
 
-    def documents(self, on_skip: Callable[[Path], None]) -> Iterator[str]:
+    @functools.cached_property
+    def files(self) -> list[Path]:
         standard = python_files(Path(sysconfig.get_path("stdlib")), without=INSTALLED)
-        for path in itertools.chain(standard, *(python_files(Path(root)) for root in self.installed)):
+        return [*standard, *itertools.chain.from_iterable(python_files(Path(root)) for root in self.installed)]
+
+    @property
+    def parts(self) -> list[str]:
+        return list(map(str, self.files))
+
+    def read(self, part: int, skip: int, on_skip: OnSkip) -> Iterator[str]:
+        if not skip:
             try:
-                yield path.read_bytes().decode()
+                yield self.files[part].read_bytes().decode()
             except UnicodeDecodeError:
-                on_skip(path)
+                on_skip(self.files[part])
 
     def identity(self) -> dict[str, Any]:
         python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -121,14 +165,19 @@ def python_files(root: Path, without: Iterable[str] = ()) -> list[Path]:
 class LocalFiles:
     """Files named by paths or glob patterns, in the order of the config, each pattern's matches sorted."""
 
+    limit: int | None = None
+
     def __init__(self, data: config.Files) -> None:
         matches = [path for pattern in data.paths for path in expand(pattern)]
         self.paths = list(dict.fromkeys(matches))
         self.data = data
 
-    def documents(self, on_skip: Callable[[Path], None]) -> Iterator[str]:
-        read = READERS[self.data.format]
-        return itertools.chain.from_iterable(read(path, self.data.text_field) for path in self.paths)
+    @property
+    def parts(self) -> list[str]:
+        return list(map(str, self.paths))
+
+    def read(self, part: int, skip: int, on_skip: OnSkip) -> Iterator[str]:
+        return documents_of(str(self.paths[part]), self.data.format, self.data.text_field, skip)
 
     def identity(self) -> dict[str, Any]:
         return {"sha256": [sha256_once(path) for path in self.paths]}
@@ -142,124 +191,6 @@ def expand(pattern: str) -> list[Path]:
     found = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
     require(bool(found), f"data.paths: {pattern!r} does not exist, and as a pattern it matches no file")
     return found
-
-
-def read_text(path: Path, text_field: str) -> Iterator[str]:
-    yield decode(path.read_bytes(), path)
-
-
-def read_jsonl(path: Path, text_field: str) -> Iterator[str]:
-    offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.isspace():
-                where = f"{path}, line {number}"
-                yield text_in(parse(decode(line, path, offset), where), text_field, where)
-            offset += len(line)
-
-
-def read_parquet(path: Path, text_field: str) -> Iterator[str]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            require_column(file.schema_arrow.names, text_field, path)
-            batches = (batch.to_pylist() for batch in file.iter_batches(columns=[text_field]))
-            for number, row in enumerate(itertools.chain.from_iterable(batches), start=1):
-                yield text_in(row, text_field, f"{path}, row {number}")
-    except pyarrow.ArrowException as error:
-        raise ConfigError(f"data.paths: {path} cannot be read as Parquet: {error}") from error
-
-
-READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    "text": read_text,
-    "jsonl": read_jsonl,
-    "parquet": read_parquet,
-}
-
-
-def decode(content: bytes, path: Path, offset: int = 0) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"data.paths: {path} is not UTF-8: {error.reason} at byte {offset + error.start}") from error
-
-
-def parse(line: str, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"data.paths: {where}: not JSON: {error}") from error
-    require(isinstance(row, dict), f"data.paths: {where}: must be a JSON object, not {type(row).__name__}")
-    return row
-
-
-def text_in(row: Mapping[str, Any], text_field: str, where: str) -> str:
-    """The text of a row; ConfigError if it has none, or none that UTF-8 can hold."""
-    require_column(row, text_field, where)
-    text = row[text_field]
-    require(isinstance(text, str), f"data.text_field: {where}: {text_field!r} is {text!r}, not a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"data.text_field: {where}: not valid Unicode: {error.reason}") from error
-    return text
-
-
-def require_column(names: Iterable[str], text_field: str, where: object) -> None:
-    require(text_field in names, f"data.text_field: {where} has no column {text_field!r}; {suggest(text_field, names)}")
-
-
-# --------------------------------------------------------------------------------------- Hugging Face data sets
-
-
-class HuggingFaceDataset:
-    """A data set of the hub, streamed, or a local folder: of data files, or as Dataset.save_to_disk writes it."""
-
-    def __init__(self, data: config.HuggingFace) -> None:
-        self.data = data
-        self.folder = Path(data.name) if os.path.isdir(data.name) else None
-        require(
-            self.folder is None or data.revision == "main",
-            f"data.revision: the local folder {data.name!r} has no revisions; leave it at 'main'",
-        )
-
-    def documents(self, on_skip: Callable[[Path], None]) -> Iterator[str]:
-        rows = itertools.islice(self.rows(), self.data.max_documents)
-        for number, row in enumerate(rows, start=1):
-            yield text_in(row, self.data.text_field, f"{self.data.name}, row {number}")
-
-    def identity(self) -> dict[str, Any]:
-        if self.folder is None:
-            return {"name": self.data.name, "revision": self.data.revision}
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return {"sha256": {path.relative_to(self.folder).as_posix(): sha256_once(path) for path in files}}
-
-    def rows(self) -> Iterator[Mapping[str, Any]]:
-        try:
-            yield from self.load()
-        except ConfigError:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:
-            place = "on the Hugging Face hub (it is no local folder)" if self.folder is None else "in that folder"
-            raise ConfigError(f"data.name: cannot load {self.data.name!r} {place}: {error}") from error
-
-    def load(self) -> Iterable[Mapping[str, Any]]:
-        import datasets
-
-        data, folder = self.data, self.folder
-        if folder is None:
-            return datasets.load_dataset(
-                data.name, data.subset, split=data.split, revision=data.revision, streaming=True
-            )
-        if not any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
-            return datasets.load_dataset(data.name, data.subset, split=data.split, streaming=True)
-        require(data.subset is None, f"data.subset: {data.name!r} was written by save_to_disk and has no subsets")
-        saved = datasets.load_from_disk(data.name)
-        splits = saved if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
-        require(data.split in splits, f"data.split: {data.name!r} has no {data.split!r}; {suggest(data.split, splits)}")
-        return splits[data.split]
 
 
 SOURCES: dict[type, Callable[[Any], Source]] = {

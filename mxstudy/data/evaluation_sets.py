@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from mxstudy.data.corpus import sha256_once
+from mxstudy.data.hashes import sha256_once
 from mxstudy.reader import ConfigError, require
 
 Rows = list[dict[str, Any]]

@@ -27,8 +27,8 @@ from mxstudy import config
 from mxstudy.config import SCHEMA_VERSION, hashed
 from mxstudy.data import corpus
 from mxstudy.data import tokenizer as tokenization
-from mxstudy.data.build import Report, build
-from mxstudy.data.corpus import Split
+from mxstudy.data.build import How, Report, Watch, build, ignore_counts
+from mxstudy.data.hashes import Split, sha256_of
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.reader import ConfigError, require
 
@@ -80,13 +80,8 @@ class Tokens:
         return np.concatenate([np.empty(0, self.dtype), *parts])
 
 
-def prepare(data: config.Data, tokenizer: config.Tokenizer, cache_dir: Path, report: Report) -> Shards:
-    """The shards of a corpus under a tokenizer: made on the first call, opened on every later one.
-
-    Safe to call from several processes at once and to kill at any moment: the work is done in a folder beside, under
-    a lock, and renamed when it is complete. `report` gets lines of progress. Raises ConfigError for a corpus or a
-    tokenizer that cannot be read, and for a corpus without training text.
-    """
+def locate(data: config.Data, tokenizer: config.Tokenizer, cache_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of the shards, whether they are there or not, and all that decides their tokens."""
     origin = {
         "version": [SHARDS_VERSION, SCHEMA_VERSION],
         "data": hashed(data),
@@ -94,13 +89,31 @@ def prepare(data: config.Data, tokenizer: config.Tokenizer, cache_dir: Path, rep
         "tokenizer": tokenization.identity(tokenizer),
     }
     key = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(cache_dir) / "shards" / key
+    return Path(cache_dir) / "shards" / key, origin
+
+
+def prepare(
+    data: config.Data,
+    tokenizer: config.Tokenizer,
+    cache_dir: Path,
+    report: Report,
+    workers: int = 0,
+    watch: Watch = ignore_counts,
+) -> Shards:
+    """The shards of a corpus under a tokenizer: made on the first call, opened on every later one.
+
+    Safe to call from several processes at once and to kill at any moment: the work is done in a folder beside, under
+    a lock, and renamed when it is complete; the next call goes on with what was done. `report` gets lines of
+    progress; `workers` and `watch` are those of `How`. Raises ConfigError for a corpus or a tokenizer that cannot be
+    read, and for a corpus without training text.
+    """
+    folder, origin = locate(data, tokenizer, cache_dir)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(folder.with_suffix(".lock"), report):
             if not folder.exists():
                 partial = folder.with_suffix(".partial")
-                build(data, tokenizer, origin, partial, report)
+                build(data, tokenizer, origin, partial, How(report, workers, watch))
                 partial.rename(folder)
     return open_shards(folder)
 
@@ -127,7 +140,7 @@ def verify(shards: Shards) -> None:
     for name, entry in manifest["files"].items():
         path = shards.folder / name
         require(
-            corpus.sha256_of(path) == entry["sha256"],
+            sha256_of(path) == entry["sha256"],
             f"{path}: its sha256 is not the manifest's; {remedy(path.parent)}",
         )
 

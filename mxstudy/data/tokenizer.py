@@ -41,6 +41,10 @@ class Tokenizer:
         self.json = backend.to_str()
         self.identity = hashlib.sha256(self.json.encode()).hexdigest()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process as its JSON, which holds all of it."""
+        return from_json, (self.json, self.eos_token)
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Ids of each text, uint32 [tokens], without EOS; in parallel on all cores."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -64,6 +68,9 @@ class ByteTokenizer(Tokenizer):
         backend = byte_level(models.BPE(vocab=vocabulary, merges=[]))
         backend.add_special_tokens([EOS])
         super().__init__(backend)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ByteTokenizer, ()
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
@@ -111,6 +118,10 @@ def identity(tokenizer: config.Tokenizer) -> dict[str, Any]:
         loaded = load_pretrained(tokenizer)
         return {"kind": tokenizer.kind, "sha256": loaded.identity, "eos_token": loaded.eos_token}
     return hashed(tokenizer)
+
+
+def from_json(json: str, eos_token: str) -> Tokenizer:
+    return Tokenizer(tokenizers.Tokenizer.from_str(json), eos_token)
 
 
 def train_bpe(tokenizer: config.TrainedBPE, texts: Iterator[str]) -> Tokenizer:

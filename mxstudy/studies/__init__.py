@@ -2,10 +2,11 @@
 
 from types import ModuleType
 
-from mxstudy.studies import approximation, evaluate, fork, perplexity, pretrain, student_teacher
+from mxstudy.studies import approximation, evaluate, fork, perplexity, prepare_data, pretrain, student_teacher
 
 STUDIES: dict[str, ModuleType] = {
     "pretrain": pretrain,
+    "prepare_data": prepare_data,
     "student_teacher": student_teacher,
     "fork": fork,
     "approximation": approximation,

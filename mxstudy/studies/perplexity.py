@@ -22,7 +22,7 @@ import pandas as pd
 from mxstudy import results
 from mxstudy.config import Perplexity
 from mxstudy.data import corpus
-from mxstudy.data.build import no_counts, unique_documents
+from mxstudy.data.hashes import digest_of
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
@@ -94,7 +94,7 @@ def windows_of(config: Perplexity, trained: Trained) -> Windows:
 
 def documents_of(config: Perplexity) -> Iterator[Document]:
     """The first documents of the split, each text once; a document's chunk depends on what is before it alone."""
-    found = unique_documents(config.data, no_counts(), lambda path: None)
+    found = corpus.unique_documents(config.data)
     texts = (text for split, text in found if config.split in ("all", split))
     characters = 0
     for number, text in enumerate(itertools.islice(texts, config.documents)):
@@ -160,7 +160,7 @@ def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Seq
     return pd.DataFrame(
         {
             "document": [document.number for document in documents],
-            "sha256": [corpus.digest_of(document.text).hex()[:16] for document in documents],
+            "sha256": [digest_of(document.text).hex()[:16] for document in documents],
             "bytes": [len(document.text.encode()) for document in documents],
             "characters": [len(document.text) for document in documents],
             "tokens": [len(tokens) for tokens in ids],

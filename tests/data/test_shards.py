@@ -14,7 +14,7 @@ import pytest
 
 from mxstudy import config
 from mxstudy.data import build
-from mxstudy.data.corpus import split_of
+from mxstudy.data.hashes import split_of
 from mxstudy.data.shards import open_shards, prepare, verify
 from mxstudy.reader import ConfigError
 
@@ -157,7 +157,8 @@ def test_token_dtype_follows_the_vocabulary(data, cache, monkeypatch):
         tokenizer.vocab_size = vocab_size
         folder = cache / str(vocab_size)
         folder.mkdir()
-        assert build.tokenize(data, tokenizer, folder, silent)["dtype"] == dtype
+        assert build.dtype_of(tokenizer).str == dtype
+        build.tokenize(data, tokenizer, folder, build.How(silent)).finish({})
         ids = np.fromfile(folder / "train-00000.bin", dtype)
         assert ids.tolist() == shards.tokens("train")[:].tolist()
 

@@ -18,7 +18,7 @@ from composing import compose
 
 from mxstudy import config, results
 from mxstudy.config import read_run
-from mxstudy.data.corpus import digest_of
+from mxstudy.data.hashes import digest_of
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.scorer import Request, Scored

@@ -1,0 +1,209 @@
+"""Data: batches a second from shards, and how fast a corpus is tokenised, beside a plain `datasets.map`.
+
+batches: rows of the global batch, shuffled, as int64 on the CPU, by one thread; from files that are in memory, and from
+files that the system was told to forget. `times_gpu`: over what one GPU consumes in training.
+
+tokenising: `prepare` as +experiment=prepare_data calls it, from Parquet files to verified shards, all included:
+starting the processes, reading, sha256, duplicates, the split, writing. Beside it `datasets.map` of the same batch
+encoder with the same tokenizer, as many processes, from a data set that is loaded and in Arrow already; its best of two
+batch sizes.
+Both in turns, the best of the rounds; they must find the same number of tokens. Tokens per second of all cores are what
+can be compared on a machine that does other things too.
+
+python -m benchmarks.data [--tokens 268435456] [--megabytes 100] [--texts FILE.parquet ...] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from mxstudy import config
+from mxstudy.data import corpus
+from mxstudy.data.build import MAX_FILE_TOKENS
+from mxstudy.data.shards import Shards, prepare, verify
+from mxstudy.data.tokenizer import Tokenizer, load_pretrained, train_bpe
+
+# llama_125m in bf16 on one H200, median over the steps: results/mxnorm_pretrain.md.
+GPU_TOKENS_PER_S = 355_201
+BATCH_SIZE, SEQUENCE_LENGTH = 32, 4096  # of that run
+MAP_BATCHES = (100, 1000)  # documents
+FILES = 4
+VOCAB_SIZE = 32_000
+
+
+# ------------------------------------------------------------------------------------------------------- batches
+
+
+def random_shards(folder: Path, tokens: int) -> Shards:
+    """Of a vocabulary of 32,000, in files of the size that `prepare` makes; nothing but what Batches reads."""
+    rng, names = np.random.default_rng(0), []
+    for number, start in enumerate(range(0, tokens, MAX_FILE_TOKENS)):
+        names.append(f"train-{number:05d}.bin")
+        rng.integers(VOCAB_SIZE, size=min(MAX_FILE_TOKENS, tokens - start), dtype=np.uint16).tofile(folder / names[-1])
+    return Shards(folder, {"dtype": "<u2", "files": dict.fromkeys(names)})
+
+
+def forget(folder: Path) -> None:
+    """The system drops its copies of the files."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequence_length: int) -> list[dict]:
+    from mxstudy.data.batches import (
+        Batches,
+    )  # torch: a process that tokenises imports this module, as it does `mxstudy`
+
+    shards = random_shards(folder, tokens)
+    rows = []
+    for where in ("memory", "disk"):
+        if where == "disk":
+            forget(folder)
+        batches = Batches(shards, sequence_length, batch_size, data_seed=0)
+        for step in range(tokens // sequence_length // batch_size if where == "memory" else 0):
+            batches.train(step)  # every page once
+        began_s = time.perf_counter()
+        for step in range(steps):
+            batches.train(step)
+        seconds = time.perf_counter() - began_s
+        rate = steps * batch_size * sequence_length / seconds
+        rows.append({"batches_from": where, "tokens_per_s": rate, "times_gpu": rate / GPU_TOKENS_PER_S})
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------- tokenising
+
+
+def texts_of(megabytes: float, paths: Sequence[str]) -> list[str]:
+    """Each text once, of the Parquet files or of the Python that is installed here."""
+    data = config.Files(format="parquet", paths=tuple(paths)) if paths else config.PySource(include_site_packages=True)
+    taken, size = [], 0
+    for _, text in corpus.unique_documents(data):
+        if size >= megabytes * 1e6:
+            break
+        taken.append(text)
+        size += len(text)
+    return taken
+
+
+def write_corpus(folder: Path, texts: list[str]) -> list[str]:
+    """Parquet files of equal numbers of documents."""
+    paths = []
+    for number in range(FILES):
+        paths.append(str(folder / f"{number:05d}.parquet"))
+        parquet.write_table(pa.table({"text": texts[number::FILES]}), paths[-1], row_group_size=1000)
+    return paths
+
+
+class Found(NamedTuple):
+    """Tokens without EOS; seconds on the clock, and of all cores by this process and those that it started."""
+
+    tokens: int
+    seconds: float
+    cpu_s: float
+
+
+def timed(tokenise: Callable[[], int]) -> Found:
+    began_s, began = time.perf_counter(), sum(os.times()[:4])
+    found = tokenise()
+    return Found(found, time.perf_counter() - began_s, sum(os.times()[:4]) - began)
+
+
+def ours(paths: list[str], tokenizer: str, folder: Path, workers: int) -> int:
+    data = config.Files(format="parquet", paths=tuple(paths))
+    shards = prepare(data, config.Pretrained(name=tokenizer), folder, lambda line: None, workers)
+    verify(shards)
+    return sum(split["tokens"] - split["documents"] for split in shards.manifest["splits"].values())
+
+
+def plain_map(dataset: Any, tokenizer: Tokenizer, folder: Path, workers: int, batch_size: int) -> int:
+    encode = tokenizer.backend.encode_batch_fast
+
+    def ids_of(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        return {"ids": [encoding.ids for encoding in encode(rows["text"], add_special_tokens=False)]}
+
+    mapped = dataset.map(
+        ids_of,
+        batched=True,
+        batch_size=batch_size,
+        num_proc=workers,
+        remove_columns=["text"],
+        cache_file_name=str(folder / "mapped.arrow"),
+        load_from_cache_file=False,
+    )
+    return sum(len(chunk.flatten()) for chunk in mapped.data.column("ids").chunks)
+
+
+def measure_tokenising(folder: Path, texts: list[str], name: str | None, workers: int, rounds: int) -> list[dict]:
+    import datasets
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # of each process: there are as many as cores
+    datasets.disable_progress_bars()
+    tokenizer = load_pretrained(config.Pretrained(name=name)) if name else None
+    tokenizer = tokenizer or train_bpe(config.TrainedBPE(vocab_size=VOCAB_SIZE, train_bytes=20_000_000), iter(texts))
+    tokenizer.save(folder / "tokenizer.json")
+    paths = write_corpus(folder, texts)
+    dataset = datasets.load_dataset("parquet", data_files=paths, split="train", cache_dir=str(folder / "cache"))
+    found: dict[str, list[Found]] = defaultdict(list)
+    for number in range(rounds):
+        here = folder / f"round-{number}"
+        here.mkdir()
+        found["prepare"].append(timed(partial(ours, paths, str(folder / "tokenizer.json"), here, workers)))
+        for size in MAP_BATCHES:
+            call = partial(plain_map, dataset, tokenizer, here, workers, size)
+            found[f"datasets.map, batches of {size}"].append(timed(call))
+    assert len({one.tokens for runs in found.values() for one in runs}) == 1, found
+    rows: list[dict[str, Any]] = [rates(who, runs) for who, runs in found.items()]
+    for name, over in (("tokens_per_s", "over_map"), ("tokens_per_cpu_s", "cpu_over_map")):
+        best = max(row[name] for row in rows if row["tokenising"] != "prepare")
+        rows = [row | {over: row[name] / best} for row in rows]
+    return rows
+
+
+def rates(who: str, runs: list[Found]) -> dict[str, Any]:
+    by_clock, by_cpu = (max(one.tokens / one[number] for one in runs) for number in (1, 2))
+    return {"tokenising": who, "tokens_per_s": by_clock, "tokens_per_cpu_s": by_cpu}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=2**28, help="of the shards that batches are read from")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+    parser.add_argument("--sequence-length", type=int, default=SEQUENCE_LENGTH)
+    parser.add_argument("--megabytes", type=float, default=100.0, help="of text that is tokenised")
+    parser.add_argument("--texts", nargs="*", default=[], help="Parquet files with a column text; else Python source")
+    parser.add_argument("--tokenizer", help="a tokenizer.json; else a BPE of 32,000 is trained on the texts")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=Path("figures/data.json"))
+    asked = parser.parse_args(words)
+    from benchmarks.report import measured, show  # torch too
+
+    with tempfile.TemporaryDirectory() as folder:
+        batches = measure_batches(Path(folder), asked.tokens, asked.steps, asked.batch_size, asked.sequence_length)
+    show(batches)
+    with tempfile.TemporaryDirectory() as folder:
+        texts = texts_of(asked.megabytes, asked.texts)
+        tokenising = measure_tokenising(Path(folder), texts, asked.tokenizer, asked.workers, asked.rounds)
+    show(tokenising)
+    sizes = {"documents": len(texts), "bytes": sum(len(text.encode()) for text in texts), "workers": asked.workers}
+    measured([*batches, *tokenising], asked.json, gpu_tokens_per_s=GPU_TOKENS_PER_S, cores=os.cpu_count(), **sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Documents to token ids, batch by batch and in order: in this process, or in several side by side.
+
+A batch's hashes are taken where its ids are, so that the process which reads and writes has no work by the byte.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context, parent_process
+from typing import NamedTuple
+
+import numpy as np
+
+from mxstudy.data.corpus import Place
+from mxstudy.data.hashes import digest_of
+from mxstudy.data.tokenizer import Tokenizer
+
+AHEAD = 3  # batches for each process that are read before the first is written
+
+own: tuple[Tokenizer, np.dtype]  # of a process of the pool
+
+
+class Batch(NamedTuple):
+    """Documents that are tokenised together, and the place behind the last of them."""
+
+    place: Place
+    texts: Sequence[str]
+
+
+class Encoded(NamedTuple):
+    """Of n documents: sha256s one after the other, sizes in bytes and in tokens (int64 [n]), ids, each with EOS."""
+
+    place: Place
+    digests: bytes
+    sizes: np.ndarray
+    lengths: np.ndarray
+    ids: np.ndarray
+
+
+def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
+    documents = tokenizer.encode_batch(list(batch.texts))
+    lengths = np.array([len(ids) + 1 for ids in documents], np.int64)
+    ids = np.full(lengths.sum(), tokenizer.eos_id, dtype)
+    ends = np.cumsum(lengths)
+    for document, start, end in zip(documents, ends - lengths, ends, strict=True):
+        ids[start : end - 1] = document
+    sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
+    return Encoded(batch.place, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids)
+
+
+def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, workers: int) -> Iterator[Encoded]:
+    """In the order of the batches; `workers` processes, or 0: in this one, on all cores."""
+    if not workers:
+        yield from (encode(batch, tokenizer, dtype) for batch in batches)
+        return
+    context = get_context("spawn")  # a fork of this process would have the locks of its threads
+    with ProcessPoolExecutor(workers, context, begin, (tokenizer, dtype)) as pool:
+        pending: deque[Future[Encoded]] = deque()
+        try:
+            for batch in batches:
+                pending.append(pool.submit(encode_one, batch))
+                if len(pending) > AHEAD * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
+    """A process of the pool: one thread, deaf to the terminal's Ctrl-C, gone when its parent is."""
+    global own
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # the parent decides what is still done
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    own = tokenizer, dtype
+
+
+def leave_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def encode_one(batch: Batch) -> Encoded:
+    return encode(batch, *own)

@@ -1,0 +1,134 @@
+"""Files of documents: how each kind is read, from any row on, and what is refused, with its place.
+
+All of them stream: no more than a document, or a row group of a Parquet file, is held in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow
+from pyarrow import parquet
+
+from mxstudy.reader import ConfigError, require, suggest
+
+ON_THE_HUB = "hf://"
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+KINDS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".jsonl.zst": "jsonl", ".parquet": "parquet"}
+ROWS_AT_ONCE = 1024  # of a Parquet file
+
+
+def kind_of(name: str) -> str | None:
+    """By the end of a file's name; None for what is not read here."""
+    return next((kind for suffix, kind in KINDS.items() if name.endswith(suffix)), None)
+
+
+def documents_of(path: str, kind: str, text_field: str, skip: int = 0) -> Iterator[str]:
+    """The documents of a local file, or of one on the hub, from row `skip` on, empty ones too.
+
+    Raises ConfigError, with file and row, for what cannot be read.
+    """
+    try:
+        with opened(path) as file:
+            yield from READERS[kind](file, path, text_field, skip)
+    except (OSError, pyarrow.ArrowException) as error:
+        names = {"parquet": "Parquet", "jsonl": "JSON lines", "text": "text"}
+        raise ConfigError(f"data: {path} cannot be read as {names[kind]}: {error}") from error
+
+
+def opened(path: str) -> BinaryIO:
+    if not path.startswith(ON_THE_HUB):
+        return open(path, "rb")
+    from huggingface_hub import HfFileSystem  # takes a second
+
+    return HfFileSystem().open(path, "rb")
+
+
+def read_text(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterator[str]:
+    if not skip:
+        yield decode(file.read(), where)
+
+
+def read_jsonl(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterator[str]:
+    """A row is a line that is not blank."""
+    lines = decompressed(file, where)
+    offset, rows = 0, 0
+    for number, line in enumerate(lines, start=1):
+        if not line.isspace():
+            rows += 1
+            if rows > skip:
+                at = f"{where}, line {number}"
+                yield text_in(parse(decode(line, where, offset), at), text_field, at)
+        offset += len(line)
+
+
+def decompressed(file: BinaryIO, where: str) -> Iterable[bytes]:
+    """Its lines."""
+    compression = COMPRESSIONS.get(Path(where).suffix)
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, compression)) if compression else file
+
+
+def read_parquet(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterator[str]:
+    """Row groups that are skipped whole are not read."""
+    table = parquet.ParquetFile(file)
+    require_column(table.schema_arrow.names, text_field, where)
+    number = 0
+    for group in range(table.num_row_groups):
+        rows = table.metadata.row_group(group).num_rows
+        if number + rows <= skip:
+            number += rows
+            continue
+        batches = table.iter_batches(ROWS_AT_ONCE, [group], [text_field])
+        for text in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches):
+            number += 1
+            if number > skip:
+                yield checked(text, text_field, f"{where}, row {number}")
+
+
+READERS: dict[str, Callable[[BinaryIO, str, str, int], Iterator[str]]] = {
+    "text": read_text,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+}
+
+
+def decode(content: bytes, where: str, offset: int = 0) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data: {where} is not UTF-8: {error.reason} at byte {offset + error.start}") from error
+
+
+def parse(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"data: {where}: not JSON: {error}") from error
+    require(isinstance(row, dict), f"data: {where}: must be a JSON object, not {type(row).__name__}")
+    return row
+
+
+def text_in(row: Mapping[str, Any], text_field: str, where: str) -> str:
+    """The text of a row; ConfigError if it has none, or none that UTF-8 can hold."""
+    require_column(row, text_field, where)
+    return checked(row[text_field], text_field, where)
+
+
+def checked(text: Any, text_field: str, where: str) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"data.text_field: {where}: {text_field!r} is {text!r}, not a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"data.text_field: {where}: not valid Unicode: {error.reason}") from error
+    return text
+
+
+def require_column(names: Iterable[str], text_field: str, where: object) -> None:
+    if text_field not in names:
+        raise ConfigError(f"data.text_field: {where} has no column {text_field!r}; {suggest(text_field, names)}")

@@ -1,0 +1,46 @@
+"""The set of digests against Python's own."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from mxstudy.data.hashes import for_validation
+from mxstudy.data.seen import FULLEST, Seen
+
+
+def digests(texts) -> list[bytes]:
+    return [hashlib.sha256(str(text).encode()).digest() for text in texts]
+
+
+def test_as_a_set_of_python_would():
+    seen, reference = Seen(), set()
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        batch = digests(rng.integers(0, 150_000, 4000).tolist())
+        expected = []
+        for digest in batch:
+            expected.append(digest not in reference)
+            reference.add(digest)
+        assert seen.add(b"".join(batch)).tolist() == expected, number
+    assert seen.size == len(reference) > 65_536
+    assert len(reference) <= FULLEST * len(seen.slots)
+    assert seen.slots.nbytes / len(reference) < 43
+    assert seen.add(b"").tolist() == []
+
+
+def test_collisions_are_told_apart():
+    """All of them want the same slot, and one begins with the zeros that mark a slot as free."""
+    keys = np.zeros((3000, 4), np.uint64)
+    keys[:, 0] = np.arange(3000)
+    keys[0, 2] = 9  # what is not compared
+    keys[1, 0] = 3000
+    assert Seen().add(keys.tobytes()).all()
+    assert Seen().add(np.concatenate([keys, keys]).tobytes()).tolist() == [True] * 3000 + [False] * 3000
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.02, 0.5, 0.999])
+def test_the_split_is_the_first_64_bits_over_2_to_the_64(fraction):
+    batch = [*digests(range(2000)), bytes(32), b"\xff" * 32]
+    expected = [int.from_bytes(digest[:8], "big") / 2**64 < fraction for digest in batch]
+    assert for_validation(b"".join(batch), fraction).tolist() == expected
