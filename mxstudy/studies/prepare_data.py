@@ -61,7 +61,7 @@ def run(config: PrepareData, folder: RunFolder, label: str) -> str:
         follow = mirror_of(config, folder, label)
         if follow:
             follow.start()
-        folder.update(state="finished")
+        folder.update(state="finished", steps=folder.status().step)  # how many documents there are is known only now
         behind = follow.finish("finished") if follow else None
         if behind:
             print(f"tracking: {behind}; the journal has everything", flush=True)
