@@ -130,7 +130,7 @@ class Stack:
         each = self.steps()
         inputs_TD = [self.draw(step) for step in each]
         with self.aside():
-            target_STD = self.spread([self.teach(*pair) for pair in zip(each, inputs_TD, strict=True)])
+            target_STD = self.targets(each, inputs_TD)
         y_STD = self.forward(self.spread(inputs_TD))
         self.wait_aside()
         losses = self.loss(y_STD, target_STD)
@@ -143,7 +143,11 @@ class Stack:
         """Inputs and targets of the next step, [S, T, D] each."""
         steps = self.steps()
         inputs_TD = [self.draw(step) for step in steps]
-        return self.spread(inputs_TD), self.spread([self.teach(*pair) for pair in zip(steps, inputs_TD, strict=True)])
+        return self.spread(inputs_TD), self.targets(steps, inputs_TD)
+
+    def targets(self, steps: Sequence[Tensor], inputs_TD: Sequence[Tensor]) -> Tensor:
+        """[S, T, D]."""
+        return self.spread([self.teach(*pair) for pair in zip(steps, inputs_TD, strict=True)])
 
     def steps(self) -> Sequence[Tensor]:
         """The one at which all replicas are, or that of each."""

@@ -51,7 +51,7 @@ def state_tensors(optimizer: config.StudentOptimizer) -> int:
 class StackOptimizer:
     """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0.
 
-    On a GPU Adam is a kernel: for small stacks what compiles from the formula has half of its bandwidth.
+    On a GPU Adam is a kernel: what compiles from the formula is slower for stacks of a few replicas.
     """
 
     def __init__(

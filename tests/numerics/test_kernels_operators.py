@@ -21,6 +21,7 @@ from joined import (
     normalized,
     rms_of,
 )
+from torch import library
 
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
@@ -43,7 +44,7 @@ def test_cast_both_is_an_operator(dtype):
     """Schema, fake tensors and tracing, and compiled without a break."""
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     cast = BlockCast()
-    torch.library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", None, cast)))
+    library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", None, cast)))
     compiled = torch.compile(cast_both, fullgraph=True)(x, "E4M3", "E5M2", cast)
     for one, other in zip(compiled, cast_both(x, "E4M3", "E5M2", cast), strict=True):
         assert_same_bits(one, other)
@@ -62,8 +63,8 @@ def test_activations_are_operators(name):
         assert_same_bits(one, other)
     options = settings(dz.shape, "E4M3", None, BlockCast())
     phi, gated = ACTIVATIONS[name]
-    torch.library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, phi, gated, True, True, *options))
-    torch.library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, (dz, h, phi, gated, True, *options))
+    library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, phi, gated, True, True, *options))
+    library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, (dz, h, phi, gated, True, *options))
 
 
 @pytest.mark.parametrize("norm", [RowNorm(centers=True), RowNorm(p=2.0)])
@@ -74,7 +75,7 @@ def test_norm_cast_both_is_an_operator(norm, with_branch):
     branch = x if with_branch else None
     at = (x, branch, gain, None, norm.p, norm.centers, norm.eps, False)
     options = settings(x.shape, "E4M3", None, BlockCast())
-    torch.library.opcheck(torch.ops.mxstudy.norm_cast_both, (*at, *options))
+    library.opcheck(torch.ops.mxstudy.norm_cast_both, (*at, *options))
 
     def cast(x, gain):
         return norm_cast_both(x, gain, norm, "E4M3", "E4M3", BlockCast(), branch=x if with_branch else None)

@@ -4,7 +4,7 @@ A tensor that is read by two GEMMs is quantised twice, along its rows for the on
 Each operator here reads its inputs once and writes both operands, decoded to bf16: what `block_cast(...)
 .dequantize(torch.bfloat16)` gives, bit by bit. On a GPU it is a Triton kernel (`device/`), elsewhere the numerics that
 the rest of the package has; neither knows how to differentiate itself. Torch sees operators without an inside
-(`torch.library`): no graph breaks, and no compiler removes a rounding.
+(custom ones of torch's): no graph breaks, and no compiler removes a rounding.
 """
 
 from mxstudy.numerics.kernels.activation import activation_backward_cast_both, activation_cast_both

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
@@ -108,7 +108,7 @@ def rounded(x: Tensor, to_bf16: bool) -> Tensor:
     return x.to(BF16).to(torch.float32) if to_bf16 else x
 
 
-@torch.library.custom_op("mxstudy::activation_cast_both", mutates_args=())
+@library.custom_op("mxstudy::activation_cast_both", mutates_args=())
 def _activation_cast_both(
     h: Tensor,
     phi: str,
@@ -172,7 +172,7 @@ def run(
     return operands
 
 
-@torch.library.custom_op("mxstudy::activation_backward_cast_both", mutates_args=())
+@library.custom_op("mxstudy::activation_backward_cast_both", mutates_args=())
 def _activation_backward_cast_both(
     dz: Tensor,
     h: Tensor,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels.operands import Tile, both, constants, empty_both, launch, settings, tile_of
@@ -18,7 +17,7 @@ def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -
     return _cast_both(x, *settings(x.shape, row, column, cast))
 
 
-@torch.library.custom_op("mxstudy::cast_both", mutates_args=())
+@library.custom_op("mxstudy::cast_both", mutates_args=())
 def _cast_both(
     x: Tensor, row: str | None, column: str | None, block_size: int, scale_rule: str, rounding: str, pre_round: bool
 ) -> tuple[Tensor, Tensor]:

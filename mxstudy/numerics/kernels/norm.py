@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
@@ -88,7 +88,7 @@ def empty_results(x: Tensor, has_branch: bool, centers: bool) -> Tensors:
     return *empty_both(x), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
 
 
-@torch.library.custom_op("mxstudy::norm_cast_both", mutates_args=())
+@library.custom_op("mxstudy::norm_cast_both", mutates_args=())
 def _norm_cast_both(
     x: Tensor,
     branch: Tensor | None,
