@@ -9,6 +9,7 @@ has bf16 values; what lies between two GEMMs is rounded as VECTOR_OPS has it.
 
 from __future__ import annotations
 
+import copy
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,8 @@ from mxstudy.model.seeds import generator_for
 from mxstudy.model.student_attention import SelfAttention
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
-from mxstudy.numerics.norm_mlp import NormMLP, has_kernels, norm_mlp
+from mxstudy.numerics.kernels.operands import Held
+from mxstudy.numerics.norm_mlp import NormMLP, has_kernels, hold, norm_mlp
 from mxstudy.numerics.vector import Gain
 from mxstudy.reader import require
 
@@ -98,9 +100,13 @@ INITS = {
 
 
 class Block(nn.Module):
-    """`joined`: norm, both linears and the activation in one, with kernels; None for one after another."""
+    """`joined`: norm, both linears and the activation in one, with kernels; None for one after another.
+
+    `held`: then also the operands of up and down, if whoever trains keeps them up to date; else every forward casts.
+    """
 
     joined: NormMLP | None = None
+    held: tuple[Held, Held] | None = None
 
     def __init__(self, model: config.ResidualMLP, norm: config.Norm | None, cast: BlockCast, ops: VectorOps) -> None:
         super().__init__()
@@ -130,12 +136,13 @@ class Block(nn.Module):
         if self.joined is None:
             return self.down(self.activation.apply(self.up(x_TD), self.ops))
         gain, bias = self.up.gain_and_bias(x_TD) if isinstance(self.up, NormLinear) else (None, None)
-        return norm_mlp(x_TD, gain, bias, self.up.weight, self.down.weight, self.joined)
+        up, down = self.held or (self.up.weight, self.down.weight)
+        return norm_mlp(x_TD, gain, bias, up, down, self.joined)
 
     def join(self) -> None:
         """From here on with kernels, in the formats that the linears now have; as before where there are none."""
         up, down, norm = self.up, self.down, None
-        self.joined = None
+        self.joined = self.held = None
         if isinstance(up, NormLinear):
             norm = up.norm.row_norm
             if norm is None or up.norm.output not in ("joined", "rounded"):
@@ -153,6 +160,14 @@ class Block(nn.Module):
                 gate_dtype=self.ops.gate,
                 dtype=self.ops.activation,
             )
+
+    def hold(self) -> dict[Tensor, Held]:
+        """From here on with operands that are held: those of the weights that have some, by the weight."""
+        if self.joined is None or self.joined.fold_gain:
+            return {}
+        up, down = (hold(linear.weight, linear.gemms, linear.cast) for linear in (self.up, self.down))
+        self.held = up, down
+        return {self.up.weight: up, self.down.weight: down}
 
 
 def after_norm(
@@ -216,6 +231,19 @@ class ResidualMLP(nn.Module):
         """Every block by itself; see Block.join."""
         for layer in self.layers:
             typing.cast(Block, layer).join()
+
+    def hold(self) -> dict[Tensor, Held]:
+        """Every block by itself; see Block.hold."""
+        return {weight: one for layer in self.layers for weight, one in typing.cast(Block, layer).hold().items()}
+
+    def sharing(self, joined: bool = False) -> ResidualMLP:
+        """A copy with the same parameters that casts them itself, its blocks one after another or `joined` as here."""
+        held = [operand for layer in self.layers for one in typing.cast(Block, layer).held or () for operand in one[:2]]
+        shared = copy.deepcopy(self, {id(tensor): tensor for tensor in [*self.parameters(), *held]})
+        for module in shared.layers:
+            layer = typing.cast(Block, module)
+            layer.joined, layer.held = layer.joined if joined else None, None
+        return shared
 
     @torch.no_grad()
     def init_weights(self, seeds: Sequence[int], prefix: str = "") -> None:

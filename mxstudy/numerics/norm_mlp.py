@@ -24,7 +24,9 @@ from mxstudy.numerics.kernels import (
     cast_both,
     norm_cast_both,
 )
-from mxstudy.numerics.kernels.operands import BLOCK_SIZES, operand
+from mxstudy.numerics.kernels.cast import cast_both_with
+from mxstudy.numerics.kernels.operands import BLOCK_SIZES, Held, operand
+from mxstudy.numerics.kernels.operands import settings as kernel_settings
 from mxstudy.numerics.matmul import Gemms
 from mxstudy.numerics.norm import center, norm_backward, normalize
 
@@ -58,13 +60,28 @@ def has_kernels(gemms: Gemms, cast: BlockCast) -> bool:
 
 
 def norm_mlp(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, up: Tensor, down: Tensor, settings: NormMLP
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, up: Tensor | Held, down: Tensor | Held, settings: NormMLP
 ) -> Tensor:
     """x [S, T, in] bf16 or fp32, gain and bias [S, 1, in], up [S, up, in], down [S, out, inner] -> [S, T, out] bf16.
 
-    Without a stack all lack the S, gain and bias are [in]. Raises ConfigError as the kernels do.
+    A weight may be its operands, where nobody folds a gain into it. Without a stack all lack the S, gain and bias are
+    [in]. Raises ConfigError as the kernels do.
     """
-    return _NormMLP.apply(x, gain, bias, up, down, settings)
+    (up, up_dgrad), (down, down_dgrad) = (w[:2] if isinstance(w, Held) else (w, None) for w in (up, down))
+    return _NormMLP.apply(x, gain, bias, up, up_dgrad, down, down_dgrad, settings)
+
+
+def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
+    """The operands of a weight [..., out, in] as it is now; whoever changes it has to cast it anew (`recast`)."""
+    how = kernel_settings(weight.shape, gemms.forward_w, gemms.dgrad_w, cast)
+    forward, dgrad = cast_both_with(weight.detach(), how)
+    return Held(forward.requires_grad_(), dgrad, how)
+
+
+@torch.no_grad()
+def recast(weight: Tensor, held: Held) -> None:
+    for old, new in zip(held[:2], cast_both_with(weight, held.settings), strict=True):
+        old.copy_(new)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -83,8 +100,17 @@ def weight_operands(weight: Tensor, gain: Tensor | None, gemms: Gemms, cast: Blo
 class _NormMLP(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, up: Tensor, down: Tensor, s: NormMLP
+        ctx: Any,
+        x: Tensor,
+        gain: Tensor | None,
+        bias: Tensor | None,
+        up: Tensor,
+        up_dgrad: Tensor | None,
+        down: Tensor,
+        down_dgrad: Tensor | None,
+        s: NormMLP,
     ) -> Tensor:
+        ctx.dtypes = up.dtype, down.dtype
         mean = rms = None
         if s.norm is None:
             y, y_wgrad = cast_both(x, s.up.forward_x, s.up.wgrad_x, s.cast)
@@ -93,15 +119,17 @@ class _NormMLP(torch.autograd.Function):
             y, y_wgrad, _, mean, rms = norm_cast_both(
                 x, own_gain, s.norm, *formats, s.cast, bias=bias, round_output=s.round_norm
             )
-        up_forward, up_dgrad = weight_operands(up, gain if s.fold_gain else None, s.up, s.cast)
-        h = product(y, up_forward.mT)
+        if up_dgrad is None:
+            up, up_dgrad = weight_operands(up, gain if s.fold_gain else None, s.up, s.cast)
+        h = product(y, up.mT)
         z, z_wgrad = activation_cast_both(
             h, s.activation, s.down.forward_x, s.down.wgrad_x, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
         )
-        down_forward, down_dgrad = weight_operands(down, None, s.down, s.cast)
+        if down_dgrad is None:
+            down, down_dgrad = weight_operands(down, None, s.down, s.cast)
         ctx.save_for_backward(x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad)
-        ctx.settings, ctx.dtypes = s, (up.dtype, down.dtype)
-        return product(z, down_forward.mT)
+        ctx.settings = s
+        return product(z, down.mT)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,8 +145,8 @@ class _NormMLP(torch.autograd.Function):
         dy = product(dh_dgrad, up_dgrad)
         dup, ddown = (to_dtype(dw, dtype) for dw, dtype in zip((dup, ddown), ctx.dtypes, strict=True))
         if s.norm is None:
-            return to_dtype(dy, x.dtype), None, None, dup, ddown, None
+            return to_dtype(dy, x.dtype), None, None, dup, None, ddown, None, None
         dup = dup * to_dtype(gain, FP32) if s.fold_gain else dup
         xbar = normalize(center(x, mean), rms)
         dx, dgain, dbias = norm_backward(to_dtype(dy, FP32), xbar, rms, gain, bias, centers=mean is not None)
-        return to_dtype(dx, x.dtype), dgain, dbias, dup, ddown, None
+        return to_dtype(dx, x.dtype), dgain, dbias, dup, None, ddown, None, None

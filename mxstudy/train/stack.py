@@ -91,9 +91,9 @@ class Stack:
         self.taught_as = by = taught_as or run
         self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by), by.teacher.redrawn)
         self.teacher.to(device)
-        self.set_precision(0)
         self.starts = torch.tensor(starts or 0, dtype=torch.int64, device=device)
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
+        self.leaves = self.parameters  # of the gradients
         as_configured: Callable[[Any], Any] = torch.compile if run.train.compile else lambda function: function
         self.optimizer = StackOptimizer(run.optimizer, self.parameters, as_configured)
         ratios = [lr_ratio(run.schedule, step, run.train.steps) for step in range(run.train.steps)]
@@ -107,6 +107,7 @@ class Stack:
         self.loss, self.judge = map(as_configured, (LOSSES[run.loss], self._judge))
         self.side = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.set_precision(0)
 
     def set_precision(self, step: int) -> dict[str, str]:
         """As the schedule has it at `step`; {linear: row of PRECISIONS}."""
@@ -115,9 +116,16 @@ class Stack:
             apply_run_precision(self.teacher.mlp, self.taught_as, step, self.device)
         rows = apply_run_precision(self.model, self.config, step, self.device)
         if self.device.type == "cuda":
-            self.model.join()
-            self.teacher.mlp.join()
+            self.use_kernels()
         return rows
+
+    def use_kernels(self) -> None:
+        """Where there are some; what stands for a weight then is the operand that the optimizer has cast."""
+        self.teacher.mlp.join()
+        self.model.join()
+        held = self.model.hold()
+        self.optimizer.held = [held.get(p) for p in self.parameters]
+        self.leaves = [held[p].forward if p in held else p for p in self.parameters]
 
     def train_step(self) -> None:
         if self.device.type == "cuda":
@@ -134,7 +142,7 @@ class Stack:
         y_STD = self.forward(self.spread(inputs_TD))
         self.wait_aside()
         losses = self.loss(y_STD, target_STD)
-        gradients = torch.autograd.grad(losses.sum(), self.parameters)
+        gradients = torch.autograd.grad(losses.sum(), self.leaves)
         lrs, steps = self.judge(losses.detach(), gradients)
         self.optimizer.step(gradients, lrs, steps, self.alive)
         self.step.add_(1)
@@ -185,7 +193,7 @@ class Stack:
     @torch.no_grad()
     def _judge(self, losses: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Learning rates [S] and steps of the update; who lives to have one, and the step's record."""
-        grad_norms = sum(g.square().sum(-1).sum(-1) for g in gradients).sqrt()  # type: ignore[union-attr]
+        grad_norms = sum(g.float().square().sum(-1).sum(-1) for g in gradients).sqrt()  # type: ignore[union-attr]
         losses, grad_norms = (torch.where(self.alive, value, torch.nan) for value in (losses, grad_norms))
         self.alive.logical_and_(losses.isfinite() & grad_norms.isfinite())
         self.losses.copy_(losses)
@@ -198,6 +206,7 @@ class Stack:
     def capture(self) -> torch.cuda.CUDAGraph:
         """The step as a graph; what the warm-up trains is undone."""
         state = [tensor.detach().clone() for tensor in self.state()]  # autograd remembers where it met a parameter
+        self.optimizer.recast()  # weights may have been loaded
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -210,6 +219,7 @@ class Stack:
         with torch.no_grad():
             for tensor, before in zip(self.state(), state, strict=True):
                 tensor.copy_(before)
+        self.optimizer.recast()
         return graph
 
     def state(self) -> list[Tensor]:

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels import adam_
+from mxstudy.numerics.kernels.operands import Held
+from mxstudy.numerics.norm_mlp import recast
 
 State = tuple[Tensor, ...]
 
@@ -49,7 +52,7 @@ def state_tensors(optimizer: config.StudentOptimizer) -> int:
 
 
 class StackOptimizer:
-    """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0.
+    """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0. `held`: its operands.
 
     On a GPU Adam is a kernel: what compiles from the formula is slower for stacks of a few replicas.
     """
@@ -60,27 +63,38 @@ class StackOptimizer:
         self.config, self.parameters = optimizer, parameters
         self.states = [tuple(torch.zeros_like(p) for _ in range(state_tensors(optimizer))) for p in parameters]
         self.starts: list[Tensor | None] = [None] * len(parameters)
+        self.held: list[Held | None] = [None] * len(parameters)
         self.rule = partial(RULES[type(optimizer)], optimizer=optimizer)
         self.unbias, self.plain_step = compiled(unbias), compiled(self._plain_step)
         has_kernel = isinstance(optimizer, config.Adam) and parameters[0].is_cuda
-        self.step = self.kernel_step if has_kernel else self.plain_step
+        self.step = self.kernel_step if has_kernel else self.cast_step
 
     def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
         assert isinstance(self.config, config.Adam)
         betas, eps = self.config.betas, self.config.eps
-        unbiased = self.unbias(step.view(-1), betas)
+        unbiased, of_each = self.unbias(step.view(-1), betas), (self.states, self.starts, self.held)
         with torch.no_grad():
-            for p, g, (m, v), start in zip(self.parameters, gradients, self.states, self.starts, strict=True):
+            for p, g, (m, v), start, held in zip(self.parameters, gradients, *of_each, strict=True):
                 own = unbiased if start is None else self.unbias(step - start, betas)
-                adam_(p, g, (m, v), lrs, own, alive, betas, eps)
+                adam_(p, g, (m, v), lrs, own, alive, betas, eps, held)
+
+    def cast_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        self.plain_step(gradients, lrs, step, alive)
+        self.recast()
+
+    def recast(self) -> None:
+        """The operands that are held, of the parameters as they are now."""
+        for p, held in zip(self.parameters, self.held, strict=True):
+            if held is not None:
+                recast(p, held)
 
     @torch.no_grad()
     def _plain_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
-        """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
         lrs, alive, step = (tensor.reshape(-1, 1, 1) for tensor in (lrs, alive, step))
         for p, g, state, start in zip(self.parameters, gradients, self.states, self.starts, strict=True):
             taken = step if start is None else step - start.reshape(-1, 1, 1)
-            change, new = self.rule(g, state, taken)
+            change, new = self.rule(to_dtype(g, torch.float32), state, taken)
             p.copy_(torch.where(alive, p - lrs * change, p))
             for old, value in zip(state, new, strict=True):
                 old.copy_(torch.where(alive, value, old))

@@ -54,7 +54,7 @@ class StackProbes:
         if "last_bin" in due:
             yield "last_bin", last_bin(model, x_TD)
         if due & {"gradient_bias", "sharpness"}:
-            own = gradients(model, self.loss, x_TD, target_TD)
+            own = gradients(model.sharing(joined=True), self.loss, x_TD, target_TD)
             bias = gradient_bias(own, gradients(in_fp32(model), self.loss, x_TD, target_TD))
         if "gradient_bias" in due:
             yield "gradient_bias", bias

@@ -9,7 +9,11 @@ from bits import assert_same_bits
 from interpreter import DEVICE
 
 from mxstudy import config
+from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import adam_
+from mxstudy.numerics.kernels.operands import Held
+from mxstudy.numerics.matmul import PRECISIONS
+from mxstudy.numerics.norm_mlp import hold
 from mxstudy.train.stack_optimizer import unbias
 
 pytestmark = pytest.mark.integration
@@ -40,3 +44,27 @@ def test_bits(size, steps):
         assert_same_bits(got[:2].cpu(), torch.from_numpy(expected)[:2])
         assert_same_bits(got[2].cpu(), before[2])
     assert_same_bits(g_.cpu(), g)
+
+
+@pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16])
+def test_what_it_casts_is_the_new_weight(gradient):
+    """And of a replica that is not alive what it was."""
+    generator = torch.Generator().manual_seed(0)
+    p, g, m = (torch.randn(2, 64, 96, generator=generator) for _ in range(3))
+    gemms = PRECISIONS["mx_mix"]
+    held = hold(p, gemms, BlockCast())
+    before = [operand.detach().clone() for operand in held[:2]]
+    ours, theirs = ([t.clone().to(DEVICE) for t in (p, m, m.square())] for _ in range(2))
+    on_device = Held(*(operand.detach().to(DEVICE) for operand in held[:2]), held.settings)
+    lrs, alive = torch.tensor([1e-2, 1e-2], device=DEVICE), torch.tensor([True, False], device=DEVICE)
+    unbiased = tuple(t.to(DEVICE) for t in unbias(torch.tensor([3]), (0.9, 0.999)))
+    rest = (lrs, unbiased, alive, (0.9, 0.999), 1e-8)
+    g = g.to(gradient).to(DEVICE)
+    adam_(ours[0], g, tuple(ours[1:]), *rest, on_device)
+    adam_(theirs[0], g.float(), tuple(theirs[1:]), *rest)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same_bits(one.cpu(), other.cpu())
+    expected = hold(ours[0].cpu(), gemms, BlockCast())
+    for got, new, old in zip(on_device[:2], expected[:2], before, strict=True):
+        assert_same_bits(got[0].cpu(), new.detach()[0])
+        assert_same_bits(got[1].cpu(), old[1])

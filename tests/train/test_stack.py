@@ -190,3 +190,23 @@ def test_the_record_has_the_last_steps() -> None:
         seen.append(reported(one))
     want = torch.tensor([*seen[ROWS:], *seen[3:ROWS]])
     assert torch.equal(one.record[:, :, 0], want)
+
+
+@pytest.mark.parametrize("norm", [{"kind": "layernorm", "bias": True}, {"kind": "mxnorm", "p": 2.0}])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_weights_by_their_operands(norm: dict[str, Any], optimizer: str) -> None:
+    """A gradient of what was cast is the weight's, and what is held is what every step would cast."""
+    options = {
+        "norm": norm,
+        "optimizer": {"kind": optimizer},
+        "precision": {"schedule": [{"plan": {"layers.*": "mxfp8"}}]},
+    }
+    casts, holds = (stack([0, 1], **options) for _ in range(2))
+    casts.model.join()
+    holds.use_kernels()
+    assert any(leaf.dtype == torch.bfloat16 for leaf in holds.leaves) == (norm["kind"] == "layernorm")
+    for _ in range(5):
+        casts.train_step()
+        holds.train_step()
+    for one, other in zip(casts.state(), holds.state(), strict=True):
+        assert torch.equal(one, other)

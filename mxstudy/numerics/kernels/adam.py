@@ -1,12 +1,12 @@
-"""Adam's update in place, a parameter at a time."""
+"""Adam's update in place, a parameter at a time, with both casts of the new weight."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from mxstudy.numerics.kernels.operands import launch
+from mxstudy.numerics.kernels.operands import Held, constants, launch, tile_of
 
-TILE, WARPS = 2048, 8
+NO_CAST = (None, None, 1, "rceil", "even", False)
 
 
 def adam_(
@@ -18,22 +18,32 @@ def adam_(
     alive: Tensor,
     betas: tuple[float, float],
     eps: float,
+    held: Held | None = None,
 ) -> None:
-    """p, g and the moments of `state` [S, ...] float32 on a GPU, contiguous; `lrs` float32 and `alive` bool [S].
+    """p and the moments of `state` [S, rows, columns] float32 on a GPU, g bf16 too; `lrs` float32 and `alive` bool [S].
 
     `unbias` [S], or [1] for all: 1 / (1 - beta1^t) and (1 - beta2^t)^-1/2, float32. A replica that is not alive stays.
+    `held`: what becomes of the new p's casts.
     """
     from mxstudy.numerics.kernels.device.adam import adam_kernel
 
-    size = p[0].numel()
+    rows, columns = p.shape[-2:]
+    settings = held.settings if held else NO_CAST
+    tile = tile_of(rows, columns, settings[2], elements=2048)
+    tiles = rows * columns // (tile.rows * tile.columns)
+    operands = (held.forward, held.dgrad) if held else (None, None)
     launch(
         adam_kernel,
-        (-(-size // TILE), len(p)),
-        (p, g.contiguous(), *state, lrs, *unbias, alive, size, int(len(unbias[0]) > 1)),
-        WARPS,
+        (len(p) * tiles,),
+        (p, g.contiguous(), *state, *operands, lrs, *unbias, alive, int(len(unbias[0]) > 1)),
+        tile.warps,
         ONE_LESS_BETA1=1 - betas[0],
         BETA2=betas[1],
         ONE_LESS_BETA2=1 - betas[1],
         EPS=eps,
-        TILE=TILE,
+        COLUMNS=columns,
+        TILES=tiles,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+        **constants(*settings),
     )

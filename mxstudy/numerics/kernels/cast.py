@@ -5,7 +5,16 @@ from __future__ import annotations
 from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels.operands import Tile, both, constants, empty_both, launch, settings, tile_of
+from mxstudy.numerics.kernels.operands import (
+    Settings,
+    Tile,
+    both,
+    constants,
+    empty_both,
+    launch,
+    settings,
+    tile_of,
+)
 
 
 def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -> tuple[Tensor, Tensor]:
@@ -14,7 +23,12 @@ def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -
     Of format `row` in blocks along the columns' axis, of format `column` in blocks along that of the rows; without a
     format x is only rounded. Raises ConfigError as `settings` does.
     """
-    return _cast_both(x, *settings(x.shape, row, column, cast))
+    return cast_both_with(x, settings(x.shape, row, column, cast))
+
+
+def cast_both_with(x: Tensor, options: Settings) -> tuple[Tensor, Tensor]:
+    """The same, with what `settings` has found to be in order."""
+    return _cast_both(x, *options)
 
 
 @library.custom_op("mxstudy::cast_both", mutates_args=())

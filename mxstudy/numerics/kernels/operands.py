@@ -19,6 +19,17 @@ BF16 = torch.bfloat16
 Settings = tuple[str | None, str | None, int, str, str, bool]  # of both formats and a BlockCast, as operators take them
 
 
+class Held(NamedTuple):
+    """A weight's operands, bf16 and of its shape: of the forward and of dgrad, and how they are cast from it.
+
+    `forward` is a leaf that stands for the weight: its gradient is the weight's (straight-through), in bf16.
+    """
+
+    forward: Tensor
+    dgrad: Tensor
+    settings: Settings
+
+
 class Tile(NamedTuple):
     """What one program holds, and how many warps do its work."""
 
@@ -91,7 +102,7 @@ def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, i
 
 
 def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:
-    """About so many elements of a matrix that it divides, with blocks whole in it; powers of two, as Triton wants."""
+    """At most about so many elements of a matrix that it divides, with blocks whole in it; powers of two for Triton."""
     height = min(power_of_two_in(rows), max(block_size, 32))
     width = max(elements // height, block_size)
     return Tile(height, min(power_of_two_in(columns), width), warps=4)

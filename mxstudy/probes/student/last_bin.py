@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -90,10 +89,8 @@ def place(linear: MXLinear, values: Tensor, *wanted: str | None) -> Place:
 def activations(model: ResidualMLP, x_TD: Tensor) -> dict[str, Tensor]:
     """What goes into each linear, and what comes out of each block, by the module's name."""
     seen: dict[str, Tensor] = {}
-    model = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    model = model.sharing()  # with a tensor between two linears
     with ExitStack() as hooks:
-        for block in blocks_of(model).values():
-            block.joined = None  # so that a linear's input is a tensor
         for name, module in model.named_modules():
 
             def keep(module: nn.Module, inputs: tuple[Tensor], output: Tensor, name: str = name) -> None:

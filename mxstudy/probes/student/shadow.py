@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -43,10 +42,10 @@ def in_fp32(model: ResidualMLP) -> ResidualMLP:
 
     Its norm is the run's, estimated or not, with the straight-through gradient that training has.
     """
-    shadow = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    shadow = model.sharing()
     shadow.ops = FP32_OPS
     for block in blocks_of(shadow).values():
-        block.ops, block.joined = FP32_OPS, None
+        block.ops = FP32_OPS
     for module in shadow.modules():
         if isinstance(module, MXLinear):
             module.gemms, module.compute = Gemms(), torch.float32
