@@ -126,18 +126,18 @@ class Block(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.attention is not None:
             x_TD = x_TD + self.attention(x_TD, self.ops.activation).to(self.ops.residual)
-        y_TD = self.mlp(x_TD)
+        if self.joined is not None:
+            return self.all_in_one(x_TD, self.joined).to(self.ops.residual)
+        y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
         if self.bias is None:
             return y_TD.to(self.ops.residual)
         y_TD = y_TD.to(self.ops.bias) + self.bias.to(self.ops.bias)
         return x_TD + y_TD.to(self.ops.residual)
 
-    def mlp(self, x_TD: Tensor) -> Tensor:
-        if self.joined is None:
-            return self.down(self.activation.apply(self.up(x_TD), self.ops))
+    def all_in_one(self, x_TD: Tensor, settings: NormMLP) -> Tensor:
         gain, bias = self.up.gain_and_bias(x_TD) if isinstance(self.up, NormLinear) else (None, None)
         up, down = self.held or (self.up.weight, self.down.weight)
-        return norm_mlp(x_TD, gain, bias, up, down, self.joined)
+        return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
     def join(self) -> None:
         """From here on with kernels, in the formats that the linears now have; as before where there are none."""
@@ -159,6 +159,7 @@ class Block(nn.Module):
                 round_norm=self.ops.norm == "rounded" and self.ops.residual == BF16 and not fold_gain,
                 gate_dtype=self.ops.gate,
                 dtype=self.ops.activation,
+                bias_dtype=self.ops.bias,
             )
 
     def hold(self) -> dict[Tensor, Held]:

@@ -1,6 +1,7 @@
 """Norm, linear, activation, linear in one: between two GEMMs every tensor is read once and cast for both that follow.
 
-    forward    y = norm(x)    h = Q(y) Q(U)^T    z = phi(h)    out = Q(z) Q(D)^T        U [up, in], D [out, inner]
+    forward    y = norm(x)    h = Q(y) Q(U)^T    z = phi(h)    o = Q(z) Q(D)^T        U [up, in], D [out, inner]
+               out = o, or x + o + b where the block is residual
 
 What is computed is what `norm_linear`, an activation and `mx_linear` compute one after another. Those stay the oracle,
 and are the way for what has no kernel: NVFP4, a scale a tensor, native GEMMs, a norm that rounds every operation.
@@ -22,6 +23,7 @@ from mxstudy.numerics.kernels import (
     activation_backward_cast_both,
     activation_cast_both,
     cast_both,
+    norm_backward_add,
     norm_cast_both,
 )
 from mxstudy.numerics.kernels.cast import cast_both_with
@@ -37,7 +39,8 @@ BF16, FP32 = torch.bfloat16, torch.float32
 class NormMLP:
     """`norm` None: x goes into the first linear as it is. `round_norm`: the norm's output is rounded to bf16 first.
 
-    `gate_dtype`, `dtype`: to what phi(gate) and the activation's result are rounded, bf16 or, for not at all, float32.
+    `gate_dtype`, `dtype`: to what phi(gate) and the activation's result are rounded, bf16 or, for not at all, float32;
+    `bias_dtype`: so is o + b. The sum with x is rounded to x's dtype.
     """
 
     norm: RowNorm | None
@@ -49,6 +52,7 @@ class NormMLP:
     round_norm: bool = False
     gate_dtype: torch.dtype = FP32
     dtype: torch.dtype = FP32
+    bias_dtype: torch.dtype = FP32
 
 
 def has_kernels(gemms: Gemms, cast: BlockCast) -> bool:
@@ -60,15 +64,21 @@ def has_kernels(gemms: Gemms, cast: BlockCast) -> bool:
 
 
 def norm_mlp(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, up: Tensor | Held, down: Tensor | Held, settings: NormMLP
+    x: Tensor,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    up: Tensor | Held,
+    down: Tensor | Held,
+    b: Tensor | None,
+    settings: NormMLP,
 ) -> Tensor:
-    """x [S, T, in] bf16 or fp32, gain and bias [S, 1, in], up [S, up, in], down [S, out, inner] -> [S, T, out] bf16.
+    """x [S, T, in] bf16 or fp32, gain, bias and b [S, 1, in], up [S, up, in], down [S, out, inner] -> out [S, T, out].
 
-    A weight may be its operands, where nobody folds a gain into it. Without a stack all lack the S, gain and bias are
-    [in]. Raises ConfigError as the kernels do.
+    In bf16, or with b in x's dtype. A weight may be its operands, where nobody folds a gain into it. Without a stack
+    all lack the S, and gain, bias and b are [in]. Raises ConfigError as the kernels do.
     """
     (up, up_dgrad), (down, down_dgrad) = (w[:2] if isinstance(w, Held) else (w, None) for w in (up, down))
-    return _NormMLP.apply(x, gain, bias, up, up_dgrad, down, down_dgrad, settings)
+    return _NormMLP.apply(x, gain, bias, up, up_dgrad, down, down_dgrad, b, settings)
 
 
 def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
@@ -108,6 +118,7 @@ class _NormMLP(torch.autograd.Function):
         up_dgrad: Tensor | None,
         down: Tensor,
         down_dgrad: Tensor | None,
+        b: Tensor | None,
         s: NormMLP,
     ) -> Tensor:
         ctx.dtypes = up.dtype, down.dtype
@@ -127,26 +138,54 @@ class _NormMLP(torch.autograd.Function):
         )
         if down_dgrad is None:
             down, down_dgrad = weight_operands(down, None, s.down, s.cast)
-        ctx.save_for_backward(x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad)
+        ctx.save_for_backward(x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad, b)
         ctx.settings = s
-        return product(z, down.mT)
+        o = product(z, down.mT)
+        if b is None:
+            return o
+        return x + to_dtype(to_dtype(o, s.bias_dtype) + to_dtype(b, s.bias_dtype), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad = ctx.saved_tensors
+        x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad, b = ctx.saved_tensors
         s: NormMLP = ctx.settings
-        dout_dgrad, dout_wgrad = cast_both(dout, s.down.dgrad_dh, s.down.wgrad_dh, s.cast)
-        ddown = product(dout_wgrad.mT, z_wgrad)
-        dz = product(dout_dgrad, down_dgrad)
+        do_dgrad, do_wgrad = cast_both(to_dtype(dout, BF16), s.down.dgrad_dh, s.down.wgrad_dh, s.cast)
+        ddown = product(do_wgrad.mT, z_wgrad)
+        dz = product(do_dgrad, down_dgrad)
         dh_dgrad, dh_wgrad = activation_backward_cast_both(
             dz, h, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
         )
         dup = product(dh_wgrad.mT, y_wgrad)
         dy = product(dh_dgrad, up_dgrad)
+        dup = to_dtype(dup, FP32) * to_dtype(gain, FP32) if s.fold_gain else dup
         dup, ddown = (to_dtype(dw, dtype) for dw, dtype in zip((dup, ddown), ctx.dtypes, strict=True))
-        if s.norm is None:
-            return to_dtype(dy, x.dtype), None, None, dup, None, ddown, None, None
-        dup = dup * to_dtype(gain, FP32) if s.fold_gain else dup
+        dx, dgain, dbias, db = through_norm(dy, dout, x, mean, rms, gain, bias, b, s)
+        return dx, dgain, dbias, dup, None, ddown, None, db, None
+
+
+def through_norm(
+    dy: Tensor,
+    dout: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor | None,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    b: Tensor | None,
+    s: NormMLP,
+) -> tuple[Tensor | None, ...]:
+    """dx, dgain, dbias and db."""
+    if rms is None:
+        dx = to_dtype(dy, x.dtype)
+        if b is None:
+            return dx, None, None, None
+        db = to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)
+        return dout + dx, None, None, db
+    assert gain is not None
+    if b is None:
         xbar = normalize(center(x, mean), rms)
         dx, dgain, dbias = norm_backward(to_dtype(dy, FP32), xbar, rms, gain, bias, centers=mean is not None)
-        return to_dtype(dx, x.dtype), dgain, dbias, dup, None, ddown, None, None
+        return to_dtype(dx, x.dtype), dgain, dbias, None
+    dx, (dgain, dbias, db) = norm_backward_add(dy, x, mean, rms, gain, dout)
+    dbias = None if bias is None else to_dtype(dbias, bias.dtype)
+    return dx, to_dtype(dgain, gain.dtype), dbias, to_dtype(to_dtype(db, s.bias_dtype), b.dtype)

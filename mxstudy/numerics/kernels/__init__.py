@@ -11,6 +11,7 @@ from mxstudy.numerics.kernels.activation import activation_backward_cast_both, a
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
+from mxstudy.numerics.kernels.norm_backward import norm_backward_add
 
 __all__ = [
     "NormCast",
@@ -19,5 +20,6 @@ __all__ = [
     "activation_cast_both",
     "adam_",
     "cast_both",
+    "norm_backward_add",
     "norm_cast_both",
 ]

@@ -1,0 +1,60 @@
+"""A norm's backward and what is summed over the rows: beside float64, and the same bits in every stack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreter import DEVICE
+
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels import RowNorm
+from mxstudy.numerics.kernels.norm import norm_cast_both
+from mxstudy.numerics.kernels.norm_backward import norm_backward_add, run
+
+pytestmark = pytest.mark.integration
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def inputs(shape, dtype, centers, seed=0):
+    """dy, x, mean, rms, gain, dout of a stack."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.randn(shape, generator=generator) * 3 + 0.5).to(dtype)
+    gain, bias = (torch.randn(shape[0], 1, shape[2], generator=generator) for _ in range(2))
+    norm = norm_cast_both(x, gain, RowNorm(centers=centers), None, None, BlockCast(), bias=bias)
+    dy, dout = (torch.randn(shape, generator=generator) for _ in range(2))
+    return dy.bfloat16(), x, norm.mean, norm.rms, gain, dout.to(dtype)
+
+
+def kernel(*tensors):
+    return [t.cpu() for t in run(*(None if t is None else t.to(DEVICE) for t in tensors))]
+
+
+def by_autograd(dy, x, gain, dout, centers):
+    """In float64, of sum(dy y) + sum(dout x)."""
+    x, gain = x.double().requires_grad_(), gain.double().requires_grad_()
+    shift = x - x.mean(-1, keepdim=True) if centers else x
+    y = shift / (shift.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain
+    dx, dgain = torch.autograd.grad((dy.double() * y).sum() + (dout.double() * x).sum(), (x, gain))
+    return dx, torch.stack([dgain, dy.double().sum(1, keepdim=True), dout.double().sum(1, keepdim=True)])
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 96), (1, 96, 512), (3, 32, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("centers", [False, True])
+def test_beside_float64(shape, dtype, centers):
+    dy, x, mean, rms, gain, dout = inputs(shape, DTYPES[dtype], centers)
+    want_dx, want_sums = by_autograd(dy, x, gain, dout, centers)
+    for dx, sums in (kernel(dy, x, mean, rms, gain, dout), norm_backward_add(dy, x, mean, rms, gain, dout)):
+        assert dx.dtype == x.dtype
+        torch.testing.assert_close(sums.double(), want_sums, rtol=1e-5, atol=1e-4)
+        step = 2.0**-7 if dtype == "bf16" else 1e-5  # rounded twice
+        torch.testing.assert_close(dx.double(), want_dx, rtol=step, atol=step)
+
+
+def test_no_bit_depends_on_the_stack():
+    whole = inputs((3, 64, 96), torch.float32, True)
+    dx, sums = kernel(*whole)
+    for replica in range(3):
+        alone_dx, alone_sums = kernel(*(t[replica : replica + 1] for t in whole))
+        assert torch.equal(alone_dx[0], dx[replica])
+        assert torch.equal(alone_sums[:, 0], sums[:, replica])
