@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels import linear_fp32
 from mxstudy.numerics.matmul import Gemms, forward_operand, mx_linear
 from mxstudy.numerics.norm import norm_linear
 from mxstudy.numerics.vector import Gain, round_gain
@@ -18,10 +19,12 @@ class MXLinear(nn.Module):
     """x [..., in] -> [..., out] without bias; `gemms` may be set anew between steps.
 
     The parameter is kept in FP32 and cast to x's dtype first, which is that of the result. Where `compute` is set, that
-    is the dtype of unquantised operands and results, and what is quantised is so from FP32.
+    is the dtype of unquantised operands and results, and what is quantised is so from FP32. `on_tensor_cores`: for FP32
+    without a gradient, as `linear_fp32` has it.
     """
 
     compute: torch.dtype | None = None
+    on_tensor_cores = False
 
     def __init__(self, in_features: int, out_features: int, init_std: float) -> None:
         super().__init__()
@@ -30,6 +33,8 @@ class MXLinear(nn.Module):
         self.gemms, self.cast = Gemms(), BlockCast()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.on_tensor_cores:
+            return linear_fp32(x, self.weight)
         return mx_linear(x, self.weight_as(x), self.gemms, self.cast, self.compute)
 
     def weight_as(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ the rest of the package has; neither knows how to differentiate itself. Torch se
 from mxstudy.numerics.kernels.activation import activation_backward_cast_both, activation_cast_both
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
+from mxstudy.numerics.kernels.linear_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm_backward import norm_backward_add
 
@@ -20,6 +21,7 @@ __all__ = [
     "activation_cast_both",
     "adam_",
     "cast_both",
+    "linear_fp32",
     "norm_backward_add",
     "norm_cast_both",
 ]
