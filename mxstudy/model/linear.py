@@ -19,8 +19,8 @@ class MXLinear(nn.Module):
     """x [..., in] -> [..., out] without bias; `gemms` may be set anew between steps.
 
     The parameter is kept in FP32 and cast to x's dtype first, which is that of the result. Where `compute` is set, that
-    is the dtype of unquantised operands and results, and what is quantised is so from FP32. `on_tensor_cores`: for FP32
-    without a gradient, as `linear_fp32` has it.
+    is the dtype of unquantised operands and results, and what is quantised is so from FP32. `on_tensor_cores`: FP32 as
+    `linear_fp32` has it.
     """
 
     compute: torch.dtype | None = None
@@ -56,7 +56,8 @@ class NormLinear(MXLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         gain, bias = self.gain_and_bias(x)
-        if self.norm.output in ("op_by_op", "op_by_op_skipped") and not self.norm.fold_gain:
+        apart = self.on_tensor_cores or self.norm.output in ("op_by_op", "op_by_op_skipped")
+        if apart and not self.norm.fold_gain:
             return super().forward(self.norm.apply_affine(x, gain, bias))
         return norm_linear(
             x,

@@ -27,6 +27,7 @@ from mxstudy.model.student_attention import SelfAttention
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
 from mxstudy.numerics.kernels.operands import Held
+from mxstudy.numerics.matmul import Gemms
 from mxstudy.numerics.norm_mlp import NormMLP, has_kernels, hold, norm_mlp
 from mxstudy.numerics.vector import Gain
 from mxstudy.reader import require
@@ -143,6 +144,9 @@ class Block(nn.Module):
         """From here on with kernels, in the formats that the linears now have; as before where there are none."""
         up, down, norm = self.up, self.down, None
         self.joined = self.held = None
+        for linear in (up, down):
+            folds = isinstance(linear, NormLinear) and linear.norm.fold_gain
+            linear.on_tensor_cores = linear.compute == FP32 and linear.gemms == Gemms() and not folds
         if isinstance(up, NormLinear):
             norm = up.norm.row_norm
             if norm is None or up.norm.output not in ("joined", "rounded"):

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.model.linear import MXLinear
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
-from mxstudy.numerics.matmul import Gemms
 from mxstudy.numerics.norm import normalize, rms_exact
 from mxstudy.reader import plain, read
 
@@ -64,13 +62,6 @@ class Teacher(nn.Module):
             mlp = like(student, **changed, activation=activation)
             self.mlp = ResidualMLP(mlp, None, *quantized, vector_ops="bf16")
         self.mlp.requires_grad_(False)
-
-    def use_kernels(self) -> None:
-        """Of what it computes now: to be called anew when its formats change."""
-        self.mlp.join()
-        for module in self.mlp.modules():
-            if isinstance(module, MXLinear):
-                module.on_tensor_cores = module.compute == torch.float32 and module.gemms == Gemms()
 
     @torch.no_grad()
     def forward(self, x_TD: Tensor) -> Tensor:

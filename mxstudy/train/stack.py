@@ -121,7 +121,7 @@ class Stack:
 
     def use_kernels(self) -> None:
         """Where there are some; what stands for a weight then is the operand that the optimizer has cast."""
-        self.teacher.use_kernels()
+        self.teacher.mlp.join()
         self.model.join()
         held = self.model.hold()
         self.optimizer.held = [held.get(p) for p in self.parameters]

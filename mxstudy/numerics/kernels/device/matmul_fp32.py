@@ -1,0 +1,38 @@
+"""Products of float32 matrices on tensor cores, each of three TF32 ones."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def matmul_fp32_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    a_batch,
+    a_row,
+    a_inner,
+    b_batch,
+    b_inner,
+    b_column,
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_INNER: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """c [batch, ROWS, COLUMNS], contiguous; a [batch, ROWS, INNER] and b [batch, INNER, COLUMNS] by their strides."""
+    across: tl.constexpr = COLUMNS // TILE_COLUMNS
+    batch = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) // across * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    column = tl.program_id(0) % across * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    inner = tl.arange(0, TILE_INNER)
+    a = a_ptr + batch * a_batch + row[:, None] * a_row + inner[None, :] * a_inner
+    b = b_ptr + batch * b_batch + inner[:, None] * b_inner + column[None, :] * b_column
+    sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for _ in range(0, INNER, TILE_INNER):
+        sums = tl.dot(tl.load(a), tl.load(b), sums, input_precision="tf32x3")
+        a += TILE_INNER * a_inner
+        b += TILE_INNER * b_inner
+    tl.store(c_ptr + (batch * ROWS + row[:, None]) * COLUMNS + column[None, :], sums)
