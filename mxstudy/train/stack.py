@@ -27,14 +27,14 @@ from mxstudy.train.stack_optimizer import StackOptimizer
 WARM_UP_STEPS = 3  # before a capture: compilation, cuBLAS handles
 
 
-def mse(y_STD: Tensor, target_TD: Tensor) -> Tensor:
+def mse(y_STD: Tensor, target_STD: Tensor) -> Tensor:
     """[S]."""
-    return (y_STD - target_TD).square().mean(-1).mean(-1)  # two steps: the order of one may depend on the width S
+    return (y_STD - target_STD).square().mean(-1).mean(-1)  # two steps: the order of one may depend on the width S
 
 
-def kl(y_STD: Tensor, target_TD: Tensor) -> Tensor:
+def kl(y_STD: Tensor, target_STD: Tensor) -> Tensor:
     """KL(softmax of the target || softmax of y), mean over the samples: [S], nats."""
-    log_q, log_p = F.log_softmax(y_STD, -1), F.log_softmax(target_TD, -1)
+    log_q, log_p = F.log_softmax(y_STD, -1), F.log_softmax(target_STD, -1)
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1)
 
 

@@ -13,6 +13,7 @@ from mxstudy.numerics.kernels.cast import cast_both
 from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm_backward import norm_backward_add
+from mxstudy.numerics.kernels.sums import mean_in_order
 
 __all__ = [
     "NormCast",
@@ -22,6 +23,7 @@ __all__ = [
     "adam_",
     "cast_both",
     "linear_fp32",
+    "mean_in_order",
     "norm_backward_add",
     "norm_cast_both",
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.kernels.operands import launch
+from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch
 from mxstudy.numerics.norm import center, norm_backward, normalize
 
 TILE_ELEMENTS, WARPS = 8192, 8
@@ -80,7 +80,3 @@ def run(dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, d
         TILE_COLUMNS=tile_columns,
     )
     return dx, totals
-
-
-def ceil_power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()

@@ -113,6 +113,11 @@ def power_of_two_in(size: int) -> int:
     return size & -size
 
 
+def ceil_power_of_two(size: int) -> int:
+    """The least that it fits in."""
+    return 1 << (size - 1).bit_length()
+
+
 def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], warps: int, **constants: Any) -> None:
     """On the first argument's device. No product is fused with a sum: torch rounds it in between."""
     with torch.cuda.device_of(arguments[0]):
