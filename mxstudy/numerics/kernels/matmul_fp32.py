@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from mxstudy.numerics.kernels.operands import launch, power_of_two_in
 
@@ -31,7 +31,7 @@ class _LinearFP32(torch.autograd.Function):
         return matmul_fp32(dy, weight), matmul_fp32(dy.mT, x)
 
 
-@torch.library.custom_op("mxstudy::matmul_fp32", mutates_args=())
+@library.custom_op("mxstudy::matmul_fp32", mutates_args=())
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     """a b of float32 [M, K] and [K, N], or [S, M, K] and [S, K, N].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch
@@ -25,7 +25,7 @@ def norm_backward_add(
     return _norm_backward_add(dy, x, mean, rms, gain, dout)
 
 
-@torch.library.custom_op("mxstudy::norm_backward_add", mutates_args=())
+@library.custom_op("mxstudy::norm_backward_add", mutates_args=())
 def _norm_backward_add(
     dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor
 ) -> tuple[Tensor, Tensor]:

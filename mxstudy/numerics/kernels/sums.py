@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch
 
@@ -28,7 +28,7 @@ class _MeanInOrder(torch.autograd.Function):
         return (dmean / ctx.count).view(-1, *[1] * (len(ctx.shape) - 1)).expand(ctx.shape)
 
 
-@torch.library.custom_op("mxstudy::sum_in_order", mutates_args=())
+@library.custom_op("mxstudy::sum_in_order", mutates_args=())
 def sum_in_order(x: Tensor) -> Tensor:
     """x [S, ..., n] -> [S]; in two steps, for the order of one may depend on S."""
     return x.sum(-1).flatten(1).sum(-1)
