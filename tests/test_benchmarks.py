@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import run_here
 
-from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking
+from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking, train_step
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -74,6 +74,22 @@ def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert row["of_ceiling"] == pytest.approx(row["study"] / row["ceiling"])
         assert (row["equal_steps"], row["largest_difference"]) == (20, 0)  # on CPU a replica is the student alone
     assert "of_ceiling" in capsys.readouterr().out
+
+
+def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
+    words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--profile"]
+    train_step.main([*words, "--json", str(tmp_path / "train_step.json")])
+    written = json.loads((tmp_path / "train_step.json").read_text())
+    assert [row["arm"] for row in written["rows"]] == list(train_step.ARMS)
+    assert written["rows"][0]["over_bf16"] == 1
+    for row in written["rows"]:
+        assert row["tokens_per_s"] == pytest.approx(2 * 64 / (row["step_ms"] / 1e3))
+        assert row["rounds"] >= 3
+        assert row["mfu"] is None
+        assert written["settings"]["kernels"][row["arm"]][-1]["share"] == 1
+    assert (written["settings"]["ffn"], written["settings"]["vocabulary"]) == (96, 64)
+    assert "over_bf16" in capsys.readouterr().out
 
 
 @pytest.mark.slow

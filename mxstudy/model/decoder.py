@@ -120,6 +120,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """`apart`: module by module, also where there are kernels for several in one."""
+
+    apart = False
+
     def __init__(self, layer: int, model: config.Decoder, norm: config.Norm, cast: BlockCast) -> None:
         super().__init__()
 

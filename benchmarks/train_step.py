@@ -1,0 +1,238 @@
+"""What a training step in emulated MXFP8 costs over one in bf16: ours, module by module, and torchao's.
+
+bf16: RMSNorm, nothing quantised. mxfp8: our kernels, with RMSNorm and with MXNorm (p=2). plain: what the modules
+compute one after another, left to the compiler. torchao: linears that multiply torchao's MXTensors. All step one and
+the same model, in turns, so that a GPU that warms up does so for all; compiled block by block, roundings kept in all of
+them. The tokens are random.
+
+over_bf16 is the median over the rounds of an arm's time over that of bf16 in the same round, its spread half the range
+between the quartiles; peak memory is that of a step, weights and optimizer included. MFU is of a data sheet's dense
+bf16 rate: 6 FLOP a matmul parameter and token, the input embedding not counted, and causal attention.
+
+python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.probes import RandomTokens, synchronize
+from benchmarks.report import measured, show
+from benchmarks.scaling import Silent, model_of
+from benchmarks.torchao_linear import use_torchao
+from mxstudy import config
+from mxstudy.model.decoder import Block, Decoder
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.probes.memory import GIB
+from mxstudy.train.loop import Run, train_step
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import parallelize
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+WARMUP_ROUNDS = 3  # the first compiles
+BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that leave room on a GPU of 141 GB
+
+
+def module_by_module(model: Decoder) -> None:
+    for block in model.layers:
+        assert isinstance(block, Block)
+        block.apart = True
+
+
+def as_built(model: Decoder) -> None:
+    """With kernels wherever there are some."""
+
+
+class Arm(NamedTuple):
+    norm: config.Norm
+    precision: str
+    changed: Callable[[Decoder], None]  # before it is compiled
+
+
+RMSNORM, MXNORM = config.RMSNorm(), config.MXNorm(p=2.0)
+ARMS = {
+    "bf16": Arm(RMSNORM, "bf16", as_built),
+    "mxfp8, rmsnorm": Arm(RMSNORM, "mxfp8", as_built),
+    "mxfp8, mxnorm_p2": Arm(MXNORM, "mxfp8", as_built),
+    "plain, rmsnorm": Arm(RMSNORM, "mxfp8", module_by_module),
+    "plain, mxnorm_p2": Arm(MXNORM, "mxfp8", module_by_module),
+    "torchao, rmsnorm": Arm(RMSNORM, "bf16", use_torchao),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`batch_size` sequences a step, all at once."""
+
+    model: config.Decoder
+    batch_size: int
+    sequence_length: int
+    checkpointing: str
+    compile: bool
+    device: str
+
+    def settings(self, arm: Arm) -> config.Pretrain:
+        train = config.Train(
+            steps=10**6,
+            batch_size=self.batch_size,
+            sequence_length=self.sequence_length,
+            compile=self.compile,
+            activation_checkpointing=self.checkpointing,  # type: ignore[arg-type]
+        )
+        return config.Pretrain(
+            model=self.model,
+            norm=arm.norm,
+            precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": arm.precision}),)),
+            data=config.PySource(),
+            tokenizer=config.Bytes(),
+            optimizer=config.AdamW(lr=1e-5),
+            schedule=config.Schedule(kind="constant"),
+            train=train,
+        )
+
+
+def build(case: Case, names: Sequence[str]) -> dict[str, Run]:
+    """A run an arm; the parameters and the optimizer are the same objects in all: memory is for one."""
+    device = resolve_device(case.device)
+    configure_torch(case.compile)
+    torch._dynamo.config.automatic_dynamic_shapes = False  # arms differ in floats, which must not become dynamic
+    runs: dict[str, Run] = {}
+    for name in names:
+        settings = case.settings(ARMS[name])
+        with torch.device("meta"):
+            model = Decoder(
+                settings.model, settings.norm, block_cast(settings.precision), DTYPES[settings.train.compute]
+            )
+        if runs:
+            first = next(iter(runs.values()))
+            model.load_state_dict(first.model.state_dict(keep_vars=True), assign=True)
+            optimizer = first.optimizer
+        else:
+            model.to_empty(device=device).init_weights(settings.seed)
+            optimizer = build_optimizer(model, settings.optimizer)
+        apply_precision(model, settings.precision, 0, settings.train.compute, device)
+        ARMS[name].changed(model)
+        parallelize(model, settings.train)
+        tokens = RandomTokens(settings.model, settings.train)
+        runs[name] = Run(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+    return runs
+
+
+def timed_step(run: Run, step: int) -> tuple[float, float]:
+    """Seconds from an idle GPU to an idle GPU, and the GiB of the step's peak, 0 on CPU."""
+    synchronize(run.device)
+    if run.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(run.device)
+    began_s = time.perf_counter()
+    train_step(run, step)
+    synchronize(run.device)
+    seconds = time.perf_counter() - began_s
+    return seconds, torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0
+
+
+def measure(runs: dict[str, Run], least_s: float) -> list[dict[str, Any]]:
+    """A row an arm, of as many rounds as take `least_s` an arm, three at least."""
+    for step in range(WARMUP_ROUNDS):
+        for name, run in runs.items():
+            seconds, _ = timed_step(run, step)
+            print(f"warm-up {step}: {name} {seconds:.3f} s", flush=True)
+    rounds: list[list[tuple[float, float]]] = []
+    began_s = time.perf_counter()
+    while len(rounds) < 3 or time.perf_counter() - began_s < least_s * len(runs):
+        rounds.append([timed_step(run, WARMUP_ROUNDS + len(rounds)) for run in runs.values()])
+    seconds, peaks = np.array(rounds).transpose(2, 1, 0)  # [arms, rounds]
+    return [row_of(*of, seconds[0], peaks[0]) for of in zip(runs, runs.values(), seconds, peaks, strict=True)]
+
+
+def row_of(
+    name: str, run: Run, seconds: np.ndarray, peaks: np.ndarray, first_s: np.ndarray, first_peaks: np.ndarray
+) -> dict[str, Any]:
+    """Beside the first arm."""
+    step_s, spread_s = median_and_spread(seconds)
+    ratio, ratio_spread = median_and_spread(seconds / first_s)
+    tokens_per_s = run.tokens_per_step / step_s
+    flops_per_s = run.model.flops_per_token(run.config.train.sequence_length) * tokens_per_s
+    return {
+        "arm": name,
+        "step_ms": step_s * 1e3,
+        "spread_ms": spread_s * 1e3,
+        "over_bf16": ratio,
+        "over_bf16_spread": ratio_spread,
+        "peak_gib": peaks.max() if first_peaks.any() else None,
+        "peak_over_bf16": peaks.max() / first_peaks.max() if first_peaks.any() else None,
+        "tokens_per_s": tokens_per_s,
+        "mfu": flops_per_s / run.peak_flops if run.peak_flops else None,
+        "rounds": len(seconds),
+    }
+
+
+def median_and_spread(values: np.ndarray) -> tuple[float, float]:
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(middle), float(high - low) / 2
+
+
+def kernels_of(run: Run, most: int = 30) -> list[dict[str, Any]]:
+    """Where the device's time of one step goes, by kernel: the longest first."""
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        train_step(run, 0)
+        synchronize(run.device)
+    cuda = run.device.type == "cuda"
+    events = [e for e in profile.key_averages() if (e.device_type == torch.autograd.DeviceType.CUDA) == cuda]
+    times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e) for e in events]
+    total = sum(time_us for time_us, _ in times)
+    longest = sorted(times, key=lambda pair: -pair[0])[:most]
+    return [
+        {"kernel": e.key[:90], "calls": e.count, "ms": time_us / 1e3, "share": time_us / total}
+        for time_us, e in longest
+    ] + [{"kernel": "all", "calls": sum(e.count for _, e in times), "ms": total / 1e3, "share": 1.0}]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama_125m", help="a file of conf/model")
+    parser.add_argument("--ffn", type=int, help="another size than the file's")
+    parser.add_argument("--vocabulary", type=int, help="another one than the file's")
+    parser.add_argument("--batch", type=int, help="sequences a step")
+    parser.add_argument("--sequence", type=int, default=4096)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="bf16 is the first")
+    parser.add_argument("--seconds", type=float, default=10.0, help="an arm")
+    parser.add_argument("--checkpointing", choices=["none", "full"], default="none")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--profile", action="store_true", help="also a step's longest kernels, an arm")
+    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    chosen = parser.parse_args(arguments)
+    model = model_of(chosen.model)
+    model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
+    batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
+    case = Case(model, batch_size, chosen.sequence, chosen.checkpointing, not chosen.eager, chosen.device)
+    runs = build(case, list(dict.fromkeys(["bf16", *chosen.arms])))
+    rows = measure(runs, chosen.seconds)
+    kernels = {name: kernels_of(run) for name, run in runs.items()} if chosen.profile else {}
+    for name, table in kernels.items():
+        print(f"\n{name}")
+        show(table)
+    show(rows)
+    if chosen.json:
+        sizes = {
+            "ffn": model.ffn_size,
+            "vocabulary": model.vocab_size,
+            "batch": batch_size,
+            "sequence": chosen.sequence,
+        }
+        settings = {"model": chosen.model, **sizes, "checkpointing": chosen.checkpointing, "compile": not chosen.eager}
+        measured(rows, chosen.json, **settings, **({"kernels": kernels} if kernels else {}))
+
+
+if __name__ == "__main__":
+    main()
