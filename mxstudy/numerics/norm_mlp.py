@@ -152,7 +152,7 @@ class _NormMLP(torch.autograd.Function):
         do_dgrad, do_wgrad = cast_both(to_dtype(dout, BF16), s.down.dgrad_dh, s.down.wgrad_dh, s.cast)
         ddown = product(do_wgrad.mT, z_wgrad)
         dz = product(do_dgrad, down_dgrad)
-        dh_dgrad, dh_wgrad = activation_backward_cast_both(
+        dh_dgrad, dh_wgrad, _ = activation_backward_cast_both(
             dz, h, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
         )
         dup = product(dh_wgrad.mT, y_wgrad)

@@ -16,7 +16,7 @@ from joined import BF16, COMPOSED, FP32, activation_inputs, assert_beside, every
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels.activation import ACTIVATIONS, checked, output_shape, run, run_backward
-from mxstudy.numerics.kernels.operands import Tile, settings
+from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
 
 pytestmark = pytest.mark.integration
 TILE = Tile(64, 64, 4)
@@ -29,11 +29,12 @@ def forward(h, name, row, column, cast, gate, dtype, tile=TILE):
     return [x.cpu() for x in run(*at, *options, tile)]
 
 
-def backward(dz, h, name, row, column, cast, gate, dtype, tile=TILE):
+def backward(dz, h, name, row, column, cast, gate, dtype, tile=TILE, again=UNREAD):
     phi, gated = checked(h, name)
     options = settings(dz.shape, row, column, cast)
-    at = (dz.to(DEVICE), h.to(DEVICE), phi, gated, BF16 in (gate, dtype))
-    return [x.cpu() for x in run_backward(*at, *options, tile)]
+    at = (dz.to(DEVICE), h.to(DEVICE), phi, gated, BF16 in (gate, dtype), dtype == BF16, again)
+    *operands, z = (x.cpu() for x in run_backward(*at, *options, tile))
+    return operands if again == UNREAD else [*operands, z]
 
 
 @every_activation
@@ -73,6 +74,30 @@ def test_the_cast_of_what_the_activation_gives(name, block_size):
         for (fmt, axis), one in zip(casts, got, strict=True):
             expected = quantize(values, fmt, block_size, axis, cast.scale_rule, cast.rounding)
             assert_same_bits(one, expected.dequantize(BF16))
+
+
+@every_activation
+@every_rounding_of_values
+@pytest.mark.parametrize("fmt", ["E4M3", None])
+def test_the_backward_gives_the_forwards_column_operand_again(name, gate, dtype, fmt):
+    h, dz = activation_inputs(name)
+    _, column = forward(h, name, UNREAD, fmt, BlockCast(), gate, dtype)
+    *operands, again = backward(dz, h, name, "E5M2", "E4M3", BlockCast(), gate, dtype, again=fmt)
+    assert_same_bits(again, column)
+    for one, other in zip(operands, backward(dz, h, name, "E5M2", "E4M3", BlockCast(), gate, dtype), strict=True):
+        assert_same_bits(one, other)
+
+
+def test_an_operand_that_nobody_reads_is_not_made():
+    h, dz = activation_inputs("swiglu")
+    whole = forward(h, "swiglu", "E4M3", "E4M3", BlockCast(), BF16, BF16)
+    row, column = forward(h, "swiglu", "E4M3", UNREAD, BlockCast(), BF16, BF16)
+    assert column.numel() == 0
+    assert_same_bits(row, whole[0])
+    gradients = backward(dz, h, "swiglu", "E4M3", "E4M3", BlockCast(), BF16, BF16)
+    row, column = backward(dz, h, "swiglu", UNREAD, "E4M3", BlockCast(), BF16, BF16)
+    assert row.numel() == 0
+    assert_same_bits(column, gradients[1])
 
 
 def test_what_is_not_rounded_goes_unrounded_into_the_cast():

@@ -13,7 +13,7 @@ from joined import BF16, FP32, every_dtype, every_norm, norm_inputs, normalized,
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.kernels import RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm import run
-from mxstudy.numerics.kernels.operands import Tile, settings
+from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
 
 pytestmark = pytest.mark.integration
 NARROW = Tile(32, 64, 8)  # several to a row
@@ -84,6 +84,22 @@ def test_the_sum_with_a_branch(dtype, branch_dtype, tile):
     of_sum = kernel(expected, RowNorm(centers=True), "E4M3", "E4M3", BlockCast(), **options)
     for one, other in zip((row, column, mean, rms), (*of_sum[:2], *of_sum[3:]), strict=True):
         assert_same_bits(one, other)
+
+
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("columns", [96, 256])
+@pytest.mark.parametrize("tile", [None, Tile(8, 32, 4), Tile(1, 32, 4)])
+def test_rows_alone(norm, dtype, columns, tile):
+    """Then no block of rows has to be whole, and a program has as many as it likes."""
+    x, gain, _ = norm_inputs((39, columns), dtype)
+    branch, _, _ = norm_inputs((39, columns), BF16, seed=1)
+    row, column, total, mean, rms = kernel(x, norm, "E4M3", UNREAD, BlockCast(), gain=gain, branch=branch, tile=tile)
+    assert column.numel() == 0
+    assert_same_bits(total, (x + branch).to(dtype))
+    assert (rms / rms_of(total, norm, 32)[1] - 1).abs().max() < 1e-6
+    y = normalized(total, mean, rms, gain, None)
+    assert_same_bits(row, block_cast(y, "E4M3", -1, BlockCast()).dequantize(BF16))
 
 
 @every_norm

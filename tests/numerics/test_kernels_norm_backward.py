@@ -51,6 +51,20 @@ def test_beside_float64(shape, dtype, centers):
         torch.testing.assert_close(dx.double(), want_dx, rtol=step, atol=step)
 
 
+@pytest.mark.parametrize("most_programs", [1, 3, 5])
+@pytest.mark.parametrize("sums", [1, 2, 3])
+def test_a_program_may_have_several_tiles(most_programs, sums):
+    """The last fewer than the others; dx is the same."""
+    at = inputs((2, 7 * 32, 4096), torch.bfloat16, True)
+    dx, all_sums = kernel(*at)
+    same, some_sums = [t.cpu() for t in run(*(t.to(DEVICE) for t in at), sums, most_programs)]
+    assert torch.equal(same, dx)
+    torch.testing.assert_close(some_sums, all_sums[:sums], rtol=1e-5, atol=1e-4)
+    cpu_dx, cpu_sums = norm_backward_add(*at, sums=sums)
+    torch.testing.assert_close(cpu_sums, all_sums[:sums], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(cpu_dx.float(), dx.float(), rtol=2.0**-7, atol=2.0**-7)
+
+
 def test_no_bit_depends_on_the_stack():
     whole = inputs((3, 64, 96), torch.float32, True)
     dx, sums = kernel(*whole)

@@ -30,10 +30,11 @@ from mxstudy.numerics.kernels import (
     activation_backward_cast_both,
     activation_cast_both,
     cast_both,
+    cast_one,
     norm_cast_both,
 )
 from mxstudy.numerics.kernels.activation import ACTIVATIONS
-from mxstudy.numerics.kernels.operands import settings
+from mxstudy.numerics.kernels.operands import UNREAD, settings
 from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -64,7 +65,9 @@ def test_activations_are_operators(name):
     options = settings(dz.shape, "E4M3", None, BlockCast())
     phi, gated = ACTIVATIONS[name]
     library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, phi, gated, True, True, *options))
-    library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, (dz, h, phi, gated, True, *options))
+    for again in (UNREAD, "E4M3"):
+        at = (dz, h, phi, gated, True, True, again, *options)
+        library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, at)
 
 
 @pytest.mark.parametrize("norm", [RowNorm(centers=True), RowNorm(p=2.0)])
@@ -86,6 +89,34 @@ def test_norm_cast_both_is_an_operator(norm, with_branch):
             assert_same_bits(one, other)
 
 
+@pytest.mark.parametrize("fmt", ["E4M3", None])
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_cast_one_is_an_operator(fmt, axis):
+    """Schema, fake tensors and tracing, and compiled without a break."""
+    x, gain, bias = (t.to(DEVICE) for t in norm_inputs())
+    mean, rms = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True).sqrt()
+    row, column, *rest = settings(x.shape, fmt, fmt, BlockCast())
+    for of in ((None, None, None, None), (None, rms, gain, None), (mean, rms, gain, bias)):
+        library.opcheck(torch.ops.mxstudy.cast_one, (x, *of, x, True, row or column, axis, *rest))
+
+    def cast(x):
+        return cast_one(x, fmt, axis, BlockCast(), mean=mean, rms=rms, gain=gain, bias=bias)
+
+    assert_same_bits(torch.compile(cast, fullgraph=True)(x), cast(x))
+
+
+def test_a_bf16_tensor_without_a_format_is_its_own_operand():
+    x = torch.ones(32, 32, dtype=BF16)
+    assert cast_one(x, None, -2, BlockCast()) is x
+
+
+def test_an_operand_that_nobody_reads_has_no_elements():
+    x = torch.ones(48, 64)
+    row, column = cast_both(x, "E4M3", UNREAD, BlockCast())  # whose blocks need not divide anything
+    assert (row.shape, column.shape) == (x.shape, (0,))
+    library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", UNREAD, BlockCast())))
+
+
 @every_activation
 @every_rounding_of_values
 def test_on_cpu_activations_and_their_gradients_are_torchs(name, gate, dtype):
@@ -95,11 +126,12 @@ def test_on_cpu_activations_and_their_gradients_are_torchs(name, gate, dtype):
     (dh,) = torch.autograd.grad(z, leaf, dz.to(z.dtype))
     options = {"gate_dtype": gate, "dtype": dtype}
     operands = activation_cast_both(h, name, "E4M3", "E5M2", BlockCast(), **options)
-    gradients = activation_backward_cast_both(dz, h, name, "E5M2", None, BlockCast(16), **options)
+    gradients = activation_backward_cast_both(dz, h, name, "E5M2", None, BlockCast(16), **options, again="E4M3")
     assert_same_bits(operands[0], quantize(z.detach(), "E4M3").dequantize(BF16))
     assert_same_bits(operands[1], quantize(z.detach(), "E5M2", axis=0).dequantize(BF16))
     assert_beside(gradients[1], dh, name, 1)
     assert_same_bits(gradients[0], quantize(gradients[1], "E5M2", 16).dequantize(BF16))
+    assert_same_bits(gradients[2], quantize(z.detach(), "E4M3", 16, axis=0).dequantize(BF16))
 
 
 @every_norm

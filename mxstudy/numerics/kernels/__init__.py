@@ -10,6 +10,7 @@ the rest of the package has; neither knows how to differentiate itself. Torch se
 from mxstudy.numerics.kernels.activation import activation_backward_cast_both, activation_cast_both
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
+from mxstudy.numerics.kernels.cast_one import cast_one
 from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm_backward import norm_backward_add
@@ -22,6 +23,7 @@ __all__ = [
     "activation_cast_both",
     "adam_",
     "cast_both",
+    "cast_one",
     "linear_fp32",
     "mean_in_order",
     "norm_backward_add",

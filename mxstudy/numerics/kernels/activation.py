@@ -14,7 +14,21 @@ from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
-from mxstudy.numerics.kernels.operands import BF16, Tile, both, constants, empty_both, launch, settings, tile_of
+from mxstudy.numerics.kernels.operands import (
+    BF16,
+    UNREAD,
+    Tile,
+    both,
+    constants,
+    empty_both,
+    empty_operand,
+    format_constants,
+    launch,
+    operand,
+    settings,
+    tile_of,
+    written,
+)
 from mxstudy.reader import require
 
 aten = torch.ops.aten
@@ -79,19 +93,23 @@ def activation_backward_cast_both(
     *,
     gate_dtype: torch.dtype = BF16,
     dtype: torch.dtype = BF16,
-) -> tuple[Tensor, Tensor]:
+    again: str | None = UNREAD,
+) -> tuple[Tensor, Tensor, Tensor]:
     """dz [..., rows, columns] and h, both bf16 -> both operands of dh, which is rounded to bf16 first; h's shape.
 
-    `gate_dtype`, `dtype` are those of the forward: d phi(gate) has the dtype of phi(gate). Raises ConfigError as the
-    forward does; the blocks of a gated activation's two gradients have to lie apart.
+    `gate_dtype`, `dtype` are those of the forward: d phi(gate) has the dtype of phi(gate). The third tensor is z's
+    column operand of the format `again`, for a forward that has not kept it; else of no elements. Raises ConfigError
+    as the forward does; the blocks of a gated activation's two gradients have to lie apart.
     """
     phi, gated = checked(h, activation)
     require(
         dz.dtype == BF16 and dz.shape == output_shape(h, gated),
         f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
     )
+    settings(dz.shape, UNREAD, again, cast)
     options = settings(dz.shape, row, column, cast)
-    return _activation_backward_cast_both(dz, h, phi, gated, BF16 in (gate_dtype, dtype), *options)
+    roundings = BF16 in (gate_dtype, dtype), dtype == BF16
+    return _activation_backward_cast_both(dz, h, phi, gated, *roundings, again, *options)
 
 
 def checked(h: Tensor, activation: str) -> Activation:
@@ -130,8 +148,17 @@ def _activation_cast_both(
 
 
 @_activation_cast_both.register_fake
-def _(h: Tensor, phi: str, gated: bool, *options: object) -> tuple[Tensor, Tensor]:
-    return empty_both(h.new_empty(output_shape(h, gated)))
+def _(
+    h: Tensor,
+    phi: str,
+    gated: bool,
+    round_gate: bool,
+    round_output: bool,
+    row: str | None,
+    column: str | None,
+    *options: object,
+) -> tuple[Tensor, Tensor]:
+    return empty_both(h.new_empty(output_shape(h, gated)), row, column)
 
 
 @_activation_cast_both.register_kernel("cuda")
@@ -152,13 +179,13 @@ def run(
     from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
     from mxstudy.numerics.kernels.device.activation import activation_cast_both_kernel
 
-    operands = empty_both(h.new_empty(output_shape(h, gated)))
-    rows, columns = h.numel() // h.shape[-1], operands[0].shape[-1]
+    operands = empty_both(h.new_empty(output_shape(h, gated)), row, column)
+    rows, columns = h.numel() // h.shape[-1], output_shape(h, gated)[-1]
     tile = tile or tile_of(rows, columns, block_size, elements=4096)
     launch(
         activation_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
-        (h.contiguous(), *operands),
+        (h.contiguous(), *map(written, operands)),
         tile.warps,
         PHI=KERNELS[phi][0],
         GATED=gated,
@@ -179,24 +206,40 @@ def _activation_backward_cast_both(
     phi: str,
     gated: bool,
     round_gate: bool,
+    round_output: bool,
+    again: str | None,
     row: str | None,
     column: str | None,
     block_size: int,
     scale_rule: str,
     rounding: str,
     pre_round: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     parts, dz = h.to(torch.float32).chunk(1 + gated, dim=-1), dz.to(torch.float32)
+    z = PHIS[phi].apply(parts[0])
     gradients = [PHIS[phi].backward(rounded(dz * parts[1], round_gate) if gated else dz, parts[0])]
     if gated:
-        gradients.append(dz * rounded(PHIS[phi].apply(parts[0]), round_gate))
-    dh = torch.cat(gradients, dim=-1).to(BF16)
-    return both(dh, row, column, block_size, scale_rule, rounding, pre_round)
+        z = rounded(z, round_gate)
+        gradients.append(dz * z)
+        z = z * parts[1]
+    dh, cast = torch.cat(gradients, dim=-1).to(BF16), (block_size, scale_rule, rounding, pre_round)
+    return *both(dh, row, column, *cast), operand(rounded(z, round_output), again, -2, BlockCast(*cast))
 
 
 @_activation_backward_cast_both.register_fake
-def _(dz: Tensor, h: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    return empty_both(h)
+def _(
+    dz: Tensor,
+    h: Tensor,
+    phi: str,
+    gated: bool,
+    round_gate: bool,
+    round_output: bool,
+    again: str | None,
+    row: str | None,
+    column: str | None,
+    *options: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return *empty_both(h, row, column), empty_operand(dz, again)
 
 
 @_activation_backward_cast_both.register_kernel("cuda")
@@ -206,6 +249,8 @@ def run_backward(
     phi: str,
     gated: bool,
     round_gate: bool,
+    round_output: bool,
+    again: str | None,
     row: str | None,
     column: str | None,
     block_size: int,
@@ -213,22 +258,24 @@ def run_backward(
     rounding: str,
     pre_round: bool,
     tile: Tile | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
     from mxstudy.numerics.kernels.device.activation import activation_backward_cast_both_kernel
 
     dz, h = dz.contiguous(), h.contiguous()
-    operands, columns = empty_both(h), dz.shape[-1]
+    operands, columns = (*empty_both(h, row, column), empty_operand(dz, again)), dz.shape[-1]
     tile = tile or tile_of(dz.numel() // columns, columns, block_size, elements=2048)
     launch(
         activation_backward_cast_both_kernel,
         (dz.numel() // (tile.rows * tile.columns),),
-        (dz, h, *operands),
+        (dz, h, *map(written, operands)),
         tile.warps,
         PHI=KERNELS[phi][0],
         PHI_BACKWARD=KERNELS[phi][1],
         GATED=gated,
         ROUND_GATE=round_gate,
+        ROUND_OUTPUT=round_output,
+        AGAIN=format_constants(again, scale_rule),
         COLUMNS=columns,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,

@@ -14,6 +14,7 @@ from mxstudy.numerics.kernels.operands import (
     launch,
     settings,
     tile_of,
+    written,
 )
 
 
@@ -39,8 +40,8 @@ def _cast_both(
 
 
 @_cast_both.register_fake
-def _(x: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    return empty_both(x)
+def _(x: Tensor, row: str | None, column: str | None, *options: object) -> tuple[Tensor, Tensor]:
+    return empty_both(x, row, column)
 
 
 @_cast_both.register_kernel("cuda")
@@ -58,12 +59,12 @@ def run(
     from mxstudy.numerics.kernels.device.cast import cast_both_kernel
 
     x = x.contiguous()
-    operands, columns = empty_both(x), x.shape[-1]
+    operands, columns = empty_both(x, row, column), x.shape[-1]
     tile = tile or tile_of(x.numel() // columns, columns, block_size, elements=2048)
     launch(
         cast_both_kernel,
         (x.numel() // (tile.rows * tile.columns),),
-        (x, *operands),
+        (x, *map(written, operands)),
         tile.warps,
         COLUMNS=columns,
         TILE_ROWS=tile.rows,

@@ -12,6 +12,7 @@ from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels.operands import (
     BF16,
+    UNREAD,
     Tile,
     both,
     constants,
@@ -19,11 +20,13 @@ from mxstudy.numerics.kernels.operands import (
     launch,
     power_of_two_in,
     settings,
+    written,
 )
 from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.reader import require
 
 TILE_ELEMENTS, WARPS = 16384, 16
+ROW_TILE_ELEMENTS, ROW_WARPS = 8192, 8
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,9 @@ def norm_cast_both(
     """x [rows, columns] or, of a stack, [S, rows, columns], bf16 or fp32; `branch`, x's shape, is added to it first.
 
     gain and bias: [columns], or [S, 1, columns] with one a replica; None where there is none or the weight has taken
-    it up. What is cast is FP32, or rounded to bf16 before where `round_output`. The sum of x and branch is rounded to
-    x's dtype. Raises ConfigError for a bias without a gain, a norm that centers and has p, and as `settings` does.
+    it up. What is cast is FP32, or rounded to bf16 before where `round_output`; UNREAD in place of a format leaves the
+    operand out. The sum of x and branch is rounded to x's dtype. Raises ConfigError for a bias without a gain, a norm
+    that centers and has p, and as `settings` does.
     """
     require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
     require(
@@ -81,11 +85,11 @@ def norm_cast_both(
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def empty_results(x: Tensor, has_branch: bool, centers: bool) -> Tensors:
+def empty_results(x: Tensor, has_branch: bool, centers: bool, row: str | None, column: str | None) -> Tensors:
     """Row and column operand, sum, mean, rms; of no elements where there is no such thing."""
     total = torch.empty_like(x) if has_branch else x.new_empty(0)
     rms = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-    return *empty_both(x), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
+    return *empty_both(x, row, column), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
 
 
 @library.custom_op("mxstudy::norm_cast_both", mutates_args=())
@@ -124,9 +128,13 @@ def _(
     bias: Tensor | None,
     p: float | None,
     centers: bool,
+    eps: float,
+    round_output: bool,
+    row: str | None,
+    column: str | None,
     *options: object,
 ) -> Tensors:
-    return empty_results(x, branch is not None, centers)
+    return empty_results(x, branch is not None, centers, row, column)
 
 
 @_norm_cast_both.register_kernel("cuda")
@@ -147,14 +155,14 @@ def run(
     pre_round: bool,
     tile: Tile | None = None,
 ) -> Tensors:
-    """`tile`: another one than `norm_tile`, of as many rows; then the RMS may differ in its last bits."""
+    """`tile`: another one than usual, with blocks whole in it; then the RMS may differ in its last bits."""
     from mxstudy.numerics.kernels.device import norm as device
 
     x = x.contiguous()
-    row_operand, column_operand, total, mean, rms = results = empty_results(x, branch is not None, centers)
+    row_operand, column_operand, total, mean, rms = results = empty_results(x, branch is not None, centers, row, column)
     rows, columns = x.shape[-2:]
     replicas = x.numel() // (rows * columns)
-    tile = tile or norm_tile(columns, block_size)
+    tile = tile or (row_tile(columns) if column == UNREAD else norm_tile(columns, block_size))
     gather, merge, finish = device.BLOCK_MAXIMA if p is not None else device.CENTERED if centers else device.EXACT
     launch(
         device.norm_cast_both_kernel,
@@ -165,8 +173,8 @@ def run(
             None if gain is None else gain.contiguous(),
             None if bias is None else bias.contiguous(),
             None if branch is None else total,
-            row_operand,
-            column_operand,
+            written(row_operand),
+            written(column_operand),
             mean if centers else None,
             rms,
             rows,
@@ -181,10 +189,17 @@ def run(
         EPS=eps,
         ROUND_OUTPUT=round_output,
         COLUMNS=columns,
+        TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,
         **constants(row, column, block_size, scale_rule, rounding, pre_round),
     )
     return results
+
+
+def row_tile(columns: int) -> Tile:
+    """Where the column operand is unread: rows whole if that may be, and as many as registers take."""
+    width = min(power_of_two_in(columns), ROW_TILE_ELEMENTS)
+    return Tile(ROW_TILE_ELEMENTS // width, width, ROW_WARPS)
 
 
 def norm_tile(columns: int, block_size: int) -> Tile:

@@ -10,55 +10,70 @@ from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch
 from mxstudy.numerics.norm import center, norm_backward, normalize
 
 TILE_ELEMENTS, WARPS = 8192, 8
+MOST_PROGRAMS = 1024  # a replica: what they leave to be added up has to stay small
 FP32 = torch.float32
 
 
 def norm_backward_add(
-    dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor
+    dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor, sums: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """Of y = (x - mean) / rms * gain + bias and out = x + branch(y): dx in x's dtype, and [3, *gain's shape] float32.
+    """Of y = (x - mean) / rms * gain + bias and out = x + branch(y): dx in x's dtype, [sums, *gain's shape] float32.
 
     dy bf16, x and dout [rows, columns] or [S, rows, columns] in one dtype, mean and rms float32 [..., 1], gain
-    [columns] or [S, 1, columns]. The three are sums over the rows: dgain, dbias, that of dout. dx is rounded to x's
-    dtype before dout is added.
+    [columns] or [S, 1, columns]. The sums are those over the rows, the first one, two or three of dgain, dbias, that of
+    dout. dx is rounded to x's dtype before dout is added.
     """
-    return _norm_backward_add(dy, x, mean, rms, gain, dout)
+    return _norm_backward_add(dy, x, mean, rms, gain, dout, sums)
 
 
 @library.custom_op("mxstudy::norm_backward_add", mutates_args=())
 def _norm_backward_add(
-    dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor
+    dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor, sums: int
 ) -> tuple[Tensor, Tensor]:
     dy, gain, xbar = to_dtype(dy, FP32), to_dtype(gain, FP32), normalize(center(x, mean), rms)
     dx, dgain, dbias = norm_backward(dy, xbar, rms, gain, gain, centers=mean is not None)
     assert dbias is not None
-    return dout + to_dtype(dx, x.dtype), torch.stack((dgain, dbias, to_dtype(dout, FP32).sum_to_size(gain.shape)))
+    of_dout = [to_dtype(dout, FP32).sum_to_size(gain.shape)] if sums == 3 else []
+    return dout + to_dtype(dx, x.dtype), torch.stack([dgain, dbias, *of_dout][:sums])
 
 
 @_norm_backward_add.register_fake
-def _(dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(3, *gain.shape, dtype=FP32)
+def _(
+    dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor, sums: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(sums, *gain.shape, dtype=FP32)
 
 
 @_norm_backward_add.register_kernel("cuda")
-def run(dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+def run(
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor,
+    gain: Tensor,
+    dout: Tensor,
+    sums: int = 3,
+    most_programs: int = MOST_PROGRAMS,
+) -> tuple[Tensor, Tensor]:
     from mxstudy.numerics.kernels.device.norm_backward import add_up_kernel, norm_backward_kernel
 
     rows, columns = x.shape[-2:]
     replicas, width = x.numel() // (rows * columns), ceil_power_of_two(columns)
     tile_rows = min(rows & -rows, max(1, TILE_ELEMENTS // width))
     tiles, dx = rows // tile_rows, torch.empty_like(x)
-    sums = x.new_empty(3, replicas, tiles, columns, dtype=FP32)
+    turns = -(-tiles // most_programs)
+    programs = -(-tiles // turns)
+    parts = x.new_empty(sums, replicas, programs, columns, dtype=FP32)
     tensors = (dy.contiguous(), x.contiguous(), None if mean is None else mean.contiguous(), rms.contiguous())
     launch(
         norm_backward_kernel,
-        (tiles, replicas),
+        (programs, replicas),
         (
             *tensors,
             gain.contiguous(),
             dout.contiguous(),
             dx,
-            sums,
+            parts,
             rows,
             0 if gain.numel() == columns else columns,
         ),
@@ -66,14 +81,16 @@ def run(dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, d
         COLUMNS=columns,
         WIDTH=width,
         TILE_ROWS=tile_rows,
+        TURNS=turns,
+        SUMS=sums,
     )
-    totals = x.new_empty(3, *gain.shape, dtype=FP32)
-    height = ceil_power_of_two(tiles)
+    totals = x.new_empty(sums, *gain.shape, dtype=FP32)
+    height = ceil_power_of_two(programs)
     tile_columns = min(width, max(16, 4096 // height))
     launch(
         add_up_kernel,
-        (-(-columns // tile_columns), 3 * replicas),
-        (sums, totals, tiles),
+        (-(-columns // tile_columns), sums * replicas),
+        (parts, totals, programs),
         4,
         COLUMNS=columns,
         TILES=height,

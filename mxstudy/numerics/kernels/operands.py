@@ -14,7 +14,8 @@ from mxstudy.numerics.scales import MANTISSA_BITS
 from mxstudy.reader import require
 
 BLOCK_SIZES = (16, 32, 64)
-BF16 = torch.bfloat16
+BF16, FP32 = torch.bfloat16, torch.float32
+UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is of no elements
 
 Settings = tuple[str | None, str | None, int, str, str, bool]  # of both formats and a BlockCast, as operators take them
 
@@ -48,8 +49,8 @@ def settings(shape: Sequence[int], row: str | None, column: str | None, cast: Bl
     require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
     require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
     for fmt, axis in ((row, -1), (column, -2)):
-        if fmt is not None:
-            scale = look_up(FORMATS, fmt, "format").scale
+        if fmt not in (None, UNREAD):
+            scale = look_up(FORMATS, str(fmt), "format").scale
             require(scale == "E8M0", f"format: {fmt} has {scale} scales, which no kernel makes; take an MX format")
             require(
                 shape[axis] % cast.block_size == 0,
@@ -65,11 +66,18 @@ def both(x: Tensor, row: str | None, column: str | None, *cast: Any) -> tuple[Te
 
 def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast) -> Tensor:
     """A new bf16 tensor."""
+    if fmt == UNREAD:
+        return x.new_empty(0, dtype=BF16)
     return x.to(BF16, copy=True) if fmt is None else block_cast(x, fmt, axis, cast).dequantize(BF16)
 
 
-def empty_both(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, dtype=BF16), torch.empty_like(x, dtype=BF16)
+def empty_both(x: Tensor, row: str | None, column: str | None) -> tuple[Tensor, Tensor]:
+    """For operands of these formats."""
+    return empty_operand(x, row), empty_operand(x, column)
+
+
+def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
+    return x.new_empty(0, dtype=BF16) if fmt == UNREAD else torch.empty_like(x, dtype=BF16)
 
 
 # ------------------------------------------------------------------------------------------------------- for kernels
@@ -93,12 +101,17 @@ def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, i
 
     It may under rules that round k up less often than ceil(log2(absmax / max)) does.
     """
-    if fmt is None:
+    if fmt is None or fmt == UNREAD:
         return None
     element = FORMATS[fmt]
     rule, never_exceeds = SCALE_RULES[scale_rule](element), SCALE_RULES["rceil"](element)
     limit = element.max if rule < never_exceeds else None
     return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit
+
+
+def written(operand: Tensor) -> Tensor | None:
+    """As a kernel takes it: None for what nobody reads."""
+    return operand if operand.numel() else None
 
 
 def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:

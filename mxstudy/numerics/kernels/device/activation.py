@@ -9,7 +9,7 @@ import math
 import triton
 import triton.language as tl
 
-from mxstudy.numerics.kernels.device.cast import store_both, through_bf16, tile_offsets
+from mxstudy.numerics.kernels.device.cast import operand, store_both, through_bf16, tile_offsets
 
 SQRT_HALF = tl.constexpr(math.sqrt(0.5))
 SQRT_TWO_OVER_PI = tl.constexpr(math.sqrt(2 / math.pi))
@@ -52,10 +52,13 @@ def activation_backward_cast_both_kernel(
     h_ptr,
     row_ptr,
     column_ptr,
+    again_ptr,
     PHI: tl.constexpr,
     PHI_BACKWARD: tl.constexpr,
     GATED: tl.constexpr,
     ROUND_GATE: tl.constexpr,
+    ROUND_OUTPUT: tl.constexpr,
+    AGAIN: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROW: tl.constexpr,
     COLUMN: tl.constexpr,
@@ -65,16 +68,25 @@ def activation_backward_cast_both_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """dz [rows, COLUMNS] and h as in the forward -> both operands of dh in bf16, h's shape."""
+    """dz [rows, COLUMNS] and h as in the forward -> both operands of dh in bf16, h's shape; again z by its columns."""
     STRIDE: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
     offsets = tile_offsets(COLUMNS, STRIDE, TILE_ROWS, TILE_COLUMNS)
-    dphi = tl.load(dz_ptr + tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)).to(tl.float32)
+    inner = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    dphi = tl.load(dz_ptr + inner).to(tl.float32)
     h = tl.load(h_ptr + offsets).to(tl.float32)
+    if GATED or again_ptr is not None:
+        z = PHI(h)
     if GATED:
-        dup = through_bf16(dphi * through_bf16(PHI(h), ROUND_GATE), True)
         there = offsets + COLUMNS
-        dphi = through_bf16(dphi * tl.load(h_ptr + there).to(tl.float32), ROUND_GATE)
+        up = tl.load(h_ptr + there).to(tl.float32)
+        z = through_bf16(z, ROUND_GATE)
+        dup = through_bf16(dphi * z, True)
+        z = z * up
+        dphi = through_bf16(dphi * up, ROUND_GATE)
         store_both(dup, row_ptr, column_ptr, there, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+    if again_ptr is not None:
+        z = through_bf16(z, ROUND_OUTPUT)
+        tl.store(again_ptr + inner, operand(z, 0, AGAIN, BLOCK, AWAY, PRE_ROUND))
     dh = through_bf16(PHI_BACKWARD(dphi, h), True)
     store_both(dh, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
 

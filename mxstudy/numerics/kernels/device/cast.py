@@ -36,6 +36,41 @@ def cast_both_kernel(
 
 
 @triton.jit
+def cast_one_kernel(
+    x_ptr,
+    mean_ptr,
+    rms_ptr,
+    gain_ptr,
+    bias_ptr,
+    operand_ptr,
+    ROUND_FIRST: tl.constexpr,
+    AXIS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """(x - mean) / rms * gain + bias, what is None left out, of x [rows, COLUMNS] -> one operand, bf16."""
+    across: tl.constexpr = COLUMNS // TILE_COLUMNS
+    row = (tl.program_id(0) // across).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
+    column = tl.program_id(0) % across * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
+    offsets = row * COLUMNS + column
+    x = through_bf16(tl.load(x_ptr + offsets).to(tl.float32), ROUND_FIRST)
+    if mean_ptr is not None:
+        x = x - tl.load(mean_ptr + row)
+    if rms_ptr is not None:
+        x = tl.div_rn(x, tl.load(rms_ptr + row) + tl.zeros_like(x))
+    if gain_ptr is not None:
+        x = x * tl.load(gain_ptr + column).to(tl.float32)
+        if bias_ptr is not None:
+            x = x + tl.load(bias_ptr + column).to(tl.float32)
+    tl.store(operand_ptr + offsets, operand(x, AXIS, FORMAT, BLOCK, AWAY, PRE_ROUND))
+
+
+@triton.jit
 def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
     """Where this program's tile of a matrix of so many columns lies in one whose rows are STRIDE apart: int64."""
     program = tl.program_id(0).to(tl.int64)
@@ -57,9 +92,14 @@ def store_both(
     AWAY: tl.constexpr,
     PRE_ROUND: tl.constexpr,
 ):
-    """x [R, C] float32 with blocks along the rows and with blocks along the columns, each decoded to bf16."""
-    tl.store(row_ptr + offsets, operand(x, 1, ROW, BLOCK, AWAY, PRE_ROUND), mask=mask)
-    tl.store(column_ptr + offsets, operand(x, 0, COLUMN, BLOCK, AWAY, PRE_ROUND), mask=mask)
+    """x [R, C] float32 with blocks along the rows and with blocks along the columns, each decoded to bf16.
+
+    None for the pointer of one that is not wanted.
+    """
+    if row_ptr is not None:
+        tl.store(row_ptr + offsets, operand(x, 1, ROW, BLOCK, AWAY, PRE_ROUND), mask=mask)
+    if column_ptr is not None:
+        tl.store(column_ptr + offsets, operand(x, 0, COLUMN, BLOCK, AWAY, PRE_ROUND), mask=mask)
 
 
 @triton.jit

@@ -1,10 +1,10 @@
-"""Residual sum, norm and both casts of a row of blocks: one program has BLOCK rows, all of their columns.
+"""Residual sum, norm and both casts: one program has all columns of some rows, of a row of blocks if it casts columns.
 
 A first pass over tiles of columns gathers what the norm needs of each row, a second one normalises and casts. Where a
 tile is as wide as the matrix it stays in registers; else the second pass finds it in the caches.
 
 Rows are summed tile after tile, a tile by `tl.sum` over its width. That order follows from tile and warps, which are
-chosen by COLUMNS and BLOCK alone: neither the number of rows nor a row's place changes a bit of its RMS.
+chosen by COLUMNS, BLOCK and what is cast alone: neither the number of rows nor a row's place changes a bit of its RMS.
 """
 
 import triton
@@ -39,13 +39,14 @@ def norm_cast_both_kernel(
     BLOCK: tl.constexpr,
     AWAY: tl.constexpr,
     PRE_ROUND: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
     """x and branch [replicas, rows, COLUMNS]; gain and bias [COLUMNS], or of each replica, gain_stride apart.
 
-    What is None is left out: branch with total, gain, bias, mean.
+    What is None is left out: branch with total, gain, bias, mean, an operand.
     """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     replica = tl.program_id(1).to(tl.int64)
     mask = row[:, None] < rows
     index = replica * rows + row
