@@ -44,7 +44,7 @@ BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that leave 
 def module_by_module(model: Decoder) -> None:
     for block in model.layers:
         assert isinstance(block, Block)
-        block.apart = True
+        block.joined = None
 
 
 def as_built(model: Decoder) -> None:

@@ -21,6 +21,7 @@ from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.joined_block import JoinedBlock, after_attention, before_attention
 from mxstudy.numerics.ranks import draw_in_turns
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
@@ -85,19 +86,24 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The output, and what goes into the norms of queries and keys, by their names. Causal without a mask."""
-        q, k, v = self.wqkv(x_BTD).split(self.sizes, dim=-1)
+        heads_BTD, seen = self.heads(self.wqkv(x_BTD), rope_TH, mask_BTT)
+        return self.wo(heads_BTD), seen
+
+    def heads(self, qkv: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the output's linear reads: [B, T, D]."""
+        q, k, v = qkv.split(self.sizes, dim=-1)
         seen = {}
         if self.q_norm is not None and self.k_norm is not None:
             seen = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (y.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for y in (q, k, v))
-        q, k = rotate(q, rope_TH), rotate(k, rope_TH)
+        q, k, v = (y.unflatten(-1, (-1, self.head_size)) for y in (q, k, v))
+        q, k, v = (y.transpose(1, 2) for y in (rotate(q, rope_TH), rotate(k, rope_TH), v))  # heads stay side by side
         if mask_BTT is None:
             out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         else:  # grouped queries run fused in flash attention alone, which takes no mask
             k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
             out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
-        return self.wo(out_BNTH.transpose(1, 2).flatten(2)), seen
+        return out_BNTH.transpose(1, 2).flatten(2), seen
 
 
 class FeedForward(nn.Module):
@@ -105,6 +111,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
         super().__init__()
+        self.kind = model.mlp
         self.up_name, parts, self.activation = MLPS[model.mlp]
         std = INITS[model.init].linear(model, model.hidden_size)
         up = NormLinear(build_norm(norm, model.hidden_size, cast), parts * model.ffn_size, std)
@@ -120,9 +127,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """`apart`: module by module, also where there are kernels for several in one."""
+    """`joined`: in two functions, with kernels, the same bits; None: module by module (`mxstudy.model.joined`)."""
 
-    apart = False
+    joined: JoinedBlock | None = None
 
     def __init__(self, layer: int, model: config.Decoder, norm: config.Norm, cast: BlockCast) -> None:
         super().__init__()
@@ -137,9 +144,32 @@ class Block(nn.Module):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
+        if self.joined is not None and not self.is_hooked():
+            return self.in_two(x_BTD, rope_TH, mask_BTT, self.joined)
         attended_BTD, seen = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
         return h_BTD + self.feed_forward(h_BTD), seen | {"ffn_norm": h_BTD}
+
+    def in_two(
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: JoinedBlock
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same, the modules' weights without the modules."""
+        wqkv, wo, up, w2 = self.linears()
+        qkv, x_BTD = before_attention(x_BTD, wqkv.gain_and_bias(x_BTD), wqkv.weight, settings)
+        heads_BTD, seen = self.attention.heads(qkv, rope_TH, mask_BTT)
+        affine = up.gain_and_bias(x_BTD)
+        out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, up.weight, w2.weight, settings)
+        return out_BTD, seen | {"ffn_norm": h_BTD}
+
+    def is_hooked(self) -> bool:
+        """Whether somebody wants to see what goes through a linear by itself."""
+        return any(
+            linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks
+            for linear in self.linears()
+        )
+
+    def linears(self) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
+        return self.attention.wqkv, self.attention.wo, self.feed_forward.up, self.feed_forward.w2
 
     def reader(self, norm: str) -> nn.Module:
         """The linear that a norm is joined to, or the norm that stands on its own."""
@@ -171,7 +201,7 @@ class Decoder(nn.Module):
         if tree is None:
             rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
         else:
-            rope_TH, mask_BTT = self.angles(tree.positions_BT.float())[:, None], tree.mask_BTT
+            rope_TH, mask_BTT = self.angles(tree.positions_BT.float()), tree.mask_BTT
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
             x_BTD, seen = layer(x_BTD, rope_TH, mask_BTT)
@@ -229,11 +259,11 @@ def normal_weight(shape: torch.Size, std: float, seed: int, name: str) -> Tensor
     return nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
 
 
-def rotate(x_BNTH: Tensor, rope_TH: Tensor) -> Tensor:
+def rotate(x_BTNH: Tensor, rope_TH: Tensor) -> Tensor:
     """Rotary position embedding in FP32; feature i turns with feature i + H/2, as in Hugging Face's Llama.
 
-    `rope_TH`: angles [T, H / 2], or [B, 1, T, H / 2] where sequences differ in their positions.
+    `rope_TH`: angles [T, H / 2], or [B, T, H / 2] where sequences differ in their positions.
     """
-    x1, x2 = x_BNTH.float().chunk(2, dim=-1)
-    cos, sin = rope_TH.cos(), rope_TH.sin()
-    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x_BNTH.dtype)
+    x1, x2 = x_BTNH.float().chunk(2, dim=-1)
+    cos, sin = rope_TH.cos()[..., None, :], rope_TH.sin()[..., None, :]
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x_BTNH.dtype)

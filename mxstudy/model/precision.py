@@ -12,6 +12,8 @@ from torch import nn
 
 from mxstudy import config
 from mxstudy.config.model import BLOCKS
+from mxstudy.model.decoder import Block
+from mxstudy.model.joined import joined
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import PostRoundMXNorm
 from mxstudy.numerics.cast import BlockCast, check_nvfp4
@@ -54,6 +56,9 @@ def apply_precision(
         native = is_native(precision.backend, linear, gemms, DTYPES[compute], device)
         linear.gemms = replace(gemms, native=native)
         check_precision(name, linear, rows[name], compute)
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.joined = joined(block, DTYPES[compute])
     return rows
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mxstudy.model.decoder import Decoder
+from mxstudy.model.decoder import Block, Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.matmul import Gemms
@@ -133,12 +133,15 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
     Compiled code stays: it is guarded by what is put back, the same objects.
     """
     linears = list(linears_of(model).values())
-    before = model.watchers, model.compute, [linear.gemms for linear in linears]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    before = model.watchers, model.compute, [linear.gemms for linear in linears], [block.joined for block in blocks]
     device = next(model.parameters()).device
     try:
         model.watchers, model.compute = (), compute or model.compute
         for linear in linears:
             linear.gemms = gemms or linear.gemms
+        for block in blocks:
+            block.joined = None  # the formats may be others
         with (
             torch.compiler.set_stance("force_eager"),
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -146,6 +149,8 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
         ):
             yield
     finally:
-        model.watchers, model.compute, plan = before
+        model.watchers, model.compute, plan, joined = before
         for linear, planned in zip(linears, plan, strict=True):
             linear.gemms = planned
+        for block, settings in zip(blocks, joined, strict=True):
+            block.joined = settings

@@ -1,0 +1,180 @@
+"""A decoder's block as two functions, one before its attention and one after: in between is torch.
+
+    before    qkv = Q(norm(x)) Q(Wqkv)^T
+    after     h = x + Q(a) Q(Wo)^T      g = Q(norm(h)) Q(Wup)^T      out = h + Q(phi(g)) Q(Wdown)^T
+
+What is computed is what the linears and the activation compute one after another, to the bit. Those stay the oracle,
+and the way for all that has no kernel. The backward keeps what it keeps in bf16: x, a, h, g, and a number a row. Every
+operand is cast where it or its source passes by: in the forward along the rows alone; in the backward dH for both that
+read it, and along the columns what the forward had cast along the rows, phi(g) together with dg. A weight is cast where
+it is read, once for each GEMM: held operands would be memory, and under FSDP whole weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.kernels import (
+    RowNorm,
+    activation_backward_cast_both,
+    activation_cast_both,
+    cast_both,
+    cast_one,
+    norm_backward_add,
+    norm_cast_both,
+)
+from mxstudy.numerics.kernels.operands import UNREAD
+from mxstudy.numerics.matmul import Gemms
+from mxstudy.numerics.norm_mlp import product
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class JoinedBlock:
+    """Both norms are alike, and there is one cast; `activation`: a row of `kernels.activation.ACTIVATIONS`."""
+
+    norm: RowNorm
+    fold_gain: bool
+    activation: str
+    cast: BlockCast
+    qkv: Gemms
+    out: Gemms
+    up: Gemms
+    down: Gemms
+
+
+Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
+
+
+def before_attention(x: Tensor, affine: Affine, weight: Tensor, settings: JoinedBlock) -> tuple[Tensor, Tensor]:
+    """x [..., in] bf16 and weight [qkv, in] bf16 or fp32 -> qkv [..., qkv], and x for `after_attention`.
+
+    Which has it from here so that the gradients of both are summed where the norm's is computed.
+    """
+    qkv, same = _BeforeAttention.apply(x.flatten(0, -2), *affine, weight, settings)
+    return qkv.unflatten(0, x.shape[:-1]), same.view_as(x)
+
+
+def after_attention(
+    x: Tensor, a: Tensor, out: Tensor, affine: Affine, up: Tensor, down: Tensor, settings: JoinedBlock
+) -> tuple[Tensor, Tensor]:
+    """The stream x [..., D] bf16, attention's heads a, its shape, and three weights -> the block's output, and h.
+
+    The output is x's shape; h is what the norm reads, and has no gradient.
+    """
+    y, h = _AfterAttention.apply(x.flatten(0, -2), a.flatten(0, -2), out, *affine, up, down, settings)
+    return y.view_as(x), h.view_as(x)
+
+
+class _BeforeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, weight: Tensor, s: JoinedBlock
+    ) -> tuple[Tensor, Tensor]:
+        qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, s.qkv, s)
+        ctx.save_for_backward(x, mean, rms, gain, bias, weight)
+        ctx.settings = s
+        return qkv, x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dqkv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rms, gain, bias, weight = ctx.saved_tensors
+        s: JoinedBlock = ctx.settings
+        operands = gradient_operands(dqkv, s.qkv, s.cast)
+        return *norm_linear_backward(operands, dstream, x, mean, rms, gain, bias, weight, s.qkv, s), None
+
+
+class _AfterAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a: Tensor,
+        out: Tensor,
+        gain: Tensor,
+        bias: Tensor | None,
+        up: Tensor,
+        down: Tensor,
+        s: JoinedBlock,
+    ) -> tuple[Tensor, Tensor]:
+        branch = product(cast_one(a, s.out.forward_x, -1, s.cast), forward_weight(out, s.out, s).mT)
+        g, h, mean, rms = norm_linear(x, branch, gain, bias, up, s.up, s)
+        z, _ = activation_cast_both(g, s.activation, s.down.forward_x, UNREAD, s.cast)
+        ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down)
+        ctx.mark_non_differentiable(h)
+        ctx.settings = s
+        return h + product(z, forward_weight(down, s.down, s).mT), h
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        a, h, mean, rms, gain, bias, g, out, up, down = ctx.saved_tensors
+        s: JoinedBlock = ctx.settings
+        dgrad, wgrad = gradient_operands(dy, s.down, s.cast)
+        dz = product(dgrad, dgrad_weight(down, s.down, s, dy))
+        dg_dgrad, dg_wgrad, z = activation_backward_cast_both(
+            dz, g, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, again=s.down.wgrad_x
+        )
+        ddown = to_dtype(product(wgrad.mT, z), down.dtype)
+        operands = dg_dgrad, dg_wgrad
+        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, s.up, s)
+        dgrad, wgrad = gradient_operands(dx, s.out, s.cast)
+        da = product(dgrad, dgrad_weight(out, s.out, s, dx))
+        dout = product(wgrad.mT, cast_one(a, s.out.wgrad_x, -2, s.cast, after=dx))
+        return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, None
+
+
+def norm_linear(
+    x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, gemms: Gemms, s: JoinedBlock
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Q(norm(x + branch)) Q(W)^T, x + branch, and its mean and rms."""
+    own = None if s.fold_gain else gain
+    y, _, total, mean, rms = norm_cast_both(x, own, s.norm, gemms.forward_x, UNREAD, s.cast, bias=bias, branch=branch)
+    w = forward_weight(weight, gemms, s, gain if s.fold_gain else None)
+    return product(y, w.mT), total, mean, rms
+
+
+def norm_linear_backward(
+    dh: tuple[Tensor, Tensor],
+    dstream: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor,
+    gain: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    gemms: Gemms,
+    s: JoinedBlock,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """From dgrad's and wgrad's dH and the stream's gradient: dx of both, dgain, dbias, dW."""
+    dgrad, wgrad = dh
+    own = None if s.fold_gain else gain
+    y = cast_one(x, gemms.wgrad_x, -2, s.cast, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad)
+    dweight = product(wgrad.mT, y)
+    if s.fold_gain:
+        dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)
+    dy = product(dgrad, dgrad_weight(weight, gemms, s, dgrad))
+    dx, sums = norm_backward_add(dy, x, mean, rms, gain, dstream, sums=1 if bias is None else 2)
+    dbias = None if bias is None else to_dtype(sums[1], bias.dtype)
+    return dx, to_dtype(sums[0], gain.dtype), dbias, to_dtype(dweight, weight.dtype)
+
+
+def gradient_operands(dh: Tensor, gemms: Gemms, cast: BlockCast) -> tuple[Tensor, Tensor]:
+    """Of dgrad and wgrad; what has no format is dH itself."""
+    if None in (gemms.dgrad_dh, gemms.wgrad_dh):
+        return cast_one(dh, gemms.dgrad_dh, -1, cast), cast_one(dh, gemms.wgrad_dh, -2, cast)
+    return cast_both(dh, gemms.dgrad_dh, gemms.wgrad_dh, cast)
+
+
+def forward_weight(weight: Tensor, gemms: Gemms, s: JoinedBlock, gain: Tensor | None = None) -> Tensor:
+    return cast_one(weight, gemms.forward_w, -1, s.cast, gain=gain, round_first=True)
+
+
+def dgrad_weight(weight: Tensor, gemms: Gemms, s: JoinedBlock, after: Tensor) -> Tensor:
+    return cast_one(weight, gemms.dgrad_w, -2, s.cast, round_first=True, after=after)
