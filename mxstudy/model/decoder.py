@@ -21,8 +21,9 @@ from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.joined_block import JoinedBlock, after_attention, before_attention
+from mxstudy.numerics.joined_block import JoinedBlock, after_attention, before_attention, split_heads
 from mxstudy.numerics.ranks import draw_in_turns
+from mxstudy.numerics.rope import rotate
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
@@ -86,24 +87,29 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The output, and what goes into the norms of queries and keys, by their names. Causal without a mask."""
-        heads_BTD, seen = self.heads(self.wqkv(x_BTD), rope_TH, mask_BTT)
+        q, k, v = split_heads(self.wqkv(x_BTD), self.sizes, self.head_size)
+        q, k, seen = self.normed(q, k)
+        heads_BTD = attend(rotate(q, rope_TH), rotate(k, rope_TH), v, mask_BTT)
         return self.wo(heads_BTD), seen
 
-    def heads(self, qkv: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the output's linear reads: [B, T, D]."""
-        q, k, v = qkv.split(self.sizes, dim=-1)
-        seen = {}
-        if self.q_norm is not None and self.k_norm is not None:
-            seen = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (y.unflatten(-1, (-1, self.head_size)) for y in (q, k, v))
-        q, k, v = (y.transpose(1, 2) for y in (rotate(q, rope_TH), rotate(k, rope_TH), v))  # heads stay side by side
-        if mask_BTT is None:
-            out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        else:  # grouped queries run fused in flash attention alone, which takes no mask
-            k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
-            out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
-        return out_BNTH.transpose(1, 2).flatten(2), seen
+    def normed(self, q_BTNH: Tensor, k_BTNH: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Queries and keys, and what goes into their norms, where they have some."""
+        if self.q_norm is None or self.k_norm is None:
+            return q_BTNH, k_BTNH, {}
+        q, k = q_BTNH.flatten(2), k_BTNH.flatten(2)
+        seen = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
+        return self.q_norm(q).view_as(q_BTNH), self.k_norm(k).view_as(k_BTNH), seen
+
+
+def attend(q_BTNH: Tensor, k_BTNH: Tensor, v_BTNH: Tensor, mask_BTT: Tensor | None) -> Tensor:
+    """[B, T, D], without a copy: torch gives what it computes the layout of the queries."""
+    q, k, v = (y.transpose(1, 2) for y in (q_BTNH, k_BTNH, v_BTNH))
+    if mask_BTT is None:
+        out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    else:  # grouped queries run fused in flash attention alone, which takes no mask
+        k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
+        out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
+    return out_BNTH.transpose(1, 2).flatten(2)
 
 
 class FeedForward(nn.Module):
@@ -154,10 +160,14 @@ class Block(nn.Module):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: JoinedBlock
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same, the modules' weights without the modules."""
-        wqkv, wo, up, w2 = self.linears()
-        qkv, x_BTD = before_attention(x_BTD, wqkv.gain_and_bias(x_BTD), wqkv.weight, settings)
-        heads_BTD, seen = self.attention.heads(qkv, rope_TH, mask_BTT)
-        affine = up.gain_and_bias(x_BTD)
+        attention, (wqkv, wo, up, w2) = self.attention, self.linears()
+        is_normed = attention.q_norm is not None  # before it is rotated
+        sizes, rope = (attention.sizes, attention.head_size), None if is_normed else rope_TH
+        q, k, v, x_BTD = before_attention(x_BTD, wqkv.gain_and_bias(x_BTD), wqkv.weight, *sizes, rope, settings)
+        q, k, seen = attention.normed(q, k)
+        if is_normed:
+            q, k = rotate(q, rope_TH), rotate(k, rope_TH)
+        heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, up.weight, w2.weight, settings)
         return out_BTD, seen | {"ffn_norm": h_BTD}
 
@@ -257,13 +267,3 @@ class Decoder(nn.Module):
 def normal_weight(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
     """Cut at 3 sigma: float32, on CPU."""
     return nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
-
-
-def rotate(x_BTNH: Tensor, rope_TH: Tensor) -> Tensor:
-    """Rotary position embedding in FP32; feature i turns with feature i + H/2, as in Hugging Face's Llama.
-
-    `rope_TH`: angles [T, H / 2], or [B, T, H / 2] where sequences differ in their positions.
-    """
-    x1, x2 = x_BTNH.float().chunk(2, dim=-1)
-    cos, sin = rope_TH.cos()[..., None, :], rope_TH.sin()[..., None, :]
-    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x_BTNH.dtype)

@@ -31,6 +31,7 @@ def joined(block: Block, compute: torch.dtype) -> JoinedBlock | None:
         and all(norm_has_kernels(linear.norm, cast) for linear in (wqkv, up))
         and all(linear.gain is None for linear in (wqkv, up))
         and activation in ACTIVATIONS
+        and block.attention.sizes[1] % cast.block_size == 0  # so have those of queries, keys and values
         and w2.in_features % cast.block_size == 0  # the gradients of gate and up have blocks of their own
     )
     if not can or row_norm is None:

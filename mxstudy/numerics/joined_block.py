@@ -1,6 +1,6 @@
 """A decoder's block as two functions, one before its attention and one after: in between is torch.
 
-    before    qkv = Q(norm(x)) Q(Wqkv)^T
+    before    q | k | v = Q(norm(x)) Q(Wqkv)^T, q and k rotated
     after     h = x + Q(a) Q(Wo)^T      g = Q(norm(h)) Q(Wup)^T      out = h + Q(phi(g)) Q(Wdown)^T
 
 What is computed is what the linears and the activation compute one after another, to the bit. Those stay the oracle,
@@ -12,6 +12,7 @@ it is read, once for each GEMM: held operands would be memory, and under FSDP wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,14 @@ from mxstudy.numerics.kernels import (
     activation_cast_both,
     cast_both,
     cast_one,
+    heads_cast_both,
     norm_backward_add,
     norm_cast_both,
 )
 from mxstudy.numerics.kernels.operands import UNREAD
 from mxstudy.numerics.matmul import Gemms
 from mxstudy.numerics.norm_mlp import product
+from mxstudy.numerics.rope import rotate
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -53,13 +56,27 @@ class JoinedBlock:
 Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
 
 
-def before_attention(x: Tensor, affine: Affine, weight: Tensor, settings: JoinedBlock) -> tuple[Tensor, Tensor]:
-    """x [..., in] bf16 and weight [qkv, in] bf16 or fp32 -> qkv [..., qkv], and x for `after_attention`.
+def split_heads(qkv: Tensor, sizes: list[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[..., T, qkv] -> [..., T, heads, H], of `sizes` before they are split into heads."""
+    q, k, v = (part.unflatten(-1, (-1, head_size)) for part in qkv.split(sizes, dim=-1))
+    return q, k, v
 
-    Which has it from here so that the gradients of both are summed where the norm's is computed.
+
+def before_attention(
+    x: Tensor,
+    affine: Affine,
+    weight: Tensor,
+    sizes: list[int],
+    head_size: int,
+    rope: Tensor | None,
+    settings: JoinedBlock,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x [B, T, in] bf16 and weight [qkv, in] bf16 or fp32 -> q, k, v [B, T, heads, H], and x for `after_attention`.
+
+    Which has it from here so that the gradients of both are summed where the norm's is computed. `rope`: the angles
+    that queries and keys are rotated by, if they are.
     """
-    qkv, same = _BeforeAttention.apply(x.flatten(0, -2), *affine, weight, settings)
-    return qkv.unflatten(0, x.shape[:-1]), same.view_as(x)
+    return _BeforeAttention.apply(x, *affine, weight, sizes, head_size, rope, settings)
 
 
 def after_attention(
@@ -76,19 +93,33 @@ def after_attention(
 class _BeforeAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, weight: Tensor, s: JoinedBlock
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        x_BTD: Tensor,
+        gain: Tensor,
+        bias: Tensor | None,
+        weight: Tensor,
+        sizes: list[int],
+        head_size: int,
+        rope: Tensor | None,
+        s: JoinedBlock,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x = x_BTD.flatten(0, 1)
         qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, s.qkv, s)
-        ctx.save_for_backward(x, mean, rms, gain, bias, weight)
+        q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), sizes, head_size)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        ctx.save_for_backward(x, mean, rms, gain, bias, weight, rope)
         ctx.settings = s
-        return qkv, x.view_as(x)
+        return q, k, v, x_BTD.view_as(x_BTD)
 
     @staticmethod
-    def backward(ctx: Any, dqkv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rms, gain, bias, weight = ctx.saved_tensors
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rms, gain, bias, weight, rope = ctx.saved_tensors
         s: JoinedBlock = ctx.settings
-        operands = gradient_operands(dqkv, s.qkv, s.cast)
-        return *norm_linear_backward(operands, dstream, x, mean, rms, gain, bias, weight, s.qkv, s), None
+        operands = for_both(heads_cast_both(dq, dk, dv, rope, *gradient_formats(s.qkv), s.cast))
+        of_x = dstream.flatten(0, 1), x, mean, rms
+        dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, s.qkv, s)
+        return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
 
 
 class _AfterAttention(torch.autograd.Function):
@@ -118,12 +149,11 @@ class _AfterAttention(torch.autograd.Function):
         s: JoinedBlock = ctx.settings
         dgrad, wgrad = gradient_operands(dy, s.down, s.cast)
         dz = product(dgrad, dgrad_weight(down, s.down, s, dy))
-        dg_dgrad, dg_wgrad, z = activation_backward_cast_both(
-            dz, g, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, again=s.down.wgrad_x
+        *dg, z = activation_backward_cast_both(
+            dz, g, s.activation, *gradient_formats(s.up), s.cast, again=s.down.wgrad_x
         )
         ddown = to_dtype(product(wgrad.mT, z), down.dtype)
-        operands = dg_dgrad, dg_wgrad
-        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, s.up, s)
+        dx, dgain, dbias, dup = norm_linear_backward(for_both(dg), dy, h, mean, rms, gain, bias, up, s.up, s)
         dgrad, wgrad = gradient_operands(dx, s.out, s.cast)
         da = product(dgrad, dgrad_weight(out, s.out, s, dx))
         dout = product(wgrad.mT, cast_one(a, s.out.wgrad_x, -2, s.cast, after=dx))
@@ -170,6 +200,17 @@ def gradient_operands(dh: Tensor, gemms: Gemms, cast: BlockCast) -> tuple[Tensor
     if None in (gemms.dgrad_dh, gemms.wgrad_dh):
         return cast_one(dh, gemms.dgrad_dh, -1, cast), cast_one(dh, gemms.wgrad_dh, -2, cast)
     return cast_both(dh, gemms.dgrad_dh, gemms.wgrad_dh, cast)
+
+
+def gradient_formats(gemms: Gemms) -> tuple[str | None, str | None]:
+    """The same of a dH that is computed where it is cast: one tensor will do if neither of them is quantised."""
+    column = UNREAD if gemms.dgrad_dh is None and gemms.wgrad_dh is None else gemms.wgrad_dh
+    return gemms.dgrad_dh, column
+
+
+def for_both(operands: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    row, column = operands
+    return row, column if column.numel() else row
 
 
 def forward_weight(weight: Tensor, gemms: Gemms, s: JoinedBlock, gain: Tensor | None = None) -> Tensor:

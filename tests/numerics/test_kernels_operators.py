@@ -31,6 +31,7 @@ from mxstudy.numerics.kernels import (
     activation_cast_both,
     cast_both,
     cast_one,
+    heads_cast_both,
     norm_cast_both,
 )
 from mxstudy.numerics.kernels.activation import ACTIVATIONS
@@ -103,6 +104,29 @@ def test_cast_one_is_an_operator(fmt, axis):
         return cast_one(x, fmt, axis, BlockCast(), mean=mean, rms=rms, gain=gain, bias=bias)
 
     assert_same_bits(torch.compile(cast, fullgraph=True)(x), cast(x))
+
+
+@pytest.mark.parametrize("with_rope", [False, True])
+def test_heads_cast_both_is_an_operator(with_rope):
+    """Schema, fake tensors and tracing, and compiled without a break."""
+    dq, dk, dv = (torch.randn(2, 32, heads, 16).bfloat16().to(DEVICE) for heads in (4, 2, 2))
+    rope = torch.randn(32, 8, device=DEVICE) if with_rope else None
+    options = settings((64, 128), "E4M3", None, BlockCast())
+    library.opcheck(torch.ops.mxstudy.heads_cast_both, (dq, dk, dv, rope, *options))
+
+    def cast(dq, dk, dv):
+        return heads_cast_both(dq, dk, dv, rope, "E4M3", UNREAD, BlockCast())
+
+    for one, other in zip(torch.compile(cast, fullgraph=True)(dq, dk, dv), cast(dq, dk, dv), strict=True):
+        assert_same_bits(one, other)
+
+
+def test_heads_of_bad_input():
+    dq, dk = torch.ones(1, 32, 4, 16, dtype=BF16), torch.ones(1, 32, 1, 16, dtype=BF16)
+    with pytest.raises(ConfigError, match=r"block_size: 32 does not divide the heads of dk, \[1, 32, 1, 16\]"):
+        heads_cast_both(dq, dk, dk, None, "E4M3", None, BlockCast())
+    with pytest.raises(ConfigError, match=r"dq: torch\.float32 is not what attention in bfloat16 gives"):
+        heads_cast_both(dq.float(), dk, dk, None, None, None, BlockCast())
 
 
 def test_a_bf16_tensor_without_a_format_is_its_own_operand():

@@ -11,6 +11,7 @@ from mxstudy.numerics.kernels.activation import activation_backward_cast_both, a
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
 from mxstudy.numerics.kernels.cast_one import cast_one
+from mxstudy.numerics.kernels.heads import heads_cast_both
 from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm_backward import norm_backward_add
@@ -24,6 +25,7 @@ __all__ = [
     "adam_",
     "cast_both",
     "cast_one",
+    "heads_cast_both",
     "linear_fp32",
     "mean_in_order",
     "norm_backward_add",

@@ -1,0 +1,81 @@
+"""Gradients of queries, keys and values: beside autograd through the rotation, and every bit of the cast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bits import assert_same_bits
+from interpreter import DEVICE
+from joined import BF16, FP32
+
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.kernels.heads import flat_shape, run
+from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
+
+pytestmark = pytest.mark.integration
+B, T, N, K, H = 2, 32, 4, 2, 16
+
+
+def inputs(sequences_differ=False, head_size=H):
+    """q, k, v, gradients of what is rotated, angles."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dq, dk, dv = (torch.randn(B, T, heads, head_size, generator=generator).to(BF16) for heads in (N, K, K) * 2)
+    positions = torch.arange(T, dtype=FP32)
+    positions = torch.stack([positions, positions + 5]) if sequences_differ else positions
+    return (q, k, v), (dq, dk, dv), positions[..., None] * 10.0 ** -torch.linspace(0, 3, head_size // 2)
+
+
+def rotated(x, rope):
+    """As complex numbers: feature i and i + H / 2 are one."""
+    turns = torch.polar(torch.ones_like(rope), rope)[..., None, :]
+    z = torch.complex(*x.float().chunk(2, dim=-1)) * turns
+    return torch.cat((z.real, z.imag), dim=-1).to(BF16)
+
+
+def gradient(qkv, d_qkv, rope):
+    """bf16 [B T, (N + 2 K) H]."""
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    turned = (q, k) if rope is None else (rotated(q, rope), rotated(k, rope))
+    grads = torch.autograd.grad((*turned, v), (q, k, v), d_qkv)
+    return torch.cat([g.flatten(2).flatten(0, 1) for g in grads], dim=-1)
+
+
+def kernel(d_qkv, rope, row, column, cast=BlockCast(), tile=None):  # noqa: B008
+    options = settings(flat_shape(*d_qkv), row, column, cast)
+    at = (*(d.to(DEVICE) for d in d_qkv), None if rope is None else rope.to(DEVICE))
+    return [x.cpu() for x in run(*at, *options, tile)]
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize("sequences_differ", [False, True])
+@pytest.mark.parametrize("head_size", [16, 48])
+def test_the_gradient(rotates, sequences_differ, head_size):
+    qkv, d_qkv, rope = inputs(sequences_differ, head_size)
+    rope = rope if rotates else None
+    row, column = kernel(d_qkv, rope, None, None)
+    assert_same_bits(row, column)
+    expected = gradient(qkv, d_qkv, rope)
+    if rotates:  # a few are neighbours: products are rounded where complex ones are not
+        assert (row != expected).float().mean() < 0.01
+        torch.testing.assert_close(row.float(), expected.float(), rtol=2.0**-7, atol=1e-6)
+    else:
+        assert_same_bits(row, expected)
+
+
+@pytest.mark.parametrize("tile", [None, Tile(32, 32, 4)])
+def test_its_casts(tile):
+    _, d_qkv, rope = inputs()
+    dqkv, nothing = kernel(d_qkv, rope, None, UNREAD)
+    assert nothing.numel() == 0
+    cast = BlockCast(16, "floor", "away")
+    row, column = kernel(d_qkv, rope, "E5M2", "E4M3", cast, tile)
+    assert_same_bits(row, block_cast(dqkv, "E5M2", -1, cast).dequantize(BF16))
+    assert_same_bits(column, block_cast(dqkv, "E4M3", -2, cast).dequantize(BF16))
+
+
+def test_any_layout():
+    """As attention gives them: heads before positions."""
+    _, d_qkv, rope = inputs()
+    others = [d.transpose(1, 2).contiguous().transpose(1, 2) for d in d_qkv]
+    for one, other in zip(kernel(others, rope, "E4M3", "E4M3"), kernel(d_qkv, rope, "E4M3", "E4M3"), strict=True):
+        assert_same_bits(one, other)
