@@ -76,7 +76,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = model.hidden_size // model.num_heads
         q_size, kv_size = model.hidden_size, model.num_kv_heads * self.head_size
-        self.sizes = [q_size, kv_size, kv_size]
+        self.sizes = (q_size, kv_size, kv_size)
         std = INITS[model.init].linear(model, model.hidden_size)
         self.wqkv = NormLinear(build_norm(norm, model.hidden_size, cast), sum(self.sizes), std)
         self.wo = MXLinear(model.hidden_size, model.hidden_size, output_std)
@@ -150,7 +150,7 @@ class Block(nn.Module):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
-        if self.joined is not None and not self.is_hooked():
+        if self.joined is not None and self.is_free(x_BTD):
             return self.in_two(x_BTD, rope_TH, mask_BTT, self.joined)
         attended_BTD, seen = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
@@ -162,8 +162,8 @@ class Block(nn.Module):
         """The same, the modules' weights without the modules."""
         attention, (wqkv, wo, up, w2) = self.attention, self.linears()
         is_normed = attention.q_norm is not None  # before it is rotated
-        sizes, rope = (attention.sizes, attention.head_size), None if is_normed else rope_TH
-        q, k, v, x_BTD = before_attention(x_BTD, wqkv.gain_and_bias(x_BTD), wqkv.weight, *sizes, rope, settings)
+        rope, affine = None if is_normed else rope_TH, wqkv.gain_and_bias(x_BTD)
+        q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, settings)
         q, k, seen = attention.normed(q, k)
         if is_normed:
             q, k = rotate(q, rope_TH), rotate(k, rope_TH)
@@ -171,12 +171,14 @@ class Block(nn.Module):
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, up.weight, w2.weight, settings)
         return out_BTD, seen | {"ffn_norm": h_BTD}
 
-    def is_hooked(self) -> bool:
-        """Whether somebody wants to see what goes through a linear by itself."""
-        return any(
-            linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks
-            for linear in self.linears()
-        )
+    def is_free(self, x_BTD: Tensor) -> bool:
+        """To run in two: nobody waits for what goes through a linear by itself, no compiler fuses more without us.
+
+        That is on CPU: operators have no kernels there, and no inside.
+        """
+        hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+        is_hooked = any(getattr(linear, kind) for linear in self.linears() for kind in hooks)
+        return not is_hooked and not (torch.compiler.is_compiling() and x_BTD.device.type == "cpu")
 
     def linears(self) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
         return self.attention.wqkv, self.attention.wo, self.feed_forward.up, self.feed_forward.w2

@@ -37,7 +37,8 @@ def joined(block: Block, compute: torch.dtype) -> JoinedBlock | None:
     if not can or row_norm is None:
         return None
     gemms = [linear.gemms for linear in linears]
-    return JoinedBlock(row_norm, wqkv.norm.fold_gain, activation, cast, *gemms)
+    sizes, head_size = block.attention.sizes, block.attention.head_size
+    return JoinedBlock(row_norm, wqkv.norm.fold_gain, activation, sizes, head_size, cast, *gemms)
 
 
 def norm_has_kernels(norm: Norm, cast: BlockCast) -> bool:

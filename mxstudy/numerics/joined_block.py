@@ -41,11 +41,16 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 @dataclass(frozen=True)
 class JoinedBlock:
-    """Both norms are alike, and there is one cast; `activation`: a row of `kernels.activation.ACTIVATIONS`."""
+    """Both norms are alike, and there is one cast; `activation`: a row of `kernels.activation.ACTIVATIONS`.
+
+    `sizes`: of queries, keys and values, all heads of `head_size`.
+    """
 
     norm: RowNorm
     fold_gain: bool
     activation: str
+    sizes: tuple[int, int, int]
+    head_size: int
     cast: BlockCast
     qkv: Gemms
     out: Gemms
@@ -56,9 +61,9 @@ class JoinedBlock:
 Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
 
 
-def split_heads(qkv: Tensor, sizes: list[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """[..., T, qkv] -> [..., T, heads, H], of `sizes` before they are split into heads."""
-    q, k, v = (part.unflatten(-1, (-1, head_size)) for part in qkv.split(sizes, dim=-1))
+    q, k, v = (part.unflatten(-1, (-1, head_size)) for part in qkv.split(list(sizes), dim=-1))
     return q, k, v
 
 
@@ -66,8 +71,6 @@ def before_attention(
     x: Tensor,
     affine: Affine,
     weight: Tensor,
-    sizes: list[int],
-    head_size: int,
     rope: Tensor | None,
     settings: JoinedBlock,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -76,7 +79,7 @@ def before_attention(
     Which has it from here so that the gradients of both are summed where the norm's is computed. `rope`: the angles
     that queries and keys are rotated by, if they are.
     """
-    return _BeforeAttention.apply(x, *affine, weight, sizes, head_size, rope, settings)
+    return _BeforeAttention.apply(x, *affine, weight, rope, settings)
 
 
 def after_attention(
@@ -98,14 +101,12 @@ class _BeforeAttention(torch.autograd.Function):
         gain: Tensor,
         bias: Tensor | None,
         weight: Tensor,
-        sizes: list[int],
-        head_size: int,
         rope: Tensor | None,
         s: JoinedBlock,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = x_BTD.flatten(0, 1)
         qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, s.qkv, s)
-        q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), sizes, head_size)
+        q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), s.sizes, s.head_size)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         ctx.save_for_backward(x, mean, rms, gain, bias, weight, rope)
@@ -119,7 +120,7 @@ class _BeforeAttention(torch.autograd.Function):
         operands = for_both(heads_cast_both(dq, dk, dv, rope, *gradient_formats(s.qkv), s.cast))
         of_x = dstream.flatten(0, 1), x, mean, rms
         dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, s.qkv, s)
-        return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
+        return dx.view_as(dstream), dgain, dbias, dweight, None, None
 
 
 class _AfterAttention(torch.autograd.Function):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, library
 
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch
+from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch, power_of_two_in
 from mxstudy.numerics.norm import center, norm_backward, normalize
 
-TILE_ELEMENTS, WARPS = 8192, 8
+FEW_ROWS = 4096
 MOST_PROGRAMS = 1024  # a replica: what they leave to be added up has to stay small
 FP32 = torch.float32
 
@@ -59,7 +59,7 @@ def run(
 
     rows, columns = x.shape[-2:]
     replicas, width = x.numel() // (rows * columns), ceil_power_of_two(columns)
-    tile_rows = min(rows & -rows, max(1, TILE_ELEMENTS // width))
+    tile_rows, warps = tile_of_rows(rows, width)
     tiles, dx = rows // tile_rows, torch.empty_like(x)
     turns = -(-tiles // most_programs)
     programs = -(-tiles // turns)
@@ -77,7 +77,7 @@ def run(
             rows,
             0 if gain.numel() == columns else columns,
         ),
-        WARPS,
+        warps,
         COLUMNS=columns,
         WIDTH=width,
         TILE_ROWS=tile_rows,
@@ -97,3 +97,11 @@ def run(
         TILE_COLUMNS=tile_columns,
     )
     return dx, totals
+
+
+def tile_of_rows(rows: int, width: int) -> tuple[int, int]:
+    """Height and warps: large where rows are few, else small, so that a multiprocessor has several tiles at once."""
+    if rows <= FEW_ROWS:
+        return min(power_of_two_in(rows), max(1, 8192 // width)), 8
+    elements = max(width, 2048)
+    return min(power_of_two_in(rows), elements // width), min(elements // 512, 16)
