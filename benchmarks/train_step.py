@@ -7,7 +7,8 @@ them. The tokens are random.
 
 over_bf16 is the median over the rounds of an arm's time over that of bf16 in the same round, its spread half the range
 between the quartiles; peak memory is that of a step, weights and optimizer included. MFU is of a data sheet's dense
-bf16 rate: 6 FLOP a matmul parameter and token, the input embedding not counted, and causal attention.
+bf16 rate: 6 FLOP a matmul parameter and token, the input embedding not counted, and causal attention. The floor is what
+the bytes alone cost that our kernels move beyond those of bf16, at the bandwidth of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
 """
@@ -27,9 +28,10 @@ import torch
 from benchmarks.probes import RandomTokens, synchronize
 from benchmarks.report import measured, show
 from benchmarks.scaling import Silent, model_of
+from benchmarks.student_teacher import bandwidth
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
-from mxstudy.model.decoder import Block, Decoder
+from mxstudy.model.decoder import MLPS, Block, Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.probes.memory import GIB
 from mxstudy.train.loop import Run, train_step
@@ -179,6 +181,22 @@ def median_and_spread(values: np.ndarray) -> tuple[float, float]:
     return float(middle), float(high - low) / 2
 
 
+def more_bytes(model: config.Decoder, tokens: int) -> int:
+    """That a step in MXFP8 moves beyond those of bf16, outside of GEMMs.
+
+    Of a block and token: the heads' output is cast twice, each time read and written for that alone; the gradients of
+    both outputs are read once and written twice; those of both inputs, computed anyway, are written once more. What
+    the backward computes again, norms' and activation's outputs, it does in bf16 too. A weight is read and cast anew in
+    the backward.
+    """
+    kv_size = model.num_kv_heads * model.hidden_size // model.num_heads
+    inner = MLPS[model.mlp].parts * model.ffn_size
+    thin, qkv = model.hidden_size, model.hidden_size + 2 * kv_size
+    a_token = 2 * ((2 * 2 + 2 * 3) * thin + qkv + inner)
+    weights = thin * (qkv + thin + inner + model.ffn_size)
+    return model.num_layers * (tokens * a_token + (4 + 2) * weights)
+
+
 def kernels_of(run: Run, most: int = 30) -> list[dict[str, Any]]:
     """Where the device's time of one step goes, by kernel: the longest first."""
     activity = torch.profiler.ProfilerActivity
@@ -187,7 +205,8 @@ def kernels_of(run: Run, most: int = 30) -> list[dict[str, Any]]:
         train_step(run, 0)
         synchronize(run.device)
     cuda = run.device.type == "cuda"
-    events = [e for e in profile.key_averages() if (e.device_type == torch.autograd.DeviceType.CUDA) == cuda]
+    on_device = [e for e in profile.key_averages() if (e.device_type == torch.autograd.DeviceType.CUDA) == cuda]
+    events = [e for e in on_device if not e.is_user_annotation]  # those are sums of others
     times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e) for e in events]
     total = sum(time_us for time_us, _ in times)
     longest = sorted(times, key=lambda pair: -pair[0])[:most]
@@ -218,6 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     case = Case(model, batch_size, chosen.sequence, chosen.checkpointing, not chosen.eager, chosen.device)
     runs = build(case, list(dict.fromkeys(["bf16", *chosen.arms])))
     rows = measure(runs, chosen.seconds)
+    copied_per_s = bandwidth(runs["bf16"].device, least_s=min(chosen.seconds, 1.0))
+    floor = 1 + more_bytes(model, batch_size * chosen.sequence) / copied_per_s / (rows[0]["step_ms"] / 1e3)
+    print(f"mxfp8 over bf16, by bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
     kernels = {name: kernels_of(run) for name, run in runs.items()} if chosen.profile else {}
     for name, table in kernels.items():
         print(f"\n{name}")
@@ -230,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "batch": batch_size,
             "sequence": chosen.sequence,
         }
+        sizes |= {"copied_bytes_per_s": copied_per_s, "floor_over_bf16": floor}
         settings = {"model": chosen.model, **sizes, "checkpointing": chosen.checkpointing, "compile": not chosen.eager}
         measured(rows, chosen.json, **settings, **({"kernels": kernels} if kernels else {}))
 

@@ -31,13 +31,14 @@ def heads_cast_both_kernel(
     cos and sin float32 [positions, HALF], which rows have in turn, or None; feature i turns with i + HALF.
     """
     across: tl.constexpr = COLUMNS // TILE_COLUMNS
-    row = (tl.program_id(0) // across).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
+    place = tl.program_id(0) // across * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
+    row = place.to(tl.int64)
     column = tl.program_id(0) % across * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
     dy = tl.load(dy_ptr + row * COLUMNS + column).to(tl.float32)
     if cos_ptr is not None:
         is_first = column % (2 * HALF) < HALF
         partner = tl.where(is_first, column + HALF, column - HALF)
-        angle = row % positions * HALF + column % HALF
+        angle = place % positions * HALF + column % HALF
         turned = tl.load(dy_ptr + row * COLUMNS + partner).to(tl.float32) * tl.load(sin_ptr + angle)
         dy = dy * tl.load(cos_ptr + angle) + tl.where(is_first, turned, -turned)
         dy = through_bf16(dy, True)
