@@ -15,21 +15,27 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
 
 
-def use_torchao(model: Decoder) -> None:
-    """In place of the blocks' linears; a norm runs by itself before its own."""
-    for module in model.layers.modules():
-        if isinstance(module, MXLinear):
-            module.forward = TorchaoForward(module)  # type: ignore[method-assign]
-
-
-class TorchaoForward:
-    def __init__(self, linear: MXLinear) -> None:
-        self.linear = linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        x = self.linear.norm(x) if isinstance(self.linear, NormLinear) else x
-        h_TO = _TorchaoLinear.apply(x.flatten(0, -2), self.linear.weight.to(x.dtype))
+class TorchaoLinear(MXLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        h_TO = _TorchaoLinear.apply(x.flatten(0, -2), self.weight.to(x.dtype))
         return h_TO.unflatten(0, x.shape[:-1])
+
+
+class TorchaoNormLinear(NormLinear):
+    """The norm runs by itself before the linear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return TorchaoLinear.forward(self, self.norm(x))  # type: ignore[arg-type]
+
+
+CLASSES = {MXLinear: TorchaoLinear, NormLinear: TorchaoNormLinear}
+
+
+def use_torchao(model: Decoder) -> None:
+    """In place of the blocks' linears, by their classes: all blocks are one program to a compiler."""
+    for module in model.layers.modules():
+        if type(module) in CLASSES:
+            module.__class__ = CLASSES[type(module)]
 
 
 class _TorchaoLinear(torch.autograd.Function):

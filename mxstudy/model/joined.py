@@ -1,6 +1,7 @@
 """Which blocks of a decoder run in two functions (`mxstudy.numerics.joined_block`): those of which kernels can do all.
 
-Elsewhere a block runs module by module, and gives the bits that it would give in two: what is chosen here is speed.
+Elsewhere a block runs module by module. Both ways are the same arithmetic, on CPU bit by bit; on a GPU, kernels sum in
+an order of their own. What is chosen here is speed. `Block.is_free` has the reasons of the moment.
 """
 
 from __future__ import annotations
