@@ -49,7 +49,8 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
         rows.append([job.label, job.state, *words, str(job.folder)])
     total = columns(sum(costs.values(), Cost(0)))
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", *total, ""])
-    print("\n".join([*aligned(rows), BASIS]), flush=True)
+    counted = any(job.config.study in COSTS for job in todo)
+    print("\n".join([*aligned(rows), *[BASIS] * counted]), flush=True)
 
 
 def columns(of: Cost) -> list[str]:
