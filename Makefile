@@ -22,13 +22,13 @@ approximation: $(READY)  ## what MXNorm and the casts do to random tensors: tabl
 	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
 
 test: $(READY)  ## all tests but those marked slow, slurm or gpu
-	$(BIN)/python -m pytest -m "$(WHOLE)" --durations=10
+	$(BIN)/python -m pytest -q -n logical -m "$(WHOLE)" --durations=10
 
 check: $(READY)  ## format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "$(FAST)"
+	$(BIN)/python -m pytest -q -n logical -m "$(FAST)"
 
 figures: $(READY)  ## every figure that results/ backs, into figures/; NAME=... for one
 	$(BIN)/python -m analysis.figures $(NAME)

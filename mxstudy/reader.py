@@ -75,7 +75,7 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
 def _read_dataclass(cls: Any, value: Any, path: str) -> Any:
     if isinstance(value, cls):
         return value
-    require(isinstance(value, Mapping), f"{path or 'config'}: {value!r} is not a mapping")
+    _require_mapping(value, path or "config")
     hints = type_hints(cls)
     prefix = f"{path}." if path else ""
     for key in value.keys() - hints.keys():
@@ -89,6 +89,11 @@ def _read_dataclass(cls: Any, value: Any, path: str) -> Any:
         raise ConfigError(f"{prefix}{error}") from None
 
 
+def _require_mapping(value: Any, where: str) -> None:
+    require(value is not None, f"{where}: null; this kind of run needs one")
+    require(isinstance(value, Mapping), f"{where}: {value!r} is not a mapping")
+
+
 def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     """Optional[X], or dataclasses told apart by their field `kind`."""
     if value is None and type(None) in options:
@@ -97,7 +102,7 @@ def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     if len(options) == 1:
         return read(options[0], value, path)
     kinds = {get_args(type_hints(option)["kind"])[0]: option for option in options}
-    require(isinstance(value, Mapping), f"{path}: {value!r} is not a mapping")
+    _require_mapping(value, path)
     kind = value.get("kind")
     if kind not in kinds:
         raise ConfigError(f"{path}.kind: {kind!r} is not a choice; {suggest(str(kind), kinds)}")

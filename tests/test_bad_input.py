@@ -112,7 +112,7 @@ def short(folder: Path) -> None:
 
 
 CORPORA = {
-    "not UTF-8": (unreadable, [], r"data\.paths: .*/corpus/05\.txt is not UTF-8: .* at byte 3"),
+    "not UTF-8": (unreadable, [], r"data: .*/corpus/05\.txt is not UTF-8: .* at byte 3"),
     "empty": (empty, [], "data: the corpus is empty: it has no text"),
     "short": (
         short,

@@ -20,9 +20,10 @@ from mxstudy.train.stack import build_student
 # What of its bf16 rate a GPU has reached in pre-training: the medians of results/mxnorm_pretrain.md, bf16 and MXFP8.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.40, 0.33
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
-BASIS = f"""\
-Forward and backward of the steps that are left, without validation, probes and recomputation. GPU hours: at the MFU
-that a Llama of 125M reached on an {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with MX arithmetic emulated."""
+OF_FLOPS = "FLOPs: forward and backward of the steps that are left, without validation, probes and recomputation."
+OF_HOURS = f"""\
+GPU hours: at the MFU that a Llama of 125M reached on an {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with MX
+arithmetic emulated."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     for job in jobs:
         words = columns(costs[job.fingerprint]) if job.fingerprint in costs else [""] * 4
         rows.append([job.label, job.state, *words, str(job.folder)])
-    total = columns(sum(costs.values(), Cost(0)))
-    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", *total, ""])
-    print("\n".join([*aligned(rows), BASIS]), flush=True)
+    total = sum(costs.values(), Cost(0))
+    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", *columns(total), ""])
+    notes = [note for value, note in ((total.flops, OF_FLOPS), (total.gpu_hours, OF_HOURS)) if value]
+    print("\n".join([*aligned(rows), *notes]), flush=True)
 
 
 def columns(of: Cost) -> list[str]:

@@ -3,85 +3,21 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from mirrored import ARTIFACTS, losses, mirror, points, send, the_run
 from tracked import FINGERPRINT, make_folder, training_row, write_rows
 
-from benchmarks.mlflow_server import Server, make_writable
 from mxstudy.reader import ConfigError, flatten, plain
-from mxstudy.tracking import mlflow as module
-from mxstudy.tracking import session
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import read_journal
-from mxstudy.tracking.mlflow import Mirror, create_store
+from mxstudy.tracking.mlflow import create_store
 from mxstudy.tracking.mlflow_run import connect
-from mxstudy.tracking.session import Position
-
-TRAINS_FOREVER = """
-import sys, time
-from pathlib import Path
-from tracked import training_row
-from mxstudy.tracking.folder import RunFolder, replace_file
-from mxstudy.tracking.journal import Journal
-from test_mlflow import mirror
-folder = RunFolder(Path(sys.argv[1]))
-journal, follower = Journal(folder.journal_path), mirror(sys.argv[2], folder)
-follower.start()
-for step in range(10**6):
-    journal.write(training_row(step))
-    if step % 10 == 9:
-        replace_file(folder.path / "checkpoint", f"{step + 1}")
-        follower.covered(step + 1)
-        time.sleep(0.02)
-"""
 
 pytestmark = pytest.mark.integration
-ARTIFACTS = ["config.yaml", "metrics.jsonl", "provenance.json", "status.json"]
-
-
-def mirror(uri: str, folder: RunFolder, **changes: Any) -> Mirror:
-    settings: dict[str, Any] = {
-        "experiment": "quick",
-        "run_name": "norm=mxnorm_p2",
-        "params": flatten(plain(folder.config())),
-        "tags": {"norm": "mxnorm_p2"},
-    }
-    return Mirror(uri, folder, **settings | changes)
-
-
-def send(uri: str, folder: RunFolder, state: str = "finished", covered: int = 0, **changes: Any) -> Mirror:
-    follower = mirror(uri, folder, **changes)
-    follower.start()
-    follower.covered(covered)
-    assert follower.finish(state) is None
-    return follower
-
-
-def the_run(uri: str) -> Any:
-    (run,) = connect(uri).search_runs(["1"])
-    return run
-
-
-def points(uri: str, name: str = "train/loss") -> list[tuple[int, float]]:
-    history = connect(uri).get_metric_history(the_run(uri).info.run_id, name)
-    return sorted((point.step, point.value) for point in history)
-
-
-def losses(folder: RunFolder) -> list[tuple[int, float]]:
-    return [(row["step"], row["loss"]) for row in read_journal(folder.journal_path) if "loss" in row]
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.name == module.__name__]
 
 
 @pytest.mark.parametrize(
@@ -257,151 +193,3 @@ def test_a_run_that_was_deleted_in_mlflow_is_sent_anew(uri: str, folder: RunFold
     connect(uri).delete_run(deleted)
     assert send(uri, folder).run_id != deleted
     assert points(uri) == losses(folder)
-
-
-def test_a_store_that_is_away_is_one_warning_and_caught_up_with_later(
-    tmp_path: Path, empty_store: Path, folder: RunFolder, caplog: pytest.LogCaptureFixture, monkeypatch
-) -> None:
-    monkeypatch.setattr(module, "LAST_CHANCE_S", 1.0)
-    caplog.set_level(logging.WARNING)
-    path = tmp_path / "away.db"
-    path.mkdir()  # no database can be opened there
-    uri = f"sqlite:///{path}"
-    write_rows(folder, [training_row(step) for step in range(5)])
-    follower = mirror(uri, folder)
-    follower.start()
-    follower.covered(3)
-    while not warnings(caplog):
-        time.sleep(0.01)
-    problem = follower.finish("finished")
-    assert problem is not None
-    assert problem.startswith(f"{uri}: OperationalError: unable to open database file")
-    assert len(warnings(caplog)) == 1
-    folder.update(state="finished")
-    path.rmdir()
-    shutil.copy(empty_store, path)
-    assert mirror(uri, folder).catch_up() is None
-    assert points(uri) == losses(folder)
-    assert the_run(uri).info.status == "FINISHED"
-
-
-def test_a_database_that_is_read_only_at_first_is_one_line_and_gets_everything(
-    uri: str, folder: RunFolder, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    database = Path(uri.removeprefix("sqlite:///"))
-    make_writable(database, False)
-    write_rows(folder, [training_row(step) for step in range(5)])
-    follower = mirror(uri, folder)
-    follower.start()
-    while not warnings(caplog):
-        time.sleep(0.01)
-    time.sleep(1.0)  # further attempts
-    make_writable(database, True)
-    assert follower.finish("finished") is None
-    assert points(uri) == losses(folder)
-    (line,) = warnings(caplog)
-    assert line.endswith(f"{uri}: OperationalError: attempt to write a readonly database")
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def unreliable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every second call with metrics raises after it has been obeyed, as one that takes too long; the sizes of all."""
-    from mlflow import MlflowClient
-
-    obeyed, sizes = MlflowClient.log_batch, []
-
-    def log_batch(self: Any, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-        obeyed(self, run_id, metrics, params)
-        if metrics:
-            sizes.append(len(metrics))
-            if len(sizes) % 2:
-                raise TimeoutError("no answer")
-
-    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
-    return sizes
-
-
-def test_calls_that_seem_to_fail_are_repeated_as_long_as_others_succeed(
-    uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "METRICS_PER_CALL", 20)
-    monkeypatch.setattr(module, "LAST_CHANCE_S", 1.5)
-    sizes, began_s = unreliable(monkeypatch), time.monotonic()
-    spike = {"spike": {"loss": 9.0, "mean": 4.0, "std": 0.1}}
-    write_rows(folder, [row for step in range(30) for row in (training_row(step), {"step": step} | spike)])
-    send(uri, folder)
-    assert time.monotonic() - began_s > 2.0
-    assert sizes == [20] * 20 + [10] * 2  # seven points a step; a call is repeated, and no other is
-    assert points(uri) == losses(folder)
-    assert points(uri, "train/spikes") == [(step, step + 1.0) for step in range(30)]
-
-
-def test_a_run_that_is_deleted_while_it_is_sent_is_sent_anew(uri: str, folder: RunFolder) -> None:
-    write_rows(folder, [training_row(step) for step in range(3)])
-    follower = mirror(uri, folder)
-    follower.start()
-    follower.covered(3)
-    while (follower.position or Position("", "")).next_step < 3:
-        time.sleep(0.01)
-    connect(uri).delete_run(follower.run_id)
-    write_rows(folder, [training_row(step) for step in range(3, 6)])
-    follower.covered(6)
-    assert follower.finish("finished") is None
-    assert points(uri) == losses(folder)
-
-
-def test_nothing_is_asked_of_a_store_that_has_everything(
-    uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rows(folder, [training_row(0)])
-    send(uri, folder)
-    folder.update(state="finished")
-    monkeypatch.setattr(module, "connect", lambda uri: pytest.fail("asked"))
-    assert mirror(uri, folder).catch_up() is None
-
-
-@pytest.mark.integration
-def test_a_process_that_is_killed_and_resumed_leaves_every_step_once(uri: str, folder: RunFolder) -> None:
-    here = Path(__file__).parent
-    script = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\n{TRAINS_FOREVER}"
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder.path), uri])
-    deadline_s = time.time() + 60
-    while (mirror(uri, folder).position or Position("", "")).next_step < 100 and time.time() < deadline_s:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    checkpoint = int((folder.path / "checkpoint").read_text())
-    assert 100 <= mirror(uri, folder).position.next_step <= checkpoint
-    rest = [training_row(step, loss=1.0) for step in range(checkpoint, checkpoint + 20)]
-    write_rows(folder, rest, resumed_from=checkpoint)
-    send(uri, folder)
-    assert points(uri) == losses(folder)
-    assert [step for step, _ in points(uri)] == list(range(checkpoint + 20))
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_and_restarted_gets_every_point_once(
-    server: Server, folder: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    server.start()
-    assert create_store(server.uri) is None
-    follower = mirror(server.uri, folder)
-    follower.start()
-    for start in range(0, 400, 10):
-        rows = [training_row(step, loss=math.nan if step == 333 else None) for step in range(start, start + 10)]
-        write_rows(folder, rows)
-        follower.covered(start + 10)
-        time.sleep(0.05)
-        if start == 100:
-            server.kill()
-        if start == 250:
-            assert len(warnings(caplog)) == 1
-            server.start()
-    assert follower.finish("finished") is None
-    journal = [(step, loss) for step, loss in losses(folder) if step != 333]
-    arrived = points(server.uri)
-    assert [step for step, _ in arrived] == list(range(400))
-    assert [(step, loss) for step, loss in arrived if step != 333] == journal
-    assert the_run(server.uri).info.status == "FINISHED"
-    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == ARTIFACTS

@@ -57,9 +57,10 @@ def test_code_that_is_installed_in_somebody_elses_repository_has_no_commit(code:
     assert (provenance()["commit"], provenance()["dirty"]) == (None, None)
 
 
-def test_versions_machine_and_command_are_named() -> None:
+def test_versions_machine_and_command_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "mxstudy", "+experiment=quickstart", "data.paths=[a b]"])
     found = provenance()
     assert found["torch"] == torch.__version__
     assert found["gpu"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
-    assert "pytest" in found["command"]
+    assert found["command"] == "python -m mxstudy +experiment=quickstart 'data.paths=[a b]'"
     assert {"python", "mxstudy", "torchao", "host"} <= found.keys()
