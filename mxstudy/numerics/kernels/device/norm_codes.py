@@ -1,0 +1,275 @@
+"""Norm and cast of rows to codes, in one pass: a program has a few whole rows in its registers.
+
+A row is up to eight chunks, a power of two wide, so that sizes that are no powers of two leave few lanes idle or none.
+
+x / rms is that of a division, in three operations where that is exact: with y = 1 / rms and q = x y, both rounded,
+q - (q rms - x) y in fused products is x / rms rounded once (Markstein 1990), for each of the 2^7 x 2^23 pairs of
+significands that a bf16 x and an FP32 rms can have, all tried, as long as no exponent is near an end of FP32's range.
+Where one is, or something is not finite, the program divides, a chunk at a time.
+
+SHAPE is (rows of the tile, blocks of a chunk, BLOCK, COLUMNS, WHOLE_TILES), CAST is (ELEMENT, FORMAT, E4M3_SCALES,
+AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+"""
+
+import triton
+import triton.language as tl
+
+from mxstudy.numerics.kernels.device.cast import (
+    magnitude_bits,
+    round_to_bf16_away,
+    round_to_grid,
+    scale_code,
+)
+from mxstudy.numerics.kernels.device.norm import finish_block_maxima, finish_squares, power
+
+FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 down; elements 2^-40 below it are cast to 0
+FARTHEST = tl.constexpr(2.0**100)  # of the rms from 1
+ANCHOR = tl.constexpr(2.0**23)  # the sum with it has the nearest integer in its low bits, ties to even
+HALF_MAX_POWER = tl.constexpr(2.0**126)
+E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def norm_codes_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    rms_ptr,
+    rows,
+    tensor_scale,
+    P: tl.constexpr,
+    COEFFICIENT: tl.constexpr,
+    EPS: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    FORMAT: tl.constexpr,
+    E4M3_SCALES: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+):
+    """x [rows, COLUMNS] bf16 -> codes, scales [rows, COLUMNS // BLOCK] of one byte each, rms [rows] float32.
+
+    P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which two are a byte.
+    E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows.
+    """
+    SHAPE: tl.constexpr = (TILE_ROWS, CHUNK // BLOCK, BLOCK, COLUMNS, WHOLE_TILES)
+    CAST: tl.constexpr = (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND)
+    CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
+    first = tl.program_id(0).to(tl.int64) * TILE_ROWS
+    left = (rows - first).to(tl.int32)
+    x_ptr += first * COLUMNS
+    codes_ptr += first * (COLUMNS // 2 if ELEMENT is None else COLUMNS)
+    scales_ptr += first * (COLUMNS // BLOCK)
+
+    chunks = ()
+    maxima = ()
+    for i in tl.static_range(CHUNKS):
+        x = load_chunk(x_ptr, i, left, SHAPE)
+        chunks += (x,)
+        maxima += (block_maxima(x, SHAPE),)
+
+    most = maxima[0]
+    least = maxima[0].to(tl.uint32, bitcast=True) - 1  # of what is not zero, less one
+    for i in tl.static_range(1, CHUNKS):
+        most = tl.maximum(most, maxima[i])
+        least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
+    if P is None:
+        squares = tl.zeros((TILE_ROWS, CHUNK // BLOCK, BLOCK), tl.float32)
+        for i in tl.static_range(CHUNKS):
+            squares = tl.fma(in_blocks(chunks[i], SHAPE), in_blocks(chunks[i], SHAPE), squares)
+        total = tl.sum(tl.sum(squares, axis=2), axis=1)
+        _, rms = finish_squares(tl.zeros_like(total), total, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
+    else:
+        largest, inverse_of_largest = invertible(tl.max(most, axis=1))
+        powers = tl.zeros_like(most.to(tl.float32))
+        for i in tl.static_range(CHUNKS):
+            powers += power(maxima[i].to(tl.float32, bitcast=True) * inverse_of_largest[:, None], P)
+        bits, total = largest.to(tl.int32, bitcast=True), tl.sum(powers, axis=1)
+        _, rms = finish_block_maxima(bits, total, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
+    row = tl.arange(0, TILE_ROWS)
+    tl.store(rms_ptr + first + row, rms, mask=None if WHOLE_TILES else row < left)
+
+    rms = rms[:, None]
+    inverse = tl.div_rn(tl.zeros_like(rms) + 1.0, rms)
+    smallest = (least + 1).to(tl.float32, bitcast=True)
+    near = (smallest == 0) | (smallest >= tl.maximum(rms, 1.0) / FAR)
+    near = near & (most.to(tl.float32, bitcast=True) <= rms * FAR) & (rms >= 1 / FARTHEST) & (rms <= FARTHEST)
+    if tl.min(tl.min(near.to(tl.int32), axis=1), axis=0) == 1:
+        codes_of_scales = ()
+        for near_chunk in tl.static_range(8):
+            if near_chunk < CHUNKS:
+                y = (chunks[near_chunk], maxima[near_chunk], rms, inverse, tensor_scale)
+                codes_of_scales += (store_codes(y, codes_ptr, near_chunk, left, True, CAST, SHAPE),)
+            else:
+                codes_of_scales += (codes_of_scales[0],)
+        store_all_scales(codes_of_scales, scales_ptr, left, SHAPE)
+    else:
+        for far_chunk in range(CHUNKS):
+            far = load_chunk(x_ptr, far_chunk, left, SHAPE)
+            z = (far, block_maxima(far, SHAPE), rms, inverse, tensor_scale)
+            scale = store_codes(z, codes_ptr, far_chunk, left, False, CAST, SHAPE)
+            offsets, mask = offsets_in(far_chunk, left, SHAPE, 1, 1)
+            tl.store(scales_ptr + offsets, scale, mask=mask)
+
+
+@triton.jit
+def load_chunk(x_ptr, i, left, SHAPE: tl.constexpr):
+    """[rows, CHUNK] bf16, zeros beyond the matrix. It is read once, and then in nobody's way in the cache."""
+    offsets, mask = offsets_in(i, left, SHAPE, SHAPE[2], 1)
+    return tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def offsets_in(i, left, SHAPE: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr):
+    """Offsets and mask of the i-th `CHUNKS` chunks in a matrix [rows, items] that has SIZE items a block."""
+    ROWS: tl.constexpr = SHAPE[0]
+    WIDTH: tl.constexpr = CHUNKS * SHAPE[1] * SIZE
+    ITEMS: tl.constexpr = SHAPE[3] // SHAPE[2] * SIZE
+    row = tl.arange(0, ROWS)[:, None]
+    item = i * WIDTH + tl.arange(0, WIDTH)[None, :]
+    mask = tl.full((ROWS, WIDTH), True, tl.int1)
+    if not SHAPE[4]:
+        mask = mask & (row < left)
+    if ITEMS % WIDTH != 0:
+        mask = mask & (item < ITEMS)
+    return row * ITEMS + item, mask
+
+
+@triton.jit
+def in_blocks(x, SHAPE: tl.constexpr):
+    """[rows, CHUNK] -> float32 [rows, blocks, BLOCK]."""
+    return tl.reshape(x, (SHAPE[0], SHAPE[1], SHAPE[2])).to(tl.float32)
+
+
+@triton.jit
+def block_maxima(x, SHAPE: tl.constexpr):
+    """The bits of the largest magnitude of every block: int32 [rows, blocks]."""
+    return tl.max(magnitude_bits(in_blocks(x, SHAPE)), axis=2)
+
+
+@triton.jit
+def invertible(bits):
+    """The maxima with these bits, or 2^-126 where they are less, and 1 over that: float32.
+
+    No quotient of FP32 overflows on the way. NaN for 1 over infinity; NaN has any.
+    """
+    exponent = tl.minimum(tl.maximum(bits >> 23, 1), 253)
+    unit = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    mantissa = tl.maximum(bits.to(tl.float32, bitcast=True) * unit, 1.0)
+    return mantissa * (exponent << 23).to(tl.float32, bitcast=True), unit / mantissa
+
+
+@triton.jit
+def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr):
+    """Of a chunk; returns the codes of its scales, uint8 [rows, blocks].
+
+    y: x [rows, CHUNK], its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale.
+    """
+    x, maxima, rms, inverse, tensor_scale = y
+    absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, NEAR, CAST)
+    scale, factor = encode_scales(absmax, tensor_scale, NEAR, CAST)
+    values = in_blocks(x, SHAPE)
+    if CAST[0] is None:
+        codes = encode_e2m1(values, rms[:, :, None], inverse[:, :, None], factor[:, :, None], NEAR, CAST)
+    else:
+        codes = encode_bytes(values, rms[:, :, None], inverse[:, :, None], factor[:, :, None], NEAR, CAST)
+    offsets, mask = offsets_in(i, left, SHAPE, codes.shape[1] // SHAPE[1], 1)
+    tl.store(codes_ptr + offsets, codes, mask=mask, cache_modifier=".cs")
+    return scale
+
+
+@triton.jit
+def store_all_scales(s, scales_ptr, left, SHAPE: tl.constexpr):
+    """Those of eight chunks at once: a thread has bytes that lie side by side."""
+    low = tl.join(tl.join(s[0], s[1]), tl.join(s[2], s[3]))
+    high = tl.join(tl.join(s[4], s[5]), tl.join(s[6], s[7]))
+    together = tl.permute(tl.join(low, high), (0, 4, 3, 2, 1))
+    offsets, mask = offsets_in(0, left, SHAPE, 1, 8)
+    tl.store(scales_ptr + offsets, tl.reshape(together, (SHAPE[0], 8 * SHAPE[1])), mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """x / rms rounded once, and to bf16 half away from zero after that where PRE_ROUND. A zero keeps its sign."""
+    if NEAR:
+        q = x * inverse
+        q = tl.fma(tl.fma(q, rms, x * -1.0), inverse * -1.0, q)  # a minus would lose the sign of a zero
+    else:
+        q = tl.div_rn(x, rms + tl.zeros_like(x))
+    if CAST[4]:
+        q = round_to_bf16_away(q)
+    return q
+
+
+@triton.jit
+def encode_scales(absmax, tensor_scale, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """Codes of the scales of blocks with these maxima, uint8, and what their elements are multiplied with.
+
+    That is NaN where absmax is not finite.
+    """
+    if CAST[2]:
+        nothing = tl.zeros_like(absmax)
+        scale = tl.div_rn(tl.div_rn(absmax, nothing + 6.0), nothing + tensor_scale)
+        scale = tl.minimum(tl.maximum(scale, E4M3_MIN_NORMAL), E4M3_MAX).to(tl.float8e4nv)
+        code = scale.to(tl.uint8, bitcast=True)
+        factor = tl.div_rn(tl.div_rn(nothing + 1.0, nothing + tensor_scale), scale.to(tl.float32))
+    else:
+        exponent = scale_code(magnitude_bits(absmax), CAST[1])
+        factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+        code = exponent.to(tl.uint8)
+    if not NEAR:
+        finite = absmax < float("inf")
+        code = tl.where(finite, code, 0x7F if CAST[2] else 0xFF).to(tl.uint8)
+        factor = tl.where(finite, factor, float("nan"))
+    return code, factor
+
+
+@triton.jit
+def encode_bytes(x, rms, inverse, factor, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """x float32 [rows, blocks, BLOCK] -> codes of x / rms * factor, uint8 [rows, CHUNK]. The conversion saturates."""
+    y = divide(x, rms, inverse, NEAR, CAST) * factor
+    if CAST[3]:
+        codes = round_to_grid(y, CAST[1], True).to(CAST[0]).to(tl.uint8, bitcast=True)
+    else:
+        codes = y.to(CAST[0]).to(tl.uint8, bitcast=True)
+    if not NEAR:
+        codes = tl.where(y == y, codes, 0x7F).to(tl.uint8)
+    return tl.reshape(codes, (x.shape[0], x.shape[1] * x.shape[2]))
+
+
+@triton.jit
+def encode_e2m1(x, rms, inverse, factor, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """The same in E2M1, uint8 [rows, CHUNK / 2]: two codes a byte, the first in the low bits.
+
+    The code of a magnitude m is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three.
+    Each is a fused sum with an anchor, rounded once, to an integer, so that a power of two is a factor for nothing.
+    """
+    m = divide(tl.abs(x), rms, inverse, NEAR, CAST)
+    if NEAR and not CAST[2] and not CAST[3]:
+        factor = tl.minimum(factor, HALF_MAX_POWER)  # a zero block's, doubled, would be infinite
+    else:
+        m = m * factor
+        factor = 1.0
+    finite = m < float("inf")
+    if CAST[3]:
+        m = round_to_grid(m, CAST[1], True)
+    least = tl.minimum(tl.fma(m, factor * 2.0, ANCHOR), tl.fma(m, factor, ANCHOR + 2.0))
+    least = tl.minimum(least, tl.fma(m, factor * 0.5, ANCHOR + 4.0))
+    if CAST[1][4] is not None:
+        least = tl.minimum(least, ANCHOR + 7.0)
+    code = least.to(tl.int32, bitcast=True)
+    if not NEAR:
+        code = tl.where(finite, code, 0x7)
+        x = tl.where(finite, x, 0.0)
+    PAIRS: tl.constexpr = (x.shape[0], x.shape[1] * x.shape[2] // 2, 2)
+    low, high = tl.split(tl.reshape(code, PAIRS))
+    low_sign, high_sign = tl.split(tl.reshape(x.to(tl.int32, bitcast=True), PAIRS))
+    return (low + (high << 4) + ((low_sign >> 28) & 0x8) + ((high_sign >> 24) & 0x80)).to(tl.uint8)
+
+
+ELEMENTS = {"E4M3": tl.float8e4nv, "E5M2": tl.float8e5, "E2M1": None, "NVFP4": None}
