@@ -1,0 +1,85 @@
+"""torch.compile of the plain norms: in several processes ahead of time, whose caches the one that measures finds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
+from multiprocessing import get_context
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.plain_norms import NORMS
+
+Plain = Callable[[Tensor], object]
+
+
+def compiled(fmt: str, block_size: int, modes: Sequence[str]) -> dict[str, Plain]:
+    """Every norm in every mode, of x [rows, columns] bf16, by "NORM MODE"; what was made before is forgotten."""
+    import torch._inductor.config
+
+    torch._dynamo.reset()
+    torch._inductor.config.autotune_local_cache = False  # what compilers that disturb each other find best is not kept
+    return {f"{norm} {mode}": MODES[mode](own(NORMS[norm], mode), fmt, block_size) for norm in NORMS for mode in modes}
+
+
+def own(function: Callable[..., object], name: str) -> Callable[..., object]:
+    """A function with code of its own: the compiler shares what it makes of one, whatever the mode."""
+    return FunctionType(function.__code__.replace(co_name=f"{function.__name__}_{name}"), function.__globals__)
+
+
+def eager(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
+    return lambda x: function(x, fmt, block_size)
+
+
+def static(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
+    made = torch.compile(function, dynamic=False)
+    return lambda x: made(x, fmt, block_size)
+
+
+def dynamic(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
+    made = torch.compile(function)
+
+    def call(x: Tensor) -> object:
+        torch._dynamo.mark_dynamic(x, 0)
+        return made(x, fmt, block_size)
+
+    return call
+
+
+MODES = {"dynamic": dynamic, "static": static, "eager": eager}
+
+
+def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str]) -> None:
+    """In a process of its own: of every call the code that will be measured is in the caches afterwards."""
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # the other cores have groups of their own
+    fmt, block_size, hidden_size = group
+    for name, call in compiled(fmt, block_size, modes).items():
+        for number in tokens if name.endswith("static") else tokens[:1]:
+            call(torch.randn(number, hidden_size, device="cuda", dtype=torch.bfloat16))
+    torch.cuda.empty_cache()
+
+
+def compile_ahead(
+    groups: Sequence[Any], tokens: Sequence[int], modes: Sequence[str], workers: int, until_s: float
+) -> None:
+    """Until all are compiled or the monotonic clock is at `until_s`; what is not is compiled when it is measured."""
+    modes = [mode for mode in modes if mode != "eager"]
+    if not modes or workers < 2:
+        return
+    began_s = time.monotonic()
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    jobs = [pool.submit(compile_group, group, tokens, modes) for group in groups]
+    try:
+        for job in as_completed(jobs, timeout=max(until_s - began_s, 0) if until_s < float("inf") else None):
+            job.result()
+    except TimeoutError:
+        pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+    print(f"{len(groups)} compiled in {time.monotonic() - began_s:.0f} s", flush=True)
