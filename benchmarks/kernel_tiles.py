@@ -20,7 +20,6 @@ from benchmarks.kernels import OURS
 from benchmarks.report import measured, show
 from benchmarks.timing import microseconds
 from mxstudy.numerics.kernels.norm_codes import CHUNKS, RowTile, row_tile, run
-from mxstudy.reader import require
 
 ELEMENTS_OF_THREAD = (16, 32, 64, 128)
 
@@ -48,10 +47,11 @@ def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: flo
     floor = min(us[f"floor {name}"].median for name in floors)
     about = {"norm": norm, "format": fmt, "block_size": block_size, "tokens": len(x), "hidden_size": x.shape[-1]}
     rows = [
-        about | {"tile": name, "usual": name == " x ".join(map(str, usual)), "us": us[name].median}
+        about
+        | {"tile": name, "usual": name == " x ".join(map(str, usual)), "us": us[name].median}
         | {"spread_us": (us[name].q3 - us[name].q1) / 2, "of_floor": floor / us[name].median}
         for name in calls
-    ]  # fmt: skip
+    ]
     return sorted(rows, key=lambda row: row["us"])
 
 
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case-seconds", type=float, default=0.5, help="of measuring all tiles of a shape")
     parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
     chosen = parser.parse_args(arguments)
-    require(torch.cuda.is_available(), "device: tiles are a GPU's; there is none here")
+    if not torch.cuda.is_available():
+        parser.error("tiles are a GPU's, and there is none here")
     rows = []
     for fmt in chosen.formats:
         for hidden in chosen.hidden:

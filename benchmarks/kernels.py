@@ -190,7 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     torch.cuda.empty_cache()
         if any(row["format"] == batch[0].format and row["block_size"] == batch[0].block_size for row in done.rows):
             show(summary([row for row in done.rows if row["format"] == batch[0].format])[-2:])
-    print(f"{len(done.rows)} cases measured on {done.same['gpu'] or 'CPU'}{'; time is up' if is_over() else ''}")
+    where = done.same["gpu"] if device.type == "cuda" else "CPU"
+    print(f"{len(done.rows)} cases measured on {where}{'; time is up' if is_over() else ''}")
     means = summary(done.rows)
     show(means)
     measured(done.rows, chosen.out, device=device.type, compiled_as=chosen.compile, geometric_means=means)

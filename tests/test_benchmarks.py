@@ -12,10 +12,13 @@ import pytest
 import torch
 from commands import run_here
 
-from benchmarks import data, evaluation, kernels, launch, probes, scaling, student_teacher, tracking
+from analysis import mxnorm_fig08_kernels
+from benchmarks import data, evaluation, kernel_tiles, kernels, launch, probes, scaling, student_teacher, tracking
 from benchmarks.plain_norms import NORMS
+from mxstudy import results
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import norm_codes
+from mxstudy.numerics.kernels.norm_codes import row_tile
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -193,7 +196,7 @@ KERNELS = [
 ]
 
 
-def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On CPU, where no column means anything but that it is there, and the second call measures what is missing."""
     out = tmp_path / "made" / "kernels.json"
     kernels.main([*KERNELS, "--out", str(out), "--formats", "E4M3", "--seconds", "0"])
@@ -222,6 +225,16 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["rmsnorm_compiled_by"] == "eager"
     assert [mean["cases"] for mean in written["settings"]["geometric_means"]] == [4] * 4
     assert "over_compiled_rmsnorm" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    mxnorm_fig08_kernels.main(["--runs", "made/kernels.json"])
+    caption = (tmp_path / "figures" / "mxnorm_fig08_kernels.md").read_text()
+    assert f"- CPU: 1 run ({written['provenance']['commit'][:12]})" in caption
+    frame = results.load(["made/kernels"], "benchmark")
+    assert frame["over_compiled_rmsnorm"].tolist() == [row["over_compiled_rmsnorm"] for row in written["rows"]]
+    panels = mxnorm_fig08_kernels.draw(frame).axes
+    assert [axes.get_title()[:13] for axes in panels] == [f"{f}, B = {b}:" for f in ("E2M1", "E4M3") for b in (16, 32)]
+    drawn = {(x, y) for axes in panels for line in axes.lines[1:] for x, y in line.get_xydata().tolist()}
+    assert {(row["hidden_size"], row["over_compiled_rmsnorm"]) for row in written["rows"]} <= drawn
 
 
 def test_the_grid_of_kernels_is_the_papers() -> None:
@@ -258,3 +271,17 @@ def test_plain_norms_are_those_of_the_kernels(norm: str, fmt: str) -> None:
     assert codes.shape == expected.codes.shape
     assert (codes != expected.codes).float().mean() < 1e-3
     assert (scales != expected.scales).float().mean() < 1e-3
+
+
+def test_tiles_of_kernels_have_whole_vectors_and_few_chunks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (1024, 7168, 16384):
+        for rows, chunk, warps in kernel_tiles.tiles(columns, 64):
+            assert rows * chunk % (warps * 32 * 8) == 0
+            assert columns / chunk <= 8
+        assert row_tile(columns, 64) in [*kernel_tiles.tiles(columns, 64)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        kernel_tiles.main([])
+    assert "there is none here" in capsys.readouterr().err
