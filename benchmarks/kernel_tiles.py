@@ -38,7 +38,7 @@ def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
 def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: float) -> list[dict[str, Any]]:
     """A row a tile, the fastest first."""
     usual = row_tile(x.shape[-1], block_size)
-    options = (x, OURS[norm].p, OURS[norm].eps, fmt, block_size, "rceil", "even", False, None)
+    options = (x, None, OURS[norm].p, OURS[norm].eps, fmt, block_size, "rceil", "even", False, None)
     calls: dict[str, Callable[[], object]] = {
         " x ".join(map(str, tile)): partial(run, *options, tile) for tile in {usual, *tiles(x.shape[-1], block_size)}
     }

@@ -22,10 +22,12 @@ TENSOR_SCALE = dict.fromkeys(CODED) | {"NVFP4": 0.0371}
 every_coded = pytest.mark.parametrize("fmt", CODED)
 
 
-def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None):
-    """Codes, scales, rms as CPU tensors."""
+def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None, branch=None):
+    """Codes, scales, rms, and the sum with a branch, as CPU tensors."""
     options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale, tile)
-    return [t.cpu() for t in run(x.to(DEVICE), norm.p, norm.eps, fmt, *options)]
+    x, branch = x.to(DEVICE), None if branch is None else branch.to(DEVICE)
+    found = [t.cpu() for t in run(x, branch, norm.p, norm.eps, fmt, *options)]
+    return found[: 3 if branch is None else 4]
 
 
 def assert_codes(x, norm, fmt, cast=None, tile=None):
@@ -139,6 +141,21 @@ def test_rows_that_are_zero_or_not_finite(rounding, bad, p, fmt):
     alone = kernel(x[others], RowNorm(p), fmt, cast, TENSOR_SCALE[fmt])
     for one, other in zip((codes, scales, rms), alone, strict=True):
         assert_same_bits(one[others], other)
+
+
+@every_coded
+@pytest.mark.parametrize("tile", [None, RowTile(4, 64, 4)])
+def test_the_sum_with_a_branch(tile, fmt):
+    """It is rounded and written, and what is normalised; also in rows that are divided."""
+    x, _, _ = norm_inputs((17, 256), BF16)
+    branch, _, _ = norm_inputs((17, 256), BF16, seed=1)
+    x[3, 7], x[5] = torch.inf, x[5] * 2.0**-90
+    branch[5] = 0
+    cast = BlockCast(16 if fmt == "NVFP4" else 32)
+    *found, total = kernel(x, RowNorm(p=2.0), fmt, cast, TENSOR_SCALE[fmt], tile, branch)
+    assert_same_bits(total, x + branch)
+    for one, other in zip(found, kernel(x + branch, RowNorm(p=2.0), fmt, cast, TENSOR_SCALE[fmt], tile), strict=True):
+        assert_same_bits(one, other)
 
 
 def test_rows_of_zeros_without_eps():

@@ -93,11 +93,16 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
     """Schema, fake tensors and tracing, and compiled without a break; on CPU it is the numerics."""
     x = norm_inputs((2, 32, 96), BF16)[0].to(DEVICE)
     cast = BlockCast(16)
-    library.opcheck(torch.ops.mxstudy.norm_codes, (x, norm.p, norm.eps, fmt, 16, "rceil", "even", False, scale))
+    options = (norm.p, norm.eps, fmt, 16, "rceil", "even", False, scale)
+    library.opcheck(torch.ops.mxstudy.norm_codes, (x, None, *options))
+    library.opcheck(torch.ops.mxstudy.norm_codes, (x, x / 3, *options))
+    added = norm_codes(x, norm, fmt, cast, scale, branch=x / 3)
+    assert_same_bits(added.total, x + x / 3)
+    assert_same_bits(added.codes, norm_codes(x + x / 3, norm, fmt, cast, scale).codes)
     found = norm_codes(x, norm, fmt, cast, scale)
     for one, other in zip(torch.compile(norm_codes, fullgraph=True)(x, norm, fmt, cast, scale), found, strict=True):
         assert one.dtype == other.dtype
-        assert_same_bits(one.view(torch.uint8), other.view(torch.uint8))
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
     assert (found.rms.cpu() / rms_of(x.cpu(), norm, 16)[1] - 1).abs().max() < 1e-6
     expected = block_cast(x.cpu().float() / found.rms.cpu(), fmt, -1, cast, scale)
     assert found.scales.dtype == expected.scales.dtype
@@ -117,6 +122,7 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
         ({"fmt": "NVFP4"}, "NVFP4 has blocks of 16"),
         ({"fmt": "NVFP4", "cast": BlockCast(16)}, "tensor_scale: NVFP4 needs that of a bound"),
         ({"tensor_scale": 1.0}, "tensor_scale: E4M3 has none"),
+        ({"branch": torch.ones(4, 64)}, "branch: it is added to x"),
         ({"cast": BlockCast(scale_rule="code_bump")}, "'code_bump' is not a choice"),
     ],
 )

@@ -21,11 +21,15 @@ VECTOR = 8  # elements of a chunk that a thread has: 16 bytes
 
 
 class NormCodes(NamedTuple):
-    """As those of `Quantized`: codes uint8, scales uint8 or, of NVFP4, float8_e4m3fn; and the rms, float32 [..., 1]."""
+    """As those of `Quantized`: codes uint8, scales uint8 or, of NVFP4, float8_e4m3fn; and the rms, float32 [..., 1].
+
+    `total`: what was normalised, in bf16.
+    """
 
     codes: Tensor
     scales: Tensor
     rms: Tensor
+    total: Tensor
 
     def quantized(self, fmt: str, block_size: int, tensor_scale: float | None = None) -> Quantized:
         """The tensor that they are of, `tensor_scale` being what was given for it."""
@@ -41,9 +45,17 @@ class RowTile(NamedTuple):
     warps: int
 
 
-def norm_codes(x: Tensor, norm: RowNorm, fmt: str, cast: BlockCast, tensor_scale: float | None = None) -> NormCodes:
+def norm_codes(
+    x: Tensor,
+    norm: RowNorm,
+    fmt: str,
+    cast: BlockCast,
+    tensor_scale: float | None = None,
+    branch: Tensor | None = None,
+) -> NormCodes:
     """x [..., columns] bf16 over its RMS, or over MXNorm's estimate of it, quantised along the columns.
 
+    `branch`, as x is, is added to it first, and the sum rounded to bf16.
     Given the rms that is returned, bit by bit what `block_cast(x / rms, fmt, -1, cast, tensor_scale)` gives.
     `tensor_scale`: NVFP4's, of all rows; that of what no |x / rms| exceeds (MXNorm paper, Lemmas 1 and 2) needs no pass
     over x. Raises ConfigError for another x than bf16, and for norms, formats, casts and shapes that have no kernel.
@@ -52,6 +64,10 @@ def norm_codes(x: Tensor, norm: RowNorm, fmt: str, cast: BlockCast, tensor_scale
     look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
     columns = x.shape[-1]
     require(x.dtype == BF16, f"x: {x.dtype} has no kernel; give bfloat16")
+    require(
+        branch is None or (branch.dtype, branch.shape) == (BF16, x.shape),
+        "branch: it is added to x; give its shape and dtype",
+    )
     require(not norm.centers, "norm: the mean has no kernel that gives codes; take centers=False")
     require(fmt in CODED, f"format: {fmt} has no kernel that gives codes; take one of {', '.join(CODED)}")
     require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
@@ -66,16 +82,18 @@ def norm_codes(x: Tensor, norm: RowNorm, fmt: str, cast: BlockCast, tensor_scale
         f"tensor_scale: {fmt} {'needs that of a bound of x / rms' if is_nvfp4 else 'has none; NVFP4 has'}",
     )
     options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale)
-    codes, scales, rms = _norm_codes(x, norm.p, norm.eps, fmt, *options)
-    return NormCodes(codes, scales.view(torch.float8_e4m3fn) if is_nvfp4 else scales, rms)
+    codes, scales, rms, total = _norm_codes(x, branch, norm.p, norm.eps, fmt, *options)
+    scales = scales.view(torch.float8_e4m3fn) if is_nvfp4 else scales
+    return NormCodes(codes, scales, rms, x if branch is None else total)
 
 
-Tensors = tuple[Tensor, Tensor, Tensor]
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @library.custom_op("mxstudy::norm_codes", mutates_args=())
 def _norm_codes(
     x: Tensor,
+    branch: Tensor | None,
     p: float | None,
     eps: float,
     fmt: str,
@@ -84,28 +102,34 @@ def _norm_codes(
     rounding: str,
     pre_round: bool,
     tensor_scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rms = rms_exact(x, eps) if p is None else rms_estimate(x, p, block_size, eps)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = x if branch is None else x + branch
+    rms = rms_exact(total, eps) if p is None else rms_estimate(total, p, block_size, eps)
     cast = BlockCast(block_size, scale_rule, rounding, pre_round)
-    quantized = block_cast(normalize(x, rms), fmt, -1, cast, tensor_scale)
-    return quantized.codes, quantized.scales.view(torch.uint8), rms
+    quantized = block_cast(normalize(total, rms), fmt, -1, cast, tensor_scale)
+    return quantized.codes, quantized.scales.view(torch.uint8), rms, x.new_empty(0) if branch is None else total
 
 
 @_norm_codes.register_fake
-def _(x: Tensor, p: float | None, eps: float, fmt: str, block_size: int, *options: object) -> Tensors:
-    return empty_results(x, fmt, block_size)
+def _(
+    x: Tensor, branch: Tensor | None, p: float | None, eps: float, fmt: str, block_size: int, *options: object
+) -> Tensors:
+    return empty_results(x, branch is not None, fmt, block_size)
 
 
-def empty_results(x: Tensor, fmt: str, block_size: int) -> Tensors:
+def empty_results(x: Tensor, has_branch: bool, fmt: str, block_size: int) -> Tensors:
+    """Codes, scales, rms, and the sum with the branch, of no elements where there is none."""
     *leading, columns = x.shape
     codes = x.new_empty((*leading, columns * FORMATS[fmt].bits // 8), dtype=torch.uint8)
     scales = x.new_empty((*leading, columns // block_size), dtype=torch.uint8)
-    return codes, scales, x.new_empty((*leading, 1), dtype=torch.float32)
+    rms = x.new_empty((*leading, 1), dtype=torch.float32)
+    return codes, scales, rms, torch.empty_like(x) if has_branch else x.new_empty(0)
 
 
 @_norm_codes.register_kernel("cuda")
 def run(
     x: Tensor,
+    branch: Tensor | None,
     p: float | None,
     eps: float,
     fmt: str,
@@ -120,13 +144,14 @@ def run(
     from mxstudy.numerics.kernels.device import norm_codes as device
 
     x = x.contiguous()
-    results = empty_results(x, fmt, block_size)
+    codes, scales, rms, total = results = empty_results(x, branch is not None, fmt, block_size)
+    added = (None, None) if branch is None else (branch.contiguous(), total)
     columns = x.shape[-1]
     rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
     launch(
         device.norm_codes_kernel,
         (-(-rows // tile.rows),),
-        (x, *results, rows, tensor_scale or 1.0),
+        (x, *added, codes, scales, rms, rows, tensor_scale or 1.0),
         tile.warps,
         P=p,
         COEFFICIENT=None if p is None else rms_coefficient(p, block_size),

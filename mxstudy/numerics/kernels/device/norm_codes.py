@@ -33,6 +33,8 @@ E4M3_MAX = tl.constexpr(448.0)
 @triton.jit
 def norm_codes_kernel(
     x_ptr,
+    branch_ptr,
+    total_ptr,
     codes_ptr,
     scales_ptr,
     rms_ptr,
@@ -54,6 +56,7 @@ def norm_codes_kernel(
 ):
     """x [rows, COLUMNS] bf16 -> codes, scales [rows, COLUMNS // BLOCK] of one byte each, rms [rows] float32.
 
+    `branch`, or None, is added to x first, and the sum, rounded to bf16, written to `total`.
     P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which two are a byte.
     E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows.
     """
@@ -63,13 +66,18 @@ def norm_codes_kernel(
     first = tl.program_id(0).to(tl.int64) * TILE_ROWS
     left = (rows - first).to(tl.int32)
     x_ptr += first * COLUMNS
+    if branch_ptr is not None:
+        branch_ptr += first * COLUMNS
+        total_ptr += first * COLUMNS
     codes_ptr += first * (COLUMNS // 2 if ELEMENT is None else COLUMNS)
     scales_ptr += first * (COLUMNS // BLOCK)
 
     chunks = ()
     maxima = ()
     for i in tl.static_range(CHUNKS):
-        x = load_chunk(x_ptr, i, left, SHAPE)
+        x = load_chunk(x_ptr, branch_ptr, i, left, SHAPE)
+        if branch_ptr is not None:
+            store_chunk(total_ptr, x, i, left, SHAPE)
         chunks += (x,)
         maxima += (block_maxima(x, SHAPE),)
 
@@ -110,18 +118,28 @@ def norm_codes_kernel(
         store_all_scales(codes_of_scales, scales_ptr, left, SHAPE)
     else:
         for far_chunk in range(CHUNKS):
-            far = load_chunk(x_ptr, far_chunk, left, SHAPE)
+            far = load_chunk(x_ptr, branch_ptr, far_chunk, left, SHAPE)
             z = (far, block_maxima(far, SHAPE), rms, inverse, tensor_scale)
             scale = store_codes(z, codes_ptr, far_chunk, left, False, CAST, SHAPE)
-            offsets, mask = offsets_in(far_chunk, left, SHAPE, 1, 1)
-            tl.store(scales_ptr + offsets, scale, mask=mask)
+            store_chunk(scales_ptr, scale, far_chunk, left, SHAPE)
 
 
 @triton.jit
-def load_chunk(x_ptr, i, left, SHAPE: tl.constexpr):
+def load_chunk(x_ptr, branch_ptr, i, left, SHAPE: tl.constexpr):
     """[rows, CHUNK] bf16, zeros beyond the matrix. It is read once, and then in nobody's way in the cache."""
     offsets, mask = offsets_in(i, left, SHAPE, SHAPE[2], 1)
-    return tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+    if branch_ptr is not None:
+        branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+        x = (x.to(tl.float32) + branch.to(tl.float32)).to(tl.bfloat16)
+    return x
+
+
+@triton.jit
+def store_chunk(ptr, x, i, left, SHAPE: tl.constexpr):
+    """x [rows, items] to the i-th of the chunks that it is one of; it is not read soon."""
+    offsets, mask = offsets_in(i, left, SHAPE, x.shape[1] // SHAPE[1], 1)
+    tl.store(ptr + offsets, x, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit
@@ -178,8 +196,7 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
         codes = encode_e2m1(values, rms[:, :, None], inverse[:, :, None], factor[:, :, None], NEAR, CAST)
     else:
         codes = encode_bytes(values, rms[:, :, None], inverse[:, :, None], factor[:, :, None], NEAR, CAST)
-    offsets, mask = offsets_in(i, left, SHAPE, codes.shape[1] // SHAPE[1], 1)
-    tl.store(codes_ptr + offsets, codes, mask=mask, cache_modifier=".cs")
+    store_chunk(codes_ptr, codes, i, left, SHAPE)
     return scale
 
 
