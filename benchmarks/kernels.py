@@ -18,7 +18,6 @@ python -m benchmarks.kernels [--out runs/kernels.json] [--formats E4M3 E2M1] [--
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -31,18 +30,17 @@ import torch
 
 from benchmarks.compilers import MODES, Plain, compile_ahead, compiled
 from benchmarks.floor import copies, moved_bytes
+from benchmarks.kept import Kept
 from benchmarks.plain_norms import EPS
 from benchmarks.report import measured, show
 from benchmarks.timing import Microseconds, microseconds
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import RowNorm, norm_codes
-from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import resolve_device
 
 TOKENS = tuple(2**e for e in range(12, 17))
 HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
 OURS = {"rmsnorm": RowNorm(eps=EPS), "mxnorm": RowNorm(p=2.0, eps=EPS)}
-SAME_CODE = ("commit", "torch", "gpu")  # of the provenance: between what may be put in one table
 LARGE = 2**25
 WIDELY = 0.05  # seconds to choose the floor's kernel in
 
@@ -122,31 +120,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return means
 
 
-# ----------------------------------------------------------------------------------------------- what is done already
-
-
-class Done:
-    """Finished cases, a line each in a file beside the JSON: those of other code or another GPU do not count."""
-
-    def __init__(self, out: Path, device: torch.device) -> None:
-        self.path = out.with_suffix(".jsonl")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.same = {key: provenance()[key] for key in SAME_CODE} | {"device": device.type}
-        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]  # the last may be cut off
-        self.path.write_text("".join(whole))
-        written = [json.loads(line) for line in whole]
-        self.rows = [each["row"] for each in written if each["same"] == self.same]
-
-    def __contains__(self, case: tuple[Group, int]) -> bool:
-        return any((Group(*(row[key] for key in Group._fields)), row["tokens"]) == case for row in self.rows)
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps({"same": self.same, "row": row}) + "\n")
-
-
 def batches(formats: Sequence[str], blocks: Sequence[int], hidden: Sequence[int]) -> Iterator[list[Group]]:
     for fmt in formats:
         for block_size in blocks:
@@ -167,20 +140,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case-seconds", type=float, default=0.2, help="of measuring a case")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     chosen = parser.parse_args(arguments)
-    device, done = resolve_device(chosen.device), Done(chosen.out, resolve_device(chosen.device))
+    device = resolve_device(chosen.device)
+    done = Kept(chosen.out, device)
     tokens = sorted(chosen.tokens, reverse=True)
 
     def is_over() -> bool:
         return time.monotonic() - began_s > chosen.seconds
 
     for batch in batches(chosen.formats, chosen.blocks, chosen.hidden):
-        todo = [group for group in batch if any((group, each) not in done for each in tokens)]
+        todo = [group for group in batch if any(not done.has(**group._asdict(), tokens=each) for each in tokens)]
         if todo and device.type == "cuda" and not is_over():
             compile_ahead(todo, tokens, chosen.compile, chosen.workers, chosen.seconds + began_s)
         for group in todo:
             peers = compiled(group.format, group.block_size, chosen.compile)
             for number in tokens:
-                if is_over() or (group, number) in done:
+                if is_over() or done.has(**group._asdict(), tokens=number):
                     continue
                 generator = torch.Generator(device).manual_seed(number)
                 x = torch.randn(number, group.hidden_size, device=device, dtype=torch.bfloat16, generator=generator)
@@ -190,8 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     torch.cuda.empty_cache()
         if any(row["format"] == batch[0].format and row["block_size"] == batch[0].block_size for row in done.rows):
             show(summary([row for row in done.rows if row["format"] == batch[0].format])[-2:])
-    where = done.same["gpu"] if device.type == "cuda" else "CPU"
-    print(f"{len(done.rows)} cases measured on {where}{'; time is up' if is_over() else ''}")
+    print(f"{len(done.rows)} cases measured on {done.where}{'; time is up' if is_over() else ''}")
     means = summary(done.rows)
     show(means)
     measured(done.rows, chosen.out, device=device.type, compiled_as=chosen.compile, geometric_means=means)

@@ -18,27 +18,42 @@ BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # the middle of neighbou
 
 def rmsnorm_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
     """x [rows, columns] bf16 -> codes and scales of x / RMS(x), uint8."""
-    y = x.float()
-    blocks = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + EPS)).unflatten(-1, (-1, block_size))
-    return mx_cast(blocks, blocks.abs().amax(-1), fmt)
+    return mx_cast(*normalised("rmsnorm", x, block_size), fmt)
 
 
 def mxnorm_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
     """The same with MXNorm's estimate of the RMS, p = 2 (MXNorm paper, algorithm 2)."""
+    return mx_cast(*normalised("mxnorm", x, block_size), fmt)
+
+
+def normalised(norm: str, x: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """The blocks of x / rms and their maxima, float32 [rows, blocks, B] and [rows, blocks]."""
+    if norm == "rmsnorm":
+        y = x.float()
+        blocks = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + EPS)).unflatten(-1, (-1, block_size))
+        return blocks, blocks.abs().amax(-1)
     blocks = x.unflatten(-1, (-1, block_size))
     absmax = blocks.abs().amax(-1).float()
     rms = rms_coefficient(2.0, block_size) * absmax.square().mean(-1, keepdim=True).sqrt() + EPS
-    return mx_cast(blocks.float() / rms[..., None], absmax / rms, fmt)
+    return blocks.float() / rms[..., None], absmax / rms
 
 
-def mx_cast(blocks: Tensor, absmax: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
-    """Blocks and maxima, float32 [rows, blocks, B] and [rows, blocks] -> codes, of E2M1 two a byte, and scales."""
+def mx_cast(blocks: Tensor, absmax: Tensor, fmt: str, tensor_scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Blocks and maxima, float32 [rows, blocks, B] and [rows, blocks] -> codes, of 4 bits two a byte, and scales.
+
+    `tensor_scale`: of NVFP4 alone, of all rows or [rows, 1].
+    """
     element = FORMATS[fmt]
-    bits = absmax.view(torch.int32)
-    exponent = (((bits + SCALE_RULES["rceil"](element)) >> 23) - element.emax).clamp(0, 254)
-    scaled = (blocks * ((254 - exponent) << 23).view(torch.float32)[..., None]).flatten(-2)
-    scales = torch.where(absmax < torch.inf, exponent, 0xFF).to(torch.uint8)
-    if fmt == "E2M1":
+    if element.scale == "E4M3":
+        rounded = (absmax / 6.0 / tensor_scale).clamp(2.0**-6, 448.0).to(torch.float8_e4m3fn)
+        scales, factor = rounded.view(torch.uint8), 1.0 / (rounded.float() * tensor_scale)
+    else:
+        bits = absmax.view(torch.int32)
+        exponent = (((bits + SCALE_RULES["rceil"](element)) >> 23) - element.emax).clamp(0, 254)
+        scales = torch.where(absmax < torch.inf, exponent, 0xFF).to(torch.uint8)
+        factor = ((254 - exponent) << 23).view(torch.float32)
+    scaled = (blocks * factor[..., None]).flatten(-2)
+    if element.bits == 4:
         codes = e2m1_codes(scaled)
         return codes[..., ::2] | (codes[..., 1::2] << 4), scales
     dtype = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}[fmt]
