@@ -1,10 +1,11 @@
-"""torch.compile of the plain norms: in several processes ahead of time, whose caches the one that measures finds."""
+"""All that `benchmarks.kernels` compiles: ahead of time, in processes whose caches the one that measures finds."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
+from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from types import FunctionType
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.plain_norms import NORMS
+from benchmarks.plain_norms import EPS, NORMS
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels import RowNorm, norm_codes
 
+OURS = {"rmsnorm": RowNorm(eps=EPS), "mxnorm": RowNorm(p=2.0, eps=EPS)}
 Plain = Callable[[Tensor], object]
 
 
@@ -62,24 +66,36 @@ def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Seq
     for name, call in compiled(fmt, block_size, modes).items():
         for number in tokens if name.endswith("static") else tokens[:1]:
             call(torch.randn(number, hidden_size, device="cuda", dtype=torch.bfloat16))
+    for norm in OURS.values():
+        norm_codes(
+            torch.randn(tokens[-1], hidden_size, device="cuda", dtype=torch.bfloat16), norm, fmt, BlockCast(block_size)
+        )
     torch.cuda.empty_cache()
 
 
-def compile_ahead(
-    groups: Sequence[Any], tokens: Sequence[int], modes: Sequence[str], workers: int, until_s: float
-) -> None:
-    """Until all are compiled or the monotonic clock is at `until_s`; what is not is compiled when it is measured."""
-    modes = [mode for mode in modes if mode != "eager"]
-    if not modes or workers < 2:
-        return
-    began_s = time.monotonic()
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    jobs = [pool.submit(compile_group, group, tokens, modes) for group in groups]
-    try:
-        for job in as_completed(jobs, timeout=max(until_s - began_s, 0) if until_s < float("inf") else None):
-            job.result()
-    except TimeoutError:
-        pass
-    finally:
-        pool.shutdown(cancel_futures=True)
-    print(f"{len(groups)} compiled in {time.monotonic() - began_s:.0f} s", flush=True)
+class Compilers:
+    """So many processes side by side; fewer than two are none, and all is compiled when it is measured."""
+
+    def __init__(self, workers: int) -> None:
+        self.pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers > 1 else None
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
+
+    def compile(self, groups: Sequence[Any], tokens: Sequence[int], modes: Sequence[str], until_s: float) -> None:
+        """Until all is done or the monotonic clock is at `until_s`; what is missing then is compiled when measured."""
+        if self.pool is None:
+            return
+        began_s = time.monotonic()
+        jobs = [self.pool.submit(compile_group, group, tokens, modes) for group in groups]
+        done, late = wait(jobs, timeout=max(until_s - began_s, 0) if until_s < math.inf else None)
+        for job in late:
+            job.cancel()
+        failed = [job for job in done if job.exception()]
+        for job in failed[:1]:
+            print(f"{len(failed)} of {len(jobs)} were not compiled ahead: {job.exception()}", flush=True)
+        print(f"{len(done) - len(failed)} compiled in {time.monotonic() - began_s:.0f} s", flush=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.compilers import OURS
 from benchmarks.floor import copies
-from benchmarks.kernels import OURS
 from benchmarks.report import measured, show
 from benchmarks.timing import microseconds
 from mxstudy.numerics.kernels.norm_codes import CHUNKS, RowTile, row_tile, run

@@ -28,19 +28,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.compilers import MODES, Plain, compile_ahead, compiled
+from benchmarks.compilers import MODES, OURS, Compilers, Plain, compiled
 from benchmarks.floor import copies, moved_bytes
 from benchmarks.kept import Kept
-from benchmarks.plain_norms import EPS
 from benchmarks.report import measured, show
 from benchmarks.timing import Microseconds, microseconds
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import RowNorm, norm_codes
+from mxstudy.numerics.kernels import norm_codes
 from mxstudy.train.runtime import resolve_device
 
 TOKENS = tuple(2**e for e in range(12, 17))
 HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
-OURS = {"rmsnorm": RowNorm(eps=EPS), "mxnorm": RowNorm(p=2.0, eps=EPS)}
 LARGE = 2**25
 WIDELY = 0.05  # seconds to choose the floor's kernel in
 
@@ -106,18 +104,30 @@ RATIOS = (
 )
 
 
+def of_cast(row: dict[str, Any]) -> tuple[str, int]:
+    return row["format"], row["block_size"]
+
+
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Geometric means of the ratios by format and block size: of all cases, and of LARGE elements and more."""
     means = []
-    for fmt, block_size in dict.fromkeys((row["format"], row["block_size"]) for row in rows):
-        of_cast = [row for row in rows if (row["format"], row["block_size"]) == (fmt, block_size)]
-        large = [row for row in of_cast if row["tokens"] * row["hidden_size"] >= LARGE]
-        for which, chosen in (("all", of_cast), (f"{LARGE} elements and more", large)):
+    for cast in dict.fromkeys(map(of_cast, rows)):
+        cases = [row for row in rows if of_cast(row) == cast]
+        large = [row for row in cases if row["tokens"] * row["hidden_size"] >= LARGE]
+        for which, chosen in (("all", cases), (f"{LARGE} elements and more", large)):
             if chosen:
-                about = {"format": fmt, "block_size": block_size, "cases": len(chosen), "of": which}
+                about = {"format": cast[0], "block_size": cast[1], "cases": len(chosen), "of": which}
                 ratios = {name: math.exp(sum(math.log(r[name]) for r in chosen) / len(chosen)) for name in RATIOS}
                 means.append(about | ratios | {"least_mxnorm_of_floor": min(r["mxnorm_of_floor"] for r in chosen)})
     return means
+
+
+def inputs(group: Group, tokens: int, device: torch.device) -> torch.Tensor:
+    """The same numbers for all formats and blocks."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    generator = torch.Generator(device).manual_seed(tokens)
+    return torch.randn(tokens, group.hidden_size, device=device, dtype=torch.bfloat16, generator=generator)
 
 
 def batches(formats: Sequence[str], blocks: Sequence[int], hidden: Sequence[int]) -> Iterator[list[Group]]:
@@ -147,23 +157,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def is_over() -> bool:
         return time.monotonic() - began_s > chosen.seconds
 
-    for batch in batches(chosen.formats, chosen.blocks, chosen.hidden):
-        todo = [group for group in batch if any(not done.has(**group._asdict(), tokens=each) for each in tokens)]
-        if todo and device.type == "cuda" and not is_over():
-            compile_ahead(todo, tokens, chosen.compile, chosen.workers, chosen.seconds + began_s)
-        for group in todo:
-            peers = compiled(group.format, group.block_size, chosen.compile)
-            for number in tokens:
-                if is_over() or done.has(**group._asdict(), tokens=number):
-                    continue
-                generator = torch.Generator(device).manual_seed(number)
-                x = torch.randn(number, group.hidden_size, device=device, dtype=torch.bfloat16, generator=generator)
-                done.add(measure_case(group, x, peers, chosen.case_seconds))
-                del x
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
-        if any(row["format"] == batch[0].format and row["block_size"] == batch[0].block_size for row in done.rows):
-            show(summary([row for row in done.rows if row["format"] == batch[0].format])[-2:])
+    with Compilers(chosen.workers if device.type == "cuda" else 0) as compilers:
+        for batch in batches(chosen.formats, chosen.blocks, chosen.hidden):
+            todo = [group for group in batch if any(not done.has(**group._asdict(), tokens=each) for each in tokens)]
+            if todo and not is_over():
+                compilers.compile(todo, tokens, chosen.compile, chosen.seconds + began_s)
+            for group in todo:
+                peers = compiled(group.format, group.block_size, chosen.compile)
+                for number in tokens:
+                    if not is_over() and not done.has(**group._asdict(), tokens=number):
+                        done.add(measure_case(group, inputs(group, number, device), peers, chosen.case_seconds))
+            show(summary([row for row in done.rows if of_cast(row) == batch[0][:2]]))
     print(f"{len(done.rows)} cases measured on {done.where}{'; time is up' if is_over() else ''}")
     means = summary(done.rows)
     show(means)
