@@ -57,26 +57,30 @@ def dynamic(function: Callable[..., object], fmt: str, block_size: int) -> Plain
 MODES = {"dynamic": dynamic, "static": static, "eager": eager}
 
 
-def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str]) -> None:
+def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str], device: str) -> None:
     """In a process of its own: of every call the code that will be measured is in the caches afterwards."""
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # the other cores have groups of their own
     fmt, block_size, hidden_size = group
+
+    def x(rows: int) -> Tensor:
+        return torch.randn(rows, hidden_size, device=device, dtype=torch.bfloat16)
+
     for name, call in compiled(fmt, block_size, modes).items():
         for number in tokens if name.endswith("static") else tokens[:1]:
-            call(torch.randn(number, hidden_size, device="cuda", dtype=torch.bfloat16))
+            call(x(number))
     for norm in OURS.values():
-        norm_codes(
-            torch.randn(tokens[-1], hidden_size, device="cuda", dtype=torch.bfloat16), norm, fmt, BlockCast(block_size)
-        )
-    torch.cuda.empty_cache()
+        norm_codes(x(tokens[-1]), norm, fmt, BlockCast(block_size))
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 class Compilers:
     """So many processes side by side; fewer than two are none, and all is compiled when it is measured."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, device: str = "cuda") -> None:
+        self.device = device
         self.pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers > 1 else None
 
     def __enter__(self) -> Compilers:
@@ -91,7 +95,7 @@ class Compilers:
         if self.pool is None:
             return
         began_s = time.monotonic()
-        jobs = [self.pool.submit(compile_group, group, tokens, modes) for group in groups]
+        jobs = [self.pool.submit(compile_group, group, tokens, modes, self.device) for group in groups]
         done, late = wait(jobs, timeout=max(until_s - began_s, 0) if until_s < math.inf else None)
         for job in late:
             job.cancel()
