@@ -111,7 +111,7 @@ def test_every_significand_over_many_rms(norm, fmt):
     assert_codes(x[:, :512], norm, fmt)
 
 
-@pytest.mark.parametrize("exponent", [-130, -110, -70, -62, -59, 0, 59, 62, 70, 110, 125])
+@pytest.mark.parametrize("exponent", [-130, -110, -70, -60, -41, -39, 0, 39, 41, 60, 70, 110, 125])
 @pytest.mark.parametrize("norm", NORMS[:2], ids=str)
 def test_rows_and_blocks_of_any_size(norm, exponent):
     """Whole rows, and single blocks in rows of ordinary size, around where the kernel begins to divide."""
@@ -191,6 +191,19 @@ def test_codes_are_those_of_a_quantised_tensor(fmt):
     expected = x.float() / found.rms.cpu()
     assert (decoded - expected).norm() < (0.15 if fmt in ("E2M1", "NVFP4") else 0.1) * expected.norm()
     assert abs(rms_coefficient(2.0, 32) - 0.4185) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_quotient_in_three_operations():
+    """Every significand of bf16 over every 16th of FP32."""
+    x = (1 + np.arange(128, dtype=np.float32) / 128)[:, None]
+    for part in range(64):
+        bits = (127 << 23) + np.arange(part * 2**17 + 5, (part + 1) * 2**17, 16, dtype=np.int32)
+        rms = np.broadcast_to(bits.view(np.float32), (128, len(bits)))
+        inverse = np.float32(1) / rms
+        q = x * inverse
+        q = fused(fused(q, rms, np.broadcast_to(-x, rms.shape)), -inverse, q)
+        assert (q == x / rms).all()
 
 
 def test_a_product_and_a_sum_in_one_rounding():

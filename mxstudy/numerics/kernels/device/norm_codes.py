@@ -23,9 +23,9 @@ from mxstudy.numerics.kernels.device.cast import (
 from mxstudy.numerics.kernels.device.norm import finish_block_maxima, finish_squares, power
 
 FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 down; elements 2^-40 below it are cast to 0
-FARTHEST = tl.constexpr(2.0**100)  # of the rms from 1
+FARTHEST = tl.constexpr(2.0**40)  # of the rms from 1
 ANCHOR = tl.constexpr(2.0**23)  # the sum with it has the nearest integer in its low bits, ties to even
-HALF_MAX_POWER = tl.constexpr(2.0**126)
+LEAST_EXPONENT = tl.constexpr(127 - 80)  # of a scale with what is no farther, and with rms times it, in FP32's range
 E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 E4M3_MAX = tl.constexpr(448.0)
 
@@ -190,12 +190,18 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
     """
     x, maxima, rms, inverse, tensor_scale = y
     absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, NEAR, CAST)
-    scale, factor = encode_scales(absmax, tensor_scale, NEAR, CAST)
-    values = in_blocks(x, SHAPE)
-    if CAST[0] is None:
-        codes = encode_e2m1(values, rms[:, :, None], inverse[:, :, None], factor[:, :, None], NEAR, CAST)
+    if CAST[2]:
+        scale, factor = encode_e4m3_scales(absmax, tensor_scale, NEAR)
     else:
-        codes = encode_bytes(values, rms[:, :, None], inverse[:, :, None], factor[:, :, None], NEAR, CAST)
+        scale, power_of_two, factor = encode_e8m0_scales(absmax, NEAR, CAST[1])
+    x = in_blocks(x, SHAPE)
+    values = tl.abs(x) if CAST[0] is None else x
+    if NEAR and not CAST[2]:  # x / (rms 2^k) is (x / rms) / 2^k, bit by bit
+        rms, inverse = (rms * power_of_two)[:, :, None], (inverse * factor)[:, :, None]
+        values = divide(values, rms, inverse, NEAR, CAST)
+    else:
+        values = divide(values, rms[:, :, None], inverse[:, :, None], NEAR, CAST) * factor[:, :, None]
+    codes = encode_e2m1(values, x, NEAR, CAST) if CAST[0] is None else encode_bytes(values, NEAR, CAST)
     store_chunk(codes_ptr, codes, i, left, SHAPE)
     return scale
 
@@ -224,64 +230,67 @@ def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
 
 
 @triton.jit
-def encode_scales(absmax, tensor_scale, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """Codes of the scales of blocks with these maxima, uint8, and what their elements are multiplied with.
+def encode_e8m0_scales(absmax, NEAR: tl.constexpr, FORMAT: tl.constexpr):
+    """Codes of the scales 2^k of blocks with these maxima, uint8, 2^k and 2^-k; that is NaN where absmax is not finite.
 
-    That is NaN where absmax is not finite.
+    Of zeros in rows that are NEAR 2^k is larger than the scale, so that all products with it are in FP32's range.
     """
-    if CAST[2]:
-        nothing = tl.zeros_like(absmax)
-        scale = tl.div_rn(tl.div_rn(absmax, nothing + 6.0), nothing + tensor_scale)
-        scale = tl.minimum(tl.maximum(scale, E4M3_MIN_NORMAL), E4M3_MAX).to(tl.float8e4nv)
-        code = scale.to(tl.uint8, bitcast=True)
-        factor = tl.div_rn(tl.div_rn(nothing + 1.0, nothing + tensor_scale), scale.to(tl.float32))
-    else:
-        exponent = scale_code(magnitude_bits(absmax), CAST[1])
-        factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-        code = exponent.to(tl.uint8)
+    exponent = scale_code(magnitude_bits(absmax), FORMAT)
+    code = exponent.to(tl.uint8)
+    if NEAR:
+        exponent = tl.maximum(exponent, LEAST_EXPONENT)
+    factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     if not NEAR:
         finite = absmax < float("inf")
-        code = tl.where(finite, code, 0x7F if CAST[2] else 0xFF).to(tl.uint8)
+        code = tl.where(finite, code, 0xFF).to(tl.uint8)
+        factor = tl.where(finite, factor, float("nan"))
+    return code, (exponent << 23).to(tl.float32, bitcast=True), factor
+
+
+@triton.jit
+def encode_e4m3_scales(absmax, tensor_scale, NEAR: tl.constexpr):
+    """Those of NVFP4, and what elements are multiplied with, which is no power of two."""
+    nothing = tl.zeros_like(absmax)
+    scale = tl.div_rn(tl.div_rn(absmax, nothing + 6.0), nothing + tensor_scale)
+    scale = tl.minimum(tl.maximum(scale, E4M3_MIN_NORMAL), E4M3_MAX).to(tl.float8e4nv)
+    code = scale.to(tl.uint8, bitcast=True)
+    factor = tl.div_rn(tl.div_rn(nothing + 1.0, nothing + tensor_scale), scale.to(tl.float32))
+    if not NEAR:
+        finite = absmax < float("inf")
+        code = tl.where(finite, code, 0x7F).to(tl.uint8)
         factor = tl.where(finite, factor, float("nan"))
     return code, factor
 
 
 @triton.jit
-def encode_bytes(x, rms, inverse, factor, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """x float32 [rows, blocks, BLOCK] -> codes of x / rms * factor, uint8 [rows, CHUNK]. The conversion saturates."""
-    y = divide(x, rms, inverse, NEAR, CAST) * factor
+def encode_bytes(x, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """x float32 [rows, blocks, BLOCK] over its scales -> uint8 [rows, CHUNK]. The conversion saturates."""
+    y = x
     if CAST[3]:
-        codes = round_to_grid(y, CAST[1], True).to(CAST[0]).to(tl.uint8, bitcast=True)
-    else:
-        codes = y.to(CAST[0]).to(tl.uint8, bitcast=True)
+        y = round_to_grid(x, CAST[1], True)
+    codes = y.to(CAST[0]).to(tl.uint8, bitcast=True)
     if not NEAR:
-        codes = tl.where(y == y, codes, 0x7F).to(tl.uint8)
+        codes = tl.where(x == x, codes, 0x7F).to(tl.uint8)
     return tl.reshape(codes, (x.shape[0], x.shape[1] * x.shape[2]))
 
 
 @triton.jit
-def encode_e2m1(x, rms, inverse, factor, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """The same in E2M1, uint8 [rows, CHUNK / 2]: two codes a byte, the first in the low bits.
+def encode_e2m1(m, x, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """The same in E2M1 of magnitudes m, with the signs of x: uint8 [rows, CHUNK / 2], the first of two in the low bits.
 
-    The code of a magnitude m is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three.
-    Each is a fused sum with an anchor, rounded once, to an integer, so that a power of two is a factor for nothing.
+    The code of m is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three. Each is a sum
+    with the anchor that is rounded once, to a whole number.
     """
-    m = divide(tl.abs(x), rms, inverse, NEAR, CAST)
-    if NEAR and not CAST[2] and not CAST[3]:
-        factor = tl.minimum(factor, HALF_MAX_POWER)  # a zero block's, doubled, would be infinite
-    else:
-        m = m * factor
-        factor = 1.0
     finite = m < float("inf")
     if CAST[3]:
         m = round_to_grid(m, CAST[1], True)
-    least = tl.minimum(tl.fma(m, factor * 2.0, ANCHOR), tl.fma(m, factor, ANCHOR + 2.0))
-    least = tl.minimum(least, tl.fma(m, factor * 0.5, ANCHOR + 4.0))
+    least = tl.minimum(tl.fma(m, 2.0, ANCHOR), m + (ANCHOR + 2.0))
+    least = tl.minimum(least, tl.fma(m, 0.5, ANCHOR + 4.0))
     if CAST[1][4] is not None:
         least = tl.minimum(least, ANCHOR + 7.0)
-    code = least.to(tl.int32, bitcast=True)
+    code = least.to(tl.int32, bitcast=True)  # in its last byte, which is 0 in the anchor's bits
     if not NEAR:
-        code = tl.where(finite, code, 0x7)
+        code = tl.where(finite, code, 7)
         x = tl.where(finite, x, 0.0)
     PAIRS: tl.constexpr = (x.shape[0], x.shape[1] * x.shape[2] // 2, 2)
     low, high = tl.split(tl.reshape(code, PAIRS))
