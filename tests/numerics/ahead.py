@@ -19,7 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mxstudy.numerics.formats import FORMATS
-from mxstudy.numerics.kernels.device import norm_codes as device
+from mxstudy.numerics.kernels.device.codes import ELEMENTS
+from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
 from mxstudy.numerics.kernels.norm_codes import row_tile
 from mxstudy.numerics.kernels.operands import format_constants
 
@@ -32,7 +33,7 @@ def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding:
         "P": p,
         "COEFFICIENT": None if p is None else 0.5,
         "EPS": 1e-5,
-        "ELEMENT": device.ELEMENTS[fmt],
+        "ELEMENT": ELEMENTS[fmt],
         "FORMAT": format_constants(fmt, "rceil"),
         "E4M3_SCALES": FORMATS[fmt].scale == "E4M3",
         "AWAY": rounding == "away",
@@ -48,10 +49,10 @@ def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding:
     types = (
         POINTERS | {"rms_ptr": "*fp32", "rows": "i32", "tensor_scale": "fp32"} | dict.fromkeys(constants, "constexpr")
     )
-    names = device.norm_codes_kernel.arg_names
+    names = norm_codes_kernel.arg_names
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(device.norm_codes_kernel, {name: types[name] for name in names}, values, aligned)
+    source = ASTSource(norm_codes_kernel, {name: types[name] for name in names}, values, aligned)
     return triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps, "enable_fp_fusion": False}
     )

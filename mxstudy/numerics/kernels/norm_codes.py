@@ -141,7 +141,8 @@ def run(
     tile: RowTile | None = None,
 ) -> Tensors:
     """`tile`: another one than `row_tile`; then the RMS may differ in its last bits."""
-    from mxstudy.numerics.kernels.device import norm_codes as device
+    from mxstudy.numerics.kernels.device.codes import ELEMENTS
+    from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
 
     x = x.contiguous()
     codes, scales, rms, total = results = empty_results(x, branch is not None, fmt, block_size)
@@ -149,14 +150,14 @@ def run(
     columns = x.shape[-1]
     rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
     launch(
-        device.norm_codes_kernel,
+        norm_codes_kernel,
         (-(-rows // tile.rows),),
         (x, *added, codes, scales, rms, rows, tensor_scale or 1.0),
         tile.warps,
         P=p,
         COEFFICIENT=None if p is None else rms_coefficient(p, block_size),
         EPS=eps,
-        ELEMENT=device.ELEMENTS[fmt],
+        ELEMENT=ELEMENTS[fmt],
         FORMAT=format_constants(fmt, scale_rule),
         E4M3_SCALES=FORMATS[fmt].scale == "E4M3",
         AWAY=rounding == "away",
