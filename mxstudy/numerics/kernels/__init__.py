@@ -11,13 +11,16 @@ from mxstudy.numerics.kernels.activation import activation_backward_cast_both, a
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
+from mxstudy.numerics.kernels.norm_codes import NormCodes, norm_codes
 
 __all__ = [
     "NormCast",
+    "NormCodes",
     "RowNorm",
     "activation_backward_cast_both",
     "activation_cast_both",
     "adam_",
     "cast_both",
     "norm_cast_both",
+    "norm_codes",
 ]
