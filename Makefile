@@ -8,7 +8,7 @@ WHOLE := not slow and not gpu and not slurm
 
 APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
 
-.PHONY: help quickstart approximation test check figures report dashboard
+.PHONY: help quickstart approximation test check bench figures report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -29,6 +29,14 @@ check: $(READY)  ## format, lint, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n logical -m "$(FAST)"
+
+bench: $(READY)  ## benchmarks, a list of them, or NAME=kernels ARGS="--seconds 300" for one
+ifdef NAME
+	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+else
+	@grep -l '^ *python -m benchmarks' benchmarks/*.py | while read file; do \
+	  printf '  %-18s%s\n' $$(basename $$file .py) "$$(sed -n '1s/^"""//p' $$file)"; done
+endif
 
 figures: $(READY)  ## every figure that results/ backs, into figures/; NAME=... for one
 	$(BIN)/python -m analysis.figures $(NAME)

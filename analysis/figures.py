@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 RESULTS = Path("results")
+BENCHMARK = ("benchmark",)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Figure:
         return f"analysis.{self.script or self.name}"
 
     def backing(self) -> list[Path]:
-        """The tables of results/ that it is drawn from."""
+        """The tables of results/ that it is drawn from, or the JSON of a benchmark."""
+        if self.kinds == BENCHMARK:
+            return [RESULTS / f"{self.results}.json"] if self.results else []
         return [RESULTS / f"{self.results}_{kind}.parquet" for kind in self.kinds] if self.results else []
 
     def options(self, runs: str) -> list[str]:
@@ -47,6 +50,11 @@ class Figure:
 def sweep(*names: str) -> tuple[str, str]:
     """The commands, and where their runs are."""
     return " && ".join(f"python -m mxstudy +sweep={name}" for name in names), " ".join(f"runs/{name}" for name in names)
+
+
+def benchmark(name: str) -> tuple[str, str]:
+    """The command, and the file that it leaves."""
+    return f"python -m benchmarks.{name}", f"runs/{name}.json"
 
 
 def students(number: int, name: str, arguments: str) -> Figure:
@@ -81,6 +89,7 @@ FIGURES = (
     Figure("mxnorm_fig05_outlier_feature", "MXNorm paper, figure 5", ("metrics", "outlier_features"), *PROXY),
     Figure("mxnorm_fig06_norm_rms", "MXNorm paper, figure 6", ("norm_output_rms",), *PROXY),
     Figure("mxnorm_fig07_histograms", "MXNorm paper, figure 7", ("activation_histograms",), *PROXY),
+    Figure("mxnorm_fig08_kernels", "MXNorm paper, figure 8", BENCHMARK, *benchmark("kernels")),
     comparison(
         "mxnorm_figa2_convergence",
         "MXNorm paper, figure A.2",

@@ -32,7 +32,10 @@ def test_the_commands_that_make_its_runs_are_there(figure: Figure) -> None:
     for group, name in made:
         folder = ROOT / {"sweep": "sweeps", "experiment": "conf/experiment"}[group]
         assert (folder / f"{name}.yaml").exists()
-    assert {*figure.runs.split()} <= {f"runs/{name}" for _, name in made}
+    benchmarks = re.findall(r"benchmarks\.(\w+)", figure.command)
+    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in benchmarks)
+    places = {f"runs/{name}" for _, name in made} | {f"runs/{name}.json" for name in benchmarks}
+    assert {*figure.runs.split()} <= places
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)

@@ -26,6 +26,7 @@ from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
 from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES
 from mxstudy.results.stacks import replica_metrics, replica_probe, replica_rows
+from mxstudy.results.tables import read_benchmark
 from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.fetch import SCHEME, fetch
@@ -34,6 +35,7 @@ from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
 
 STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as it starts
+BENCHMARK = "benchmark"  # the kind of what is measured without a run
 SAMPLES = "samples_"  # what the tables of an evaluation's answers begin with, one of each task and form
 
 
@@ -60,9 +62,10 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
     """The rows of one kind: runs, metrics, validation, or what a probe or a study's table of that name holds.
 
     A path is one of `folders_of`, a .parquet file of `write_table`, or what files of results/ begin with: results/NAME
-    stands for results/NAME_<kind>.parquet. Raises ConfigError if nothing is there.
+    stands for results/NAME_<kind>.parquet. The kind "benchmark" is in JSON, and NAME is that of the benchmark. Raises
+    ConfigError if nothing is there.
     """
-    frames = [read_table(table)[0] if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
+    frames = [read_file(table) if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
     frame = pd.concat(frames, ignore_index=True)
     where = ", ".join(map(str, paths))
     require(len(frame) > 0, f"{where}: no run there has any {kind}; was the probe on?")
@@ -70,10 +73,15 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
 
 
 def table_of(path: Path | str, kind: str) -> Path | None:
-    """The Parquet file that a path stands for, None for a folder of runs."""
+    """The file that a path stands for, None for a folder of runs."""
     path = Path(path)
-    table = path if path.suffix == ".parquet" else path.with_name(f"{path.name}_{kind}.parquet")
+    name = f"{path.name}.json" if kind == BENCHMARK else f"{path.name}_{kind}.parquet"
+    table = path if path.suffix in (".parquet", ".json") else path.with_name(name)
     return table if table.exists() else None
+
+
+def read_file(table: Path) -> pd.DataFrame:
+    return read_benchmark(table) if table.suffix == ".json" else read_table(table)[0]
 
 
 def rows_of_kind(path: Path | str, kind: str) -> pd.DataFrame:

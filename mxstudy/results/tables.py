@@ -1,4 +1,4 @@
-"""Frames as Parquet files that say where they came from."""
+"""Frames as files that say where they came from: Parquet, and the JSON of benchmarks."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     table = pq.read_table(path)
     return table.to_pandas(), json.loads(table.schema.metadata[PROVENANCE])
+
+
+def read_benchmark(path: Path) -> pd.DataFrame:
+    """The rows of a benchmark's JSON. As of a run: the label is what it ran on, the fingerprint the commit."""
+    content = json.loads(path.read_text())
+    about, device = content["provenance"], content["settings"].get("device")
+    label = about["gpu"].replace(" ", "_") if about["gpu"] and device != "cpu" else "CPU"
+    fingerprint = about["commit"] or "unknown"
+    return pd.DataFrame(content["rows"]).assign(label=label, fingerprint=fingerprint)

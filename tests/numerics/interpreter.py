@@ -1,7 +1,7 @@
 """Triton kernels on tensors in CPU memory, by Triton's interpreter, where there is no GPU but a Triton.
 
-Imported before any kernel is. Of the interpreter's float32 -> bfloat16 and back, which truncates and loses subnormals,
-this makes what GPUs do: torch's conversions.
+Imported before any kernel is. The interpreter truncates what it converts to small floats, loses their subnormals, and
+rounds a fused product twice. This makes of them what GPUs do: torch's conversions, saturating, and one rounding.
 """
 
 from __future__ import annotations
@@ -19,24 +19,48 @@ triton = pytest.importorskip("triton", reason="kernels need Triton, which torch 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def repair_bfloat16() -> None:
+def repair() -> None:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    small = {  # Triton's type, and torch's, its bits as torch has them, and the largest number if conversions saturate
+        tl.bfloat16: (torch.bfloat16, torch.uint16, torch.inf),
+        tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8, 448.0),
+        tl.float8e5: (torch.float8_e5m2, torch.uint8, 57344.0),
+    }
     otherwise = InterpreterBuilder.cast_impl
 
     def convert(self: Any, source: Any, to: Any) -> Any:
-        dtypes = (source.dtype.scalar, to.scalar)
-        if dtypes == (tl.float32, tl.bfloat16):
-            data = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.uint16).numpy()
-        elif dtypes == (tl.bfloat16, tl.float32):
-            data = (source.data.astype(np.uint32) << 16).view(np.float32)
-        else:
-            return otherwise(self, source, to)
-        return TensorHandle(data, to.scalar)
+        before, after = source.dtype.scalar, to.scalar
+        if before == tl.float32 and after in small:
+            dtype, bits, largest = small[after]
+            x = torch.from_numpy(np.ascontiguousarray(source.data)).clamp(-largest, largest)
+            return TensorHandle(x.to(dtype).view(bits).numpy(), after)
+        if before in small and after == tl.float32:
+            dtype, bits, _ = small[before]
+            x = torch.from_numpy(np.ascontiguousarray(source.data)).view(bits).view(dtype)
+            return TensorHandle(x.to(torch.float32).numpy(), after)
+        return otherwise(self, source, to)
+
+    def multiply_add(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)
 
     InterpreterBuilder.create_fp_ext = InterpreterBuilder.create_fp_trunc = convert
+    InterpreterBuilder.create_fp_to_fp = lambda self, source, to, rounding: convert(self, source, to)
+    InterpreterBuilder.create_fma = multiply_add
+
+
+def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """x * y + z of float32, rounded once: the product is exact in float64, and a sum that is not is made odd."""
+    product, z = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
+    total = product + z
+    part = total - product
+    error = (product - (total - part)) + (z - part)
+    bits = total.view(np.int64)
+    off = np.isfinite(total) & (error != 0) & (bits % 2 == 0)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(off, bits + step, bits).view(np.float64).astype(np.float32)
 
 
 if DEVICE == "cpu":
-    repair_bfloat16()
+    repair()

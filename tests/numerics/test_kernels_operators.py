@@ -33,6 +33,7 @@ from mxstudy.numerics.kernels import (
     cast_one,
     heads_cast_both,
     norm_cast_both,
+    norm_codes,
 )
 from mxstudy.numerics.kernels.activation import ACTIVATIONS
 from mxstudy.numerics.kernels.operands import UNREAD, settings
@@ -139,6 +140,51 @@ def test_an_operand_that_nobody_reads_has_no_elements():
     row, column = cast_both(x, "E4M3", UNREAD, BlockCast())  # whose blocks need not divide anything
     assert (row.shape, column.shape) == (x.shape, (0,))
     library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", UNREAD, BlockCast())))
+
+
+@pytest.mark.parametrize(("fmt", "scale"), [("E4M3", None), ("E2M1", None), ("NVFP4", 0.05)])
+@pytest.mark.parametrize("norm", [RowNorm(), RowNorm(p=2.0)], ids=str)
+def test_norm_codes_is_an_operator(norm, fmt, scale):
+    """Schema, fake tensors and tracing, and compiled without a break; on CPU it is the numerics."""
+    x = norm_inputs((2, 32, 96), BF16)[0].to(DEVICE)
+    cast = BlockCast(16)
+    options = (norm.p, norm.eps, fmt, 16, "rceil", "even", False, scale)
+    library.opcheck(torch.ops.mxstudy.norm_codes, (x, None, *options))
+    library.opcheck(torch.ops.mxstudy.norm_codes, (x, x / 3, *options))
+    added = norm_codes(x, norm, fmt, cast, scale, branch=x / 3)
+    assert_same_bits(added.total, x + x / 3)
+    assert_same_bits(added.codes, norm_codes(x + x / 3, norm, fmt, cast, scale).codes)
+    found = norm_codes(x, norm, fmt, cast, scale)
+    for one, other in zip(torch.compile(norm_codes, fullgraph=True)(x, norm, fmt, cast, scale), found, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    assert (found.rms.cpu() / rms_of(x.cpu(), norm, 16)[1] - 1).abs().max() < 1e-6
+    expected = block_cast(x.cpu().float() / found.rms.cpu(), fmt, -1, cast, scale)
+    assert found.scales.dtype == expected.scales.dtype
+    assert_same_bits(found.codes.cpu(), expected.codes)
+    assert_same_bits(found.scales.view(torch.uint8).cpu(), expected.scales.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": torch.ones(4, 64)}, r"x: torch\.float32 has no kernel"),
+        ({"norm": RowNorm(centers=True)}, "norm: the mean has no kernel"),
+        ({"fmt": "E3M2"}, "format: E3M2 has no kernel that gives codes"),
+        ({"cast": BlockCast(8)}, "block_size: 8 has no kernel"),
+        ({"cast": BlockCast(64), "x": torch.ones(4, 96, dtype=BF16)}, "does not divide axis -1"),
+        ({"x": torch.ones(1, 2**17, dtype=BF16)}, "rows of 131072 have no kernel"),
+        ({"fmt": "NVFP4"}, "NVFP4 has blocks of 16"),
+        ({"fmt": "NVFP4", "cast": BlockCast(16)}, "tensor_scale: NVFP4 needs that of a bound"),
+        ({"tensor_scale": 1.0}, "tensor_scale: E4M3 has none"),
+        ({"branch": torch.ones(4, 64)}, "branch: it is added to x"),
+        ({"cast": BlockCast(scale_rule="code_bump")}, "'code_bump' is not a choice"),
+    ],
+)
+def test_norms_whose_codes_no_kernel_gives(given, message):
+    usual = {"x": torch.ones(4, 64, dtype=BF16), "norm": RowNorm(), "fmt": "E4M3", "cast": BlockCast()}
+    with pytest.raises(ConfigError, match=message):
+        norm_codes(**usual | given)
 
 
 @every_activation

@@ -15,10 +15,12 @@ from mxstudy.numerics.kernels.heads import heads_cast_both
 from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm_backward import norm_backward_add
+from mxstudy.numerics.kernels.norm_codes import NormCodes, norm_codes
 from mxstudy.numerics.kernels.sums import mean_in_order
 
 __all__ = [
     "NormCast",
+    "NormCodes",
     "RowNorm",
     "activation_backward_cast_both",
     "activation_cast_both",
@@ -30,4 +32,5 @@ __all__ = [
     "mean_in_order",
     "norm_backward_add",
     "norm_cast_both",
+    "norm_codes",
 ]

@@ -99,13 +99,13 @@ def constants(
 def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, int, float | None] | None:
     """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, and max where a block may exceed it.
 
-    It may under rules that round k up less often than ceil(log2(absmax / max)) does.
+    It may under rules that round k up less often than ceil(log2(absmax / max)) does, and under rounded E4M3 scales.
     """
     if fmt is None or fmt == UNREAD:
         return None
     element = FORMATS[fmt]
     rule, never_exceeds = SCALE_RULES[scale_rule](element), SCALE_RULES["rceil"](element)
-    limit = element.max if rule < never_exceeds else None
+    limit = element.max if rule < never_exceeds or element.scale != "E8M0" else None
     return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit
 
 

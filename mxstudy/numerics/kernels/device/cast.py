@@ -136,12 +136,18 @@ def magnitude_bits(x):
 @triton.jit
 def scales(bits, FORMAT: tl.constexpr):
     """2^-k and 2^k of blocks with these absmax bits, float32; 2^k is NaN where absmax is not finite."""
-    RULE: tl.constexpr = FORMAT[0]
-    EMAX: tl.constexpr = FORMAT[1]
-    code = tl.maximum(((bits + RULE) >> 23) - EMAX, 0)  # k + 127, at most 255 - EMAX
+    code = scale_code(bits, FORMAT)
     inverse = ((254 - code) << 23).to(tl.float32, bitcast=True)
     scale = tl.maximum(code << 23, HALF_MIN_NORMAL_BITS)
     return inverse, tl.where(bits >= EXPONENT_MASK, NAN_BITS, scale).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_code(bits, FORMAT: tl.constexpr):
+    """k + 127 of blocks with these absmax bits, if they are finite: int32, at most 255 - emax."""
+    RULE: tl.constexpr = FORMAT[0]
+    EMAX: tl.constexpr = FORMAT[1]
+    return tl.maximum(((bits + RULE) >> 23) - EMAX, 0)
 
 
 @triton.jit

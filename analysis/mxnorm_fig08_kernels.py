@@ -1,0 +1,55 @@
+"""How much faster norm and cast become with MXNorm (MXNorm paper, figure 8): a panel a format and block size.
+
+Solid: MXNorm in one pass over compiled RMSNorm and cast; dotted: compiled MXNorm over the same, which is what the paper
+has; by hidden size, a colour a number of tokens. In the titles geometric means. Above 1 MXNorm is the faster one.
+
+python -m analysis.mxnorm_fig08_kernels --runs runs/kernels.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import TWO_COLUMNS, make_figure, plt
+
+SPEEDUPS = {"over_compiled_rmsnorm": "-", "compiled_over_compiled_rmsnorm": ":"}
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """`rows`: format, block_size, hidden_size, tokens, and each of SPEEDUPS."""
+    formats, blocks = (sorted(rows[key].unique()) for key in ("format", "block_size"))
+    size = (TWO_COLUMNS * (0.2 + 0.8 * len(blocks) / 3), 0.35 * TWO_COLUMNS * len(formats))
+    figure, panels = plt.subplots(len(formats), len(blocks), figsize=size, sharex=True, sharey=True, squeeze=False)
+    tokens = sorted(rows["tokens"].unique())
+    colors = dict(zip(tokens, plt.cm.viridis(np.linspace(0, 0.9, len(tokens))), strict=True))
+    for (fmt, block_size), cases in rows.groupby(["format", "block_size"]):
+        axes = panels[formats.index(fmt), blocks.index(block_size)]
+        axes.axhline(1, color="0.6", linewidth=0.6)
+        for number, of_tokens in cases.sort_values("hidden_size").groupby("tokens"):
+            for speedup, line in SPEEDUPS.items():
+                label = f"{number} tokens" if line == "-" else None
+                axes.plot(of_tokens["hidden_size"], of_tokens[speedup], line, color=colors[number], label=label)
+        ours, compiled = (np.exp(np.log(cases[speedup]).mean()) for speedup in SPEEDUPS)
+        axes.set_title(f"{fmt}, B = {block_size}: {ours:.2f}, compiled {compiled:.2f}")
+        axes.set_xscale("log", base=2)
+    for axes in panels[-1]:
+        axes.set_xlabel("hidden size")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("speedup")
+    handles = {
+        label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    make_figure(__file__, __doc__, arguments, draw, "benchmark")
+
+
+if __name__ == "__main__":
+    main()

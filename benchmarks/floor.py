@@ -1,0 +1,42 @@
+"""The floor: the fastest of several kernels that do nothing but move as many bytes.
+
+Each reads N bf16 numbers and writes a code of 8 or 4 bits for every number and a byte for every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.formats import FORMATS
+
+TILES = [(words, warps) for words in (1024, 2048, 4096, 8192) for warps in (4, 8) if words // warps <= 1024]
+
+
+def moved_bytes(x: Tensor, fmt: str, block_size: int) -> int:
+    """By a norm and cast of bf16 x [rows, columns] in one pass, its float32 RMS of every row included."""
+    return x.numel() * 2 + x.numel() * FORMATS[fmt].bits // 8 + x.numel() // block_size + 4 * len(x)
+
+
+def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[], object]]:
+    """By name; the first reads as many bytes as it writes, the others as much as the cast, of a GPU alone."""
+    half = moved_bytes(x, fmt, block_size) // 2
+    source, target = (torch.empty(half, dtype=torch.uint8, device=x.device) for _ in range(2))
+    found: dict[str, Callable[[], object]] = {"copy_": lambda: target.copy_(source)}
+    if x.is_cuda:
+        found |= {f"{words} x {warps}": triton_copy(x, fmt, block_size, words, warps) for words, warps in TILES}
+    return found
+
+
+def triton_copy(x: Tensor, fmt: str, block_size: int, tile: int, warps: int) -> Callable[[], object]:
+    """`tile`: pairs of numbers a program."""
+    from benchmarks.floor_kernel import copy_kernel
+
+    pairs = x.view(torch.int32).flatten()
+    assert len(pairs) % tile == 0
+    codes = torch.empty(len(pairs), dtype={8: torch.int16, 4: torch.int8}[FORMATS[fmt].bits], device=x.device)
+    scales = torch.empty(x.numel() // block_size, dtype=torch.int8, device=x.device)
+    options = {"BLOCKS": tile * 2 // block_size, "TILE": tile, "num_warps": warps}
+    return lambda: copy_kernel[(len(pairs) // tile,)](pairs, codes, scales, **options)

@@ -1,0 +1,37 @@
+"""Finished cases of a benchmark that may be cut off: another call goes on with what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxstudy.tracking.provenance import provenance
+
+SAME = ("commit", "torch", "gpu")  # of the provenance: what rows of one table have in common
+
+
+class Kept:
+    """A line a row in a file beside the JSON `out`; those of other code or another GPU do not count."""
+
+    def __init__(self, out: Path, device: torch.device) -> None:
+        self.path = out.with_suffix(".jsonl")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.same = {key: provenance()[key] for key in SAME} | {"device": device.type}
+        self.where = self.same["gpu"] if device.type == "cuda" else "CPU"
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]  # the last may be cut off
+        self.path.write_text("".join(whole))
+        written = [json.loads(line) for line in whole]
+        self.rows = [each["row"] for each in written if each["same"] == self.same]
+
+    def has(self, **case: Any) -> bool:
+        """Whether a row has all these values."""
+        return any(case.items() <= row.items() for row in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"same": self.same, "row": row}) + "\n")

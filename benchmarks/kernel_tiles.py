@@ -1,0 +1,84 @@
+"""The tiles that `norm_codes` could take, beside the one that it takes: microseconds, and the share of the floor.
+
+A tile: rows of a program, the width of the chunks that a row is cut into, warps. On a GPU alone.
+
+python -m benchmarks.kernel_tiles [--hidden 1024 4096 16384] [--tokens 16384] [--formats E4M3 E2M1] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.compilers import OURS
+from benchmarks.floor import copies
+from benchmarks.report import measured, show
+from benchmarks.timing import microseconds
+from mxstudy.numerics.kernels.norm_codes import CHUNKS, RowTile, row_tile, run
+
+ELEMENTS_OF_THREAD = (16, 32, 64, 128)
+
+
+def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
+    """Of at most CHUNKS chunks, so many elements a thread, one warp at least, sixteen at most."""
+    padded = 1 << (columns - 1).bit_length()
+    for chunk in (padded // CHUNKS, padded * 2 // CHUNKS, padded * 4 // CHUNKS):
+        for rows in (1, 2, 4, 8):
+            for warps in (1, 2, 4, 8, 16):
+                elements = rows * padded // (32 * warps)
+                if chunk >= block_size and rows * chunk >= 32 * warps * 8 and elements in ELEMENTS_OF_THREAD:
+                    yield RowTile(rows, chunk, warps)
+
+
+def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: float) -> list[dict[str, Any]]:
+    """A row a tile, the fastest first."""
+    usual = row_tile(x.shape[-1], block_size)
+    options = (x, None, OURS[norm].p, OURS[norm].eps, fmt, block_size, "rceil", "even", False, None)
+    calls: dict[str, Callable[[], object]] = {
+        " x ".join(map(str, tile)): partial(run, *options, tile) for tile in {usual, *tiles(x.shape[-1], block_size)}
+    }
+    floors = copies(x, fmt, block_size)
+    us = microseconds({**calls, **{f"floor {name}": call for name, call in floors.items()}}, x.device, budget_s)
+    floor = min(us[f"floor {name}"].median for name in floors)
+    about = {"norm": norm, "format": fmt, "block_size": block_size, "tokens": len(x), "hidden_size": x.shape[-1]}
+    rows = [
+        about
+        | {"tile": name, "usual": name == " x ".join(map(str, usual)), "us": us[name].median}
+        | {"spread_us": (us[name].q3 - us[name].q1) / 2, "of_floor": floor / us[name].median}
+        for name in calls
+    ]
+    return sorted(rows, key=lambda row: row["us"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 2048, 4096, 7168, 16384])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
+    parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
+    parser.add_argument("--block", type=int, choices=[16, 32, 64], default=32)
+    parser.add_argument("--norms", nargs="+", choices=OURS, default=["mxnorm"])
+    parser.add_argument("--case-seconds", type=float, default=0.5, help="of measuring all tiles of a shape")
+    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    chosen = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("tiles are a GPU's, and there is none here")
+    rows = []
+    for fmt in chosen.formats:
+        for hidden in chosen.hidden:
+            for tokens in chosen.tokens:
+                x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+                for norm in chosen.norms:
+                    found = measure(x, norm, fmt, chosen.block, chosen.case_seconds)
+                    show([row for i, row in enumerate(found) if i < 5 or row["usual"]])
+                    rows += found
+    if chosen.json:
+        measured(rows, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

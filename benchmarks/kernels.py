@@ -1,0 +1,178 @@
+"""Norm and MX cast of bf16 rows to codes and scales: MXNorm (p = 2) and RMSNorm, compiled and in one pass of ours.
+
+The grid is that of the MXNorm paper, appendix H.1. Columns, microseconds:
+
+    floor             the fastest of several kernels that only move the same bytes
+    ..._one_pass      `mxstudy.numerics.kernels.norm_codes`
+    ..._compiled      what torch.compile makes of plain PyTorch (`benchmarks.plain_norms`), the fastest of --compile:
+                      "dynamic" compiles once per hidden size, block size and format, the number of tokens left open,
+                      and tunes on the most tokens; "static" compiles, and tunes, for every number of tokens anew;
+                      "eager" does not compile. Row by row the work is the same, so dynamic is the default.
+
+A case that is finished is written at once, beside the JSON, and not measured again by the same code on the same GPU:
+what --seconds cuts off, another call goes on with. Compilers run side by side before anything is measured.
+
+python -m benchmarks.kernels [--out runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.compilers import MODES, OURS, Compilers, Plain, compiled
+from benchmarks.floor import copies, moved_bytes
+from benchmarks.kept import Kept
+from benchmarks.report import measured, show
+from benchmarks.timing import Microseconds, microseconds
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels import norm_codes
+from mxstudy.train.runtime import resolve_device
+
+TOKENS = tuple(2**e for e in range(12, 17))
+HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
+LARGE = 2**25
+WIDELY = 0.05  # seconds to choose the floor's kernel in
+
+
+class Group(NamedTuple):
+    """What is compiled once."""
+
+    format: str
+    block_size: int
+    hidden_size: int
+
+
+def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budget_s: float) -> dict[str, Any]:
+    """A row of the table: x [tokens, hidden] bf16, `peers` by norm and mode."""
+    fmt, block_size = group.format, group.block_size
+    floors = copies(x, fmt, block_size)
+    screened = microseconds(floors, x.device, WIDELY) if len(floors) > 1 else {}
+    fastest = min(screened, key=lambda name: screened[name].median) if screened else next(iter(floors))
+    calls: dict[str, Callable[[], object]] = {"floor": floors[fastest]}
+    for name, norm in OURS.items():
+        calls[f"{name}_one_pass"] = partial(norm_codes, x, norm, fmt, BlockCast(block_size))
+    for name, peer in peers.items():
+        calls[name.replace(" ", "_compiled ")] = partial(peer, x)
+    del floors
+    return row(group, x, microseconds(calls, x.device, budget_s), fastest)
+
+
+def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds], floor_by: str) -> dict[str, Any]:
+    best: dict[str, str] = {}  # of each column the call that was fastest
+    for call in us:
+        column = call.split()[0]
+        if column not in best or us[call].median < us[best[column]].median:
+            best[column] = call
+    times = {column: us[call] for column, call in best.items()}
+    median = {column: each.median for column, each in times.items()}
+    return {
+        **group._asdict(),
+        "tokens": len(x),
+        "bytes": moved_bytes(x, group.format, group.block_size),
+        "floor_by": floor_by,
+        **{f"{column}_by": call.split()[1] for column, call in best.items() if " " in call},
+        **{f"{column}_{part}us": value for column, each in times.items() for part, value in parts(each).items()},
+        "mxnorm_of_floor": median["floor"] / median["mxnorm_one_pass"],
+        "rmsnorm_of_floor": median["floor"] / median["rmsnorm_one_pass"],
+        "over_compiled_rmsnorm": median["rmsnorm_compiled"] / median["mxnorm_one_pass"],
+        "over_one_pass_rmsnorm": median["rmsnorm_one_pass"] / median["mxnorm_one_pass"],
+        "one_pass_rmsnorm_over_compiled": median["rmsnorm_compiled"] / median["rmsnorm_one_pass"],
+        "compiled_over_compiled_rmsnorm": median["rmsnorm_compiled"] / median["mxnorm_compiled"],
+    }
+
+
+def parts(times: Microseconds) -> dict[str, float]:
+    return {"": times.median, "q1_": times.q1, "q3_": times.q3}
+
+
+RATIOS = (
+    "mxnorm_of_floor",
+    "rmsnorm_of_floor",
+    "over_compiled_rmsnorm",
+    "over_one_pass_rmsnorm",
+    "one_pass_rmsnorm_over_compiled",
+    "compiled_over_compiled_rmsnorm",
+)
+
+
+def of_cast(row: dict[str, Any]) -> tuple[str, int]:
+    return row["format"], row["block_size"]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Geometric means of the ratios by format and block size: of all cases, and of LARGE elements and more."""
+    means = []
+    for cast in dict.fromkeys(map(of_cast, rows)):
+        cases = [row for row in rows if of_cast(row) == cast]
+        large = [row for row in cases if row["tokens"] * row["hidden_size"] >= LARGE]
+        for which, chosen in (("all", cases), (f"{LARGE} elements and more", large)):
+            if chosen:
+                about = {"format": cast[0], "block_size": cast[1], "cases": len(chosen), "of": which}
+                ratios = {name: math.exp(sum(math.log(r[name]) for r in chosen) / len(chosen)) for name in RATIOS}
+                means.append(about | ratios | {"least_mxnorm_of_floor": min(r["mxnorm_of_floor"] for r in chosen)})
+    return means
+
+
+def inputs(group: Group, tokens: int, device: torch.device) -> torch.Tensor:
+    """The same numbers for all formats and blocks."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    generator = torch.Generator(device).manual_seed(tokens)
+    return torch.randn(tokens, group.hidden_size, device=device, dtype=torch.bfloat16, generator=generator)
+
+
+def batches(formats: Sequence[str], blocks: Sequence[int], hidden: Sequence[int]) -> Iterator[list[Group]]:
+    for fmt in formats:
+        for block_size in blocks:
+            yield [Group(fmt, block_size, size) for size in hidden]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    began_s = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/kernels.json"), help="with machine, versions and commit")
+    parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
+    parser.add_argument("--blocks", type=int, nargs="+", choices=[16, 32, 64], default=[32, 16, 64])
+    parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--compile", nargs="+", choices=MODES, default=["dynamic"])
+    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="compilers side by side")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after so many no other case is begun")
+    parser.add_argument("--case-seconds", type=float, default=0.2, help="of measuring a case")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    chosen = parser.parse_args(arguments)
+    device = resolve_device(chosen.device)
+    done = Kept(chosen.out, device)
+    tokens = sorted(chosen.tokens, reverse=True)
+
+    def is_over() -> bool:
+        return time.monotonic() - began_s > chosen.seconds
+
+    with Compilers(chosen.workers if device.type == "cuda" else 0) as compilers:
+        for batch in batches(chosen.formats, chosen.blocks, chosen.hidden):
+            todo = [group for group in batch if any(not done.has(**group._asdict(), tokens=each) for each in tokens)]
+            if todo and not is_over():
+                compilers.compile(todo, tokens, chosen.compile, chosen.seconds + began_s)
+            for group in todo:
+                peers = compiled(group.format, group.block_size, chosen.compile)
+                for number in tokens:
+                    if not is_over() and not done.has(**group._asdict(), tokens=number):
+                        done.add(measure_case(group, inputs(group, number, device), peers, chosen.case_seconds))
+            show(summary([row for row in done.rows if of_cast(row) == batch[0][:2]]))
+    print(f"{len(done.rows)} cases measured on {done.where}{'; time is up' if is_over() else ''}")
+    means = summary(done.rows)
+    show(means)
+    measured(done.rows, chosen.out, device=device.type, compiled_as=chosen.compile, geometric_means=means)
+
+
+if __name__ == "__main__":
+    main()

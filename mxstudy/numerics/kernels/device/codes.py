@@ -1,0 +1,106 @@
+"""Division by the RMS and encoding, of a tile that a program holds in float32.
+
+x / rms is that of a division, in three operations where they give its bits: with y = 1 / rms and q = x y, both rounded,
+q - (q rms - x) y in fused products is x / rms rounded once (Markstein 1990), for each of the 2^7 x 2^23 pairs of
+significands that a bf16 x and an FP32 rms can have, all tried. That needs finite numbers, and none that matters near an
+end of FP32's range: NEAR. Anything else is divided.
+
+CAST is (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+"""
+
+import triton
+import triton.language as tl
+
+from mxstudy.numerics.kernels.device.cast import magnitude_bits, round_to_bf16_away, round_to_grid, scale_code
+
+FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 down; elements 2^-40 below it are cast to 0
+FARTHEST = tl.constexpr(2.0**40)  # of the rms from 1
+LEAST_EXPONENT = tl.constexpr(127 - 80)  # of a scale with what is no farther, and with rms times it, in FP32's range
+ANCHOR = tl.constexpr(2.0**23)  # the sum with it has the nearest integer in its low bits, ties to even
+E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """x / rms rounded once, and to bf16 half away from zero after that where PRE_ROUND. A zero keeps its sign."""
+    if NEAR:
+        q = x * inverse
+        q = tl.fma(tl.fma(q, rms, x * -1.0), inverse * -1.0, q)  # a minus would lose the sign of a zero
+    else:
+        q = tl.div_rn(x, rms + tl.zeros_like(x))
+    if CAST[4]:
+        q = round_to_bf16_away(q)
+    return q
+
+
+@triton.jit
+def encode_e8m0_scales(absmax, NEAR: tl.constexpr, FORMAT: tl.constexpr):
+    """Codes of the scales 2^k of blocks with these maxima, uint8, 2^k and 2^-k; that is NaN where absmax is not finite.
+
+    Of zeros in rows that are NEAR 2^k is larger than the scale, so that all products with it are in FP32's range.
+    """
+    exponent = scale_code(magnitude_bits(absmax), FORMAT)
+    code = exponent.to(tl.uint8)
+    if NEAR:
+        exponent = tl.maximum(exponent, LEAST_EXPONENT)
+    factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    if not NEAR:
+        finite = absmax < float("inf")
+        code = tl.where(finite, code, 0xFF).to(tl.uint8)
+        factor = tl.where(finite, factor, float("nan"))
+    return code, (exponent << 23).to(tl.float32, bitcast=True), factor
+
+
+@triton.jit
+def encode_e4m3_scales(absmax, tensor_scale, NEAR: tl.constexpr):
+    """Those of NVFP4, and what elements are multiplied with, which is no power of two."""
+    nothing = tl.zeros_like(absmax)
+    scale = tl.div_rn(tl.div_rn(absmax, nothing + 6.0), nothing + tensor_scale)
+    scale = tl.minimum(tl.maximum(scale, E4M3_MIN_NORMAL), E4M3_MAX).to(tl.float8e4nv)
+    code = scale.to(tl.uint8, bitcast=True)
+    factor = tl.div_rn(tl.div_rn(nothing + 1.0, nothing + tensor_scale), scale.to(tl.float32))
+    if not NEAR:
+        finite = absmax < float("inf")
+        code = tl.where(finite, code, 0x7F).to(tl.uint8)
+        factor = tl.where(finite, factor, float("nan"))
+    return code, factor
+
+
+@triton.jit
+def encode_bytes(x, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """x float32 [rows, blocks, BLOCK] over its scales -> uint8 [rows, CHUNK]. The conversion saturates."""
+    y = x
+    if CAST[3]:
+        y = round_to_grid(x, CAST[1], True)
+    codes = y.to(CAST[0]).to(tl.uint8, bitcast=True)
+    if not NEAR:
+        codes = tl.where(x == x, codes, 0x7F).to(tl.uint8)
+    return tl.reshape(codes, (x.shape[0], x.shape[1] * x.shape[2]))
+
+
+@triton.jit
+def encode_e2m1(m, x, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """The same in E2M1 of magnitudes m, with the signs of x: uint8 [rows, CHUNK / 2], the first of two in the low bits.
+
+    The code of m is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three. Each is a sum
+    with the anchor that is rounded once, to a whole number.
+    """
+    finite = m < float("inf")
+    if CAST[3]:
+        m = round_to_grid(m, CAST[1], True)
+    least = tl.minimum(tl.fma(m, 2.0, ANCHOR), m + (ANCHOR + 2.0))
+    least = tl.minimum(least, tl.fma(m, 0.5, ANCHOR + 4.0))
+    if CAST[1][4] is not None:
+        least = tl.minimum(least, ANCHOR + 7.0)
+    code = least.to(tl.int32, bitcast=True)  # in its last byte, which is 0 in the anchor's bits
+    if not NEAR:
+        code = tl.where(finite, code, 7)
+        x = tl.where(finite, x, 0.0)
+    PAIRS: tl.constexpr = (x.shape[0], x.shape[1] * x.shape[2] // 2, 2)
+    low, high = tl.split(tl.reshape(code, PAIRS))
+    low_sign, high_sign = tl.split(tl.reshape(x.to(tl.int32, bitcast=True), PAIRS))
+    return (low + (high << 4) + ((low_sign >> 28) & 0x8) + ((high_sign >> 24) & 0x80)).to(tl.uint8)
+
+
+ELEMENTS = {"E4M3": tl.float8e4nv, "E5M2": tl.float8e5, "E2M1": None, "NVFP4": None}

@@ -1,0 +1,178 @@
+"""Norm and cast in one pass: the codes and scales that hardware with MX GEMMs reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, library
+
+from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4
+from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up
+from mxstudy.numerics.kernels.norm import RowNorm
+from mxstudy.numerics.kernels.operands import BF16, BLOCK_SIZES, format_constants, launch
+from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.reader import require
+
+CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
+MAX_COLUMNS = 2**16  # a program has rows whole in its registers
+CHUNKS = 8  # at most, of a row
+VECTOR = 8  # elements of a chunk that a thread has: 16 bytes
+
+
+class NormCodes(NamedTuple):
+    """As those of `Quantized`: codes uint8, scales uint8 or, of NVFP4, float8_e4m3fn; and the rms, float32 [..., 1].
+
+    `total`: what was normalised, in bf16.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    rms: Tensor
+    total: Tensor
+
+    def quantized(self, fmt: str, block_size: int, tensor_scale: float | None = None) -> Quantized:
+        """The tensor that they are of, `tensor_scale` being what was given for it."""
+        scale = None if tensor_scale is None else torch.tensor(tensor_scale, device=self.codes.device)
+        return Quantized.from_codes(self.codes, self.scales, fmt, -1, block_size, scale)
+
+
+class RowTile(NamedTuple):
+    """Rows of one program, the width of the chunks in which it has them, and its warps."""
+
+    rows: int
+    chunk: int
+    warps: int
+
+
+def norm_codes(
+    x: Tensor,
+    norm: RowNorm,
+    fmt: str,
+    cast: BlockCast,
+    tensor_scale: float | None = None,
+    branch: Tensor | None = None,
+) -> NormCodes:
+    """x [..., columns] bf16 over its RMS, or over MXNorm's estimate of it, quantised along the columns.
+
+    `branch`, as x is, is added to it first, and the sum rounded to bf16.
+    Given the rms that is returned, bit by bit what `block_cast(x / rms, fmt, -1, cast, tensor_scale)` gives.
+    `tensor_scale`: NVFP4's, of all rows; that of what no |x / rms| exceeds (MXNorm paper, Lemmas 1 and 2) needs no pass
+    over x. Raises ConfigError for another x than bf16, and for norms, formats, casts and shapes that have no kernel.
+    """
+    element = look_up(FORMATS, fmt, "format")
+    look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
+    columns = x.shape[-1]
+    require(x.dtype == BF16, f"x: {x.dtype} has no kernel; give bfloat16")
+    require(
+        branch is None or (branch.dtype, branch.shape) == (BF16, x.shape),
+        "branch: it is added to x; give its shape and dtype",
+    )
+    require(not norm.centers, "norm: the mean has no kernel that gives codes; take centers=False")
+    require(fmt in CODED, f"format: {fmt} has no kernel that gives codes; take one of {', '.join(CODED)}")
+    require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
+    require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
+    require(columns % cast.block_size == 0, f"block_size: {cast.block_size} does not divide axis -1 of {list(x.shape)}")
+    require(columns <= MAX_COLUMNS, f"x: rows of {columns} have no kernel; {MAX_COLUMNS} at most")
+    is_nvfp4 = element.scale == "E4M3"
+    if is_nvfp4:
+        check_nvfp4(cast)
+    require(
+        is_nvfp4 == (tensor_scale is not None),
+        f"tensor_scale: {fmt} {'needs that of a bound of x / rms' if is_nvfp4 else 'has none; NVFP4 has'}",
+    )
+    options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale)
+    codes, scales, rms, total = _norm_codes(x, branch, norm.p, norm.eps, fmt, *options)
+    scales = scales.view(torch.float8_e4m3fn) if is_nvfp4 else scales
+    return NormCodes(codes, scales, rms, x if branch is None else total)
+
+
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@library.custom_op("mxstudy::norm_codes", mutates_args=())
+def _norm_codes(
+    x: Tensor,
+    branch: Tensor | None,
+    p: float | None,
+    eps: float,
+    fmt: str,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+    tensor_scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = x if branch is None else x + branch
+    rms = rms_exact(total, eps) if p is None else rms_estimate(total, p, block_size, eps)
+    cast = BlockCast(block_size, scale_rule, rounding, pre_round)
+    quantized = block_cast(normalize(total, rms), fmt, -1, cast, tensor_scale)
+    return quantized.codes, quantized.scales.view(torch.uint8), rms, x.new_empty(0) if branch is None else total
+
+
+@_norm_codes.register_fake
+def _(
+    x: Tensor, branch: Tensor | None, p: float | None, eps: float, fmt: str, block_size: int, *options: object
+) -> Tensors:
+    return empty_results(x, branch is not None, fmt, block_size)
+
+
+def empty_results(x: Tensor, has_branch: bool, fmt: str, block_size: int) -> Tensors:
+    """Codes, scales, rms, and the sum with the branch, of no elements where there is none."""
+    *leading, columns = x.shape
+    codes = x.new_empty((*leading, columns * FORMATS[fmt].bits // 8), dtype=torch.uint8)
+    scales = x.new_empty((*leading, columns // block_size), dtype=torch.uint8)
+    rms = x.new_empty((*leading, 1), dtype=torch.float32)
+    return codes, scales, rms, torch.empty_like(x) if has_branch else x.new_empty(0)
+
+
+@_norm_codes.register_kernel("cuda")
+def run(
+    x: Tensor,
+    branch: Tensor | None,
+    p: float | None,
+    eps: float,
+    fmt: str,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+    tensor_scale: float | None,
+    tile: RowTile | None = None,
+) -> Tensors:
+    """`tile`: another one than `row_tile`; then the RMS may differ in its last bits."""
+    from mxstudy.numerics.kernels.device.codes import ELEMENTS
+    from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
+
+    x = x.contiguous()
+    codes, scales, rms, total = results = empty_results(x, branch is not None, fmt, block_size)
+    added = (None, None) if branch is None else (branch.contiguous(), total)
+    columns = x.shape[-1]
+    rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
+    launch(
+        norm_codes_kernel,
+        (-(-rows // tile.rows),),
+        (x, *added, codes, scales, rms, rows, tensor_scale or 1.0),
+        tile.warps,
+        P=p,
+        COEFFICIENT=None if p is None else rms_coefficient(p, block_size),
+        EPS=eps,
+        ELEMENT=ELEMENTS[fmt],
+        FORMAT=format_constants(fmt, scale_rule),
+        E4M3_SCALES=FORMATS[fmt].scale == "E4M3",
+        AWAY=rounding == "away",
+        PRE_ROUND=pre_round,
+        BLOCK=block_size,
+        COLUMNS=columns,
+        CHUNK=tile.chunk,
+        TILE_ROWS=tile.rows,
+        WHOLE_TILES=rows % tile.rows == 0,
+    )
+    return results
+
+
+def row_tile(columns: int, block_size: int) -> RowTile:
+    """So that a thread has 16 bytes of every chunk, and a program four warps at least."""
+    chunk = max((1 << (columns - 1).bit_length()) // CHUNKS, block_size)
+    rows = max(1, 4 * 32 * VECTOR // chunk)
+    return RowTile(rows, chunk, rows * chunk // (32 * VECTOR))

@@ -1,0 +1,72 @@
+"""Compiles `norm_codes` for a GPU of compute capability 9.0 that need not be there: settings of `variants` on stdin.
+
+A process of its own, for the interpreter that other tests use takes a kernel's place when it is defined. Prints of each
+variant, as JSON, the registers and the bytes of stack of a thread, and the PTX.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.kernels.device.codes import ELEMENTS
+from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
+from mxstudy.numerics.kernels.norm_codes import row_tile
+from mxstudy.numerics.kernels.operands import format_constants
+
+POINTERS = {"x_ptr": "*bf16", "branch_ptr": "*bf16", "total_ptr": "*bf16", "codes_ptr": "*u8", "scales_ptr": "*u8"}
+
+
+def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding: str, branch: bool, whole: bool) -> Any:
+    tile = row_tile(columns, block_size)
+    constants: dict[str, Any] = {
+        "P": p,
+        "COEFFICIENT": None if p is None else 0.5,
+        "EPS": 1e-5,
+        "ELEMENT": ELEMENTS[fmt],
+        "FORMAT": format_constants(fmt, "rceil"),
+        "E4M3_SCALES": FORMATS[fmt].scale == "E4M3",
+        "AWAY": rounding == "away",
+        "PRE_ROUND": False,
+        "BLOCK": block_size,
+        "COLUMNS": columns,
+        "CHUNK": tile.chunk,
+        "TILE_ROWS": tile.rows,
+        "WHOLE_TILES": whole,
+    }
+    if not branch:
+        constants |= {"branch_ptr": None, "total_ptr": None}
+    types = (
+        POINTERS | {"rms_ptr": "*fp32", "rows": "i32", "tensor_scale": "fp32"} | dict.fromkeys(constants, "constexpr")
+    )
+    names = norm_codes_kernel.arg_names
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(norm_codes_kernel, {name: types[name] for name in names}, values, aligned)
+    return triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps, "enable_fp_fusion": False}
+    )
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """By the disassembler that Triton brings."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        found = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    return {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", found.stdout)}
+
+
+if __name__ == "__main__":
+    kernels = [compiled(*variant) for variant in json.load(sys.stdin)]
+    print(json.dumps([resources(kernel) | {"ptx": kernel.asm["ptx"]} for kernel in kernels]))

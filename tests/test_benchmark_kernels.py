@@ -1,0 +1,139 @@
+"""The benchmark of kernels: small on CPU, cut off and gone on with, its means, its grid, its figure, its peers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis import mxnorm_fig08_kernels
+from benchmarks import kernel_tiles, kernels
+from benchmarks.compilers import Compilers
+from benchmarks.plain_norms import NORMS
+from mxstudy import results
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels import norm_codes
+from mxstudy.numerics.kernels.norm_codes import row_tile
+
+pytestmark = pytest.mark.integration
+
+KERNELS = [
+    "--hidden",
+    "64",
+    "192",
+    "--tokens",
+    "16",
+    "32",
+    "--blocks",
+    "32",
+    "--compile",
+    "eager",
+    "--case-seconds",
+    "0",
+]
+
+
+def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On CPU, where no column means anything but that it is there, and the second call measures what is missing."""
+    out = tmp_path / "made" / "kernels.json"
+    kernels.main([*KERNELS, "--out", str(out), "--formats", "E4M3", "--seconds", "0"])
+    assert json.loads(out.read_text())["rows"] == []
+    assert "0 cases measured on CPU; time is up" in capsys.readouterr().out
+    kernels.main([*KERNELS, "--out", str(out), "--formats", "E4M3"])
+    first = json.loads(out.read_text())["rows"]
+    with out.with_suffix(".jsonl").open("a") as file:
+        file.write('{"same": {')  # a call that was killed
+    kernels.main([*KERNELS, "--out", str(out), "--blocks", "16", "32"])
+    written = json.loads(out.read_text())
+    assert written["settings"]["device"] == "cpu"
+    assert written["rows"][: len(first)] == first
+    assert len(first) == 4
+    cases = [(r["format"], r["block_size"], r["hidden_size"], r["tokens"]) for r in written["rows"]]
+    assert sorted(cases) == [
+        (f, b, d, t) for f in ("E2M1", "E4M3") for b in (16, 32) for d in (64, 192) for t in (16, 32)
+    ]
+    for row in written["rows"]:
+        bits = {"E4M3": 8, "E2M1": 4}[row["format"]]
+        numbers = row["tokens"] * row["hidden_size"]
+        assert row["bytes"] == numbers * 2 + numbers * bits / 8 + numbers / row["block_size"] + row["tokens"] * 4
+        assert row["over_compiled_rmsnorm"] == pytest.approx(row["rmsnorm_compiled_us"] / row["mxnorm_one_pass_us"])
+        assert row["mxnorm_of_floor"] == pytest.approx(row["floor_us"] / row["mxnorm_one_pass_us"])
+        assert 0 < row["floor_q1_us"] <= row["floor_us"] <= row["floor_q3_us"]
+        assert row["rmsnorm_compiled_by"] == "eager"
+    assert [mean["cases"] for mean in written["settings"]["geometric_means"]] == [4] * 4
+    assert "over_compiled_rmsnorm" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    mxnorm_fig08_kernels.main(["--runs", "made/kernels.json"])
+    caption = (tmp_path / "figures" / "mxnorm_fig08_kernels.md").read_text()
+    assert f"- CPU: 1 run ({written['provenance']['commit'][:12]})" in caption
+    frame = results.load(["made/kernels"], "benchmark")
+    assert frame["over_compiled_rmsnorm"].tolist() == [row["over_compiled_rmsnorm"] for row in written["rows"]]
+    panels = mxnorm_fig08_kernels.draw(frame).axes
+    assert [axes.get_title()[:13] for axes in panels] == [f"{f}, B = {b}:" for f in ("E2M1", "E4M3") for b in (16, 32)]
+    drawn = {(x, y) for axes in panels for line in axes.lines[1:] for x, y in line.get_xydata().tolist()}
+    assert {(row["hidden_size"], row["over_compiled_rmsnorm"]) for row in written["rows"]} <= drawn
+
+
+def test_compilers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that fails is told, and the others go on."""
+    groups = [kernels.Group("E4M3", 32, size) for size in (64, 96, 48)]
+    with Compilers(2, "cpu") as compilers:
+        compilers.compile(groups, [16], ["eager"], math.inf)
+        compilers.compile(groups[:1], [16], ["eager"], math.inf)
+    printed = capsys.readouterr().out
+    assert "1 of 3 were not compiled ahead" in printed
+    assert "2 compiled in" in printed
+    assert "1 compiled in" in printed
+
+
+def test_the_grid_of_kernels_is_the_papers() -> None:
+    """MXNorm paper, H.1: powers of two and three numbers, evenly apart, between each pair of neighbours."""
+    between = {2**e + step * 2**e // 4 for e in range(10, 14) for step in range(4)}
+    assert {*kernels.HIDDEN} == between | {2**14}
+    assert len(kernels.HIDDEN) == 17
+    assert kernels.TOKENS == (4096, 8192, 16384, 32768, 65536)
+
+
+def test_means_of_kernels_are_geometric_and_of_large_shapes() -> None:
+    times = {"floor": 1.0, "rmsnorm_one_pass": 2.0, "mxnorm_one_pass": 2.0, "mxnorm_compiled eager": 3.0}
+    rows = []
+    for tokens, compiled in ((2**10, 2.0), (2**15, 8.0)):
+        us = {name: kernels.Microseconds(at, at, at) for name, at in times.items()}
+        us |= {"rmsnorm_compiled eager": kernels.Microseconds(compiled, compiled, compiled)}
+        us |= {"rmsnorm_compiled static": kernels.Microseconds(9.0, 9.0, 9.0)}
+        x = torch.empty(tokens, 1024, dtype=torch.bfloat16)
+        rows.append(kernels.row(kernels.Group("E4M3", 32, 1024), x, us, "copy_"))
+    every, large = kernels.summary(rows)
+    assert every["over_compiled_rmsnorm"] == pytest.approx((1 * 4) ** 0.5)
+    assert (large["cases"], large["over_compiled_rmsnorm"]) == (1, pytest.approx(4))
+    assert every["least_mxnorm_of_floor"] == 0.5
+    assert {row["rmsnorm_compiled_by"] for row in rows} == {"eager"}
+
+
+@pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_plain_norms_are_those_of_the_kernels(norm: str, fmt: str) -> None:
+    """But for a last bit of x / rms, which moves few values."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    codes, scales = NORMS[norm](x, fmt, 32)
+    expected = norm_codes(x, kernels.OURS[norm], fmt, BlockCast())
+    assert codes.shape == expected.codes.shape
+    assert (codes != expected.codes).float().mean() < 1e-3
+    assert (scales != expected.scales).float().mean() < 1e-3
+
+
+def test_tiles_of_kernels_have_whole_vectors_and_few_chunks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (1024, 7168, 16384):
+        for rows, chunk, warps in kernel_tiles.tiles(columns, 64):
+            assert rows * chunk % (warps * 32 * 8) == 0
+            assert columns / chunk <= 8
+        assert row_tile(columns, 64) in [*kernel_tiles.tiles(columns, 64)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        kernel_tiles.main([])
+    assert "there is none here" in capsys.readouterr().err
