@@ -131,10 +131,9 @@ def ours(paths: list[str], tokenizer: str, folder: Path, workers: int) -> int:
 
 
 def plain_map(dataset: Any, tokenizer: Tokenizer, folder: Path, workers: int, batch_size: int) -> int:
-    encode = tokenizer.backend.encode_batch_fast
-
     def ids_of(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        return {"ids": [encoding.ids for encoding in encode(rows["text"], add_special_tokens=False)]}
+        backend = tokenizer.backend  # sent by itself to another process, it would find special tokens in texts
+        return {"ids": [encoding.ids for encoding in backend.encode_batch_fast(rows["text"], add_special_tokens=False)]}
 
     mapped = dataset.map(
         ids_of,

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,14 @@ TOKENS = tuple(2**e for e in range(12, 17))
 HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
 LARGE = 2**25
 WIDELY = 0.05  # seconds to choose the floor's kernel in
+RATIOS = {  # the median of one column over that of another
+    "mxnorm_of_floor": ("floor", "mxnorm_one_pass"),
+    "rmsnorm_of_floor": ("floor", "rmsnorm_one_pass"),
+    "over_compiled_rmsnorm": ("rmsnorm_compiled", "mxnorm_one_pass"),
+    "over_one_pass_rmsnorm": ("rmsnorm_one_pass", "mxnorm_one_pass"),
+    "one_pass_rmsnorm_over_compiled": ("rmsnorm_compiled", "rmsnorm_one_pass"),
+    "compiled_over_compiled_rmsnorm": ("rmsnorm_compiled", "mxnorm_compiled"),
+}
 
 
 class Group(NamedTuple):
@@ -73,7 +82,6 @@ def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds], floor_by: st
         if column not in best or us[call].median < us[best[column]].median:
             best[column] = call
     times = {column: us[call] for column, call in best.items()}
-    median = {column: each.median for column, each in times.items()}
     return {
         **group._asdict(),
         "tokens": len(x),
@@ -81,27 +89,12 @@ def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds], floor_by: st
         "floor_by": floor_by,
         **{f"{column}_by": call.split()[1] for column, call in best.items() if " " in call},
         **{f"{column}_{part}us": value for column, each in times.items() for part, value in parts(each).items()},
-        "mxnorm_of_floor": median["floor"] / median["mxnorm_one_pass"],
-        "rmsnorm_of_floor": median["floor"] / median["rmsnorm_one_pass"],
-        "over_compiled_rmsnorm": median["rmsnorm_compiled"] / median["mxnorm_one_pass"],
-        "over_one_pass_rmsnorm": median["rmsnorm_one_pass"] / median["mxnorm_one_pass"],
-        "one_pass_rmsnorm_over_compiled": median["rmsnorm_compiled"] / median["rmsnorm_one_pass"],
-        "compiled_over_compiled_rmsnorm": median["rmsnorm_compiled"] / median["mxnorm_compiled"],
+        **{ratio: times[one].median / times[other].median for ratio, (one, other) in RATIOS.items()},
     }
 
 
 def parts(times: Microseconds) -> dict[str, float]:
     return {"": times.median, "q1_": times.q1, "q3_": times.q3}
-
-
-RATIOS = (
-    "mxnorm_of_floor",
-    "rmsnorm_of_floor",
-    "over_compiled_rmsnorm",
-    "over_one_pass_rmsnorm",
-    "one_pass_rmsnorm_over_compiled",
-    "compiled_over_compiled_rmsnorm",
-)
 
 
 def of_cast(row: dict[str, Any]) -> tuple[str, int]:
@@ -117,7 +110,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for which, chosen in (("all", cases), (f"{LARGE} elements and more", large)):
             if chosen:
                 about = {"format": cast[0], "block_size": cast[1], "cases": len(chosen), "of": which}
-                ratios = {name: math.exp(sum(math.log(r[name]) for r in chosen) / len(chosen)) for name in RATIOS}
+                ratios = {name: geometric_mean(r[name] for r in chosen) for name in RATIOS}
                 means.append(about | ratios | {"least_mxnorm_of_floor": min(r["mxnorm_of_floor"] for r in chosen)})
     return means
 

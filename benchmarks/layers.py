@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     means = []
     for precision, kernels in dict.fromkeys((row["precision"], row["kernels"]) for row in rows):
         chosen = [r for r in rows if (r["precision"], r["kernels"], r["norm"]) == (precision, kernels, "mxnorm")]
-        ratios = {k: math.exp(np.mean([math.log(r[k]) for r in chosen])) for k in ("speedup", "over_compiled_rmsnorm")}
+        ratios = {k: geometric_mean(r[k] for r in chosen) for k in ("speedup", "over_compiled_rmsnorm")}
         means.append({"precision": precision, "mxnorm_by": kernels, "cases": len(chosen)} | ratios)
     return means
 

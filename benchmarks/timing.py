@@ -47,13 +47,15 @@ def on_cpu(calls: Calls, budget_s: float) -> dict[str, list[float]]:
 def on_gpu(calls: Calls, device: torch.device, budget_s: float) -> dict[str, list[float]]:
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     unrelated = torch.zeros(L2_READS * l2_bytes // 4, dtype=torch.float32, device=device)
-    longest_us = max(rough_us(call) for call in calls.values())
+    for call in calls.values():
+        call()  # it may compile
+    longest_us = max(once_us(call) for call in calls.values())
     repeats = int(min(max(500 / longest_us, 1), MOST_CALLS))
     graphs = {name: captured(call, unrelated, repeats) for name, call in calls.items()}
     nothing = captured(None, unrelated, repeats)
     for graph in (nothing, *graphs.values()):
         graph.replay()
-    round_s = sum(replay_us(graph) for graph in (nothing, *graphs.values())) / 1e6
+    round_s = sum(once_us(graph.replay) for graph in (nothing, *graphs.values())) / 1e6
     spent: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in ("", *graphs)}
     for _ in range(int(min(max(budget_s / round_s, LEAST_ROUNDS), MOST_ROUNDS))):
         for name, graph in {"": nothing, **graphs}.items():
@@ -83,15 +85,7 @@ def recorded(function: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cu
     return before, after
 
 
-def rough_us(call: Callable[[], object]) -> float:
-    """Of the second call; the first may compile."""
-    call()
-    before, after = recorded(call)
-    torch.cuda.synchronize()
-    return before.elapsed_time(after) * 1e3
-
-
-def replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    before, after = recorded(graph.replay)
+def once_us(function: Callable[[], object]) -> float:
+    before, after = recorded(function)
     torch.cuda.synchronize()
     return before.elapsed_time(after) * 1e3

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from commands import run_here
+from pyarrow import parquet
 
 from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking, train_step
 from mxstudy.tracking.folder import find_runs
@@ -177,7 +179,9 @@ def test_tracking_sees_what_is_lost_and_what_is_doubled() -> None:
 
 def test_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--tokens", "20000", "--steps", "3", "--batch-size", "4", "--sequence-length", "64"]
-    words = ["--megabytes", "0.3", "--workers", "1", "--rounds", "1"]
+    texts = [f"{number} spells <|endoftext|> and has not ended" for number in range(200)]
+    parquet.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    words = ["--texts", str(tmp_path / "texts.parquet"), "--workers", "2", "--rounds", "1"]
     data.main([*small, *words, "--json", str(tmp_path / "data.json")])
     written = json.loads((tmp_path / "data.json").read_text())
     batches = [row for row in written["rows"] if "batches_from" in row]

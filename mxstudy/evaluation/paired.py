@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy  # whose modules load when they are used: statistics take a second
 
 from mxstudy.reader import require
 
@@ -55,4 +55,4 @@ def mcnemar_p(groups: Sequence[tuple[Scores, Scores]]) -> float | None:
     if not {score for pair in pairs for score in pair} <= {0.0, 1.0}:
         return None
     wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    return float(scipy.stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy  # whose modules load when they are used: statistics take a second
 
 from mxstudy.reader import require
 
@@ -27,7 +27,7 @@ class Fraction(NamedTuple):
 def fraction(count: int, runs: int) -> Fraction:
     """`count` of so many runs. Raises ConfigError where there are none, or fewer than were counted."""
     require(0 <= count <= runs and runs > 0, f"fraction: {count} of {runs} runs is none")
-    low, high = stats.binomtest(count, runs).proportion_ci(CONFIDENCE, method="wilson")
+    low, high = scipy.stats.binomtest(count, runs).proportion_ci(CONFIDENCE, method="wilson")
     return Fraction(count / runs, float(low), float(high))
 
 
@@ -68,7 +68,7 @@ def paired_difference(ours: Mapping[Seeds, bool], theirs: Mapping[Seeds, bool]) 
     for groups in groupings:
         means = [less[groups == group].mean() for group in np.unique(groups)]
         if len(means) > 1:
-            half = stats.t.ppf((1 + CONFIDENCE) / 2, len(means) - 1) * stats.sem(means)
+            half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(means) - 1) * scipy.stats.sem(means)
             intervals.append((less.mean() - half, less.mean() + half))
     lows, highs = zip(*intervals, strict=True)
     low, high = max(-1.0, float(min(lows))), min(1.0, float(max(highs)))
@@ -101,5 +101,5 @@ def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
     differ = first + second
     if not differ:
         return 0.0, 0.0
-    low, high = stats.binomtest(first, differ).proportion_ci(CONFIDENCE, method="exact")
+    low, high = scipy.stats.binomtest(first, differ).proportion_ci(CONFIDENCE, method="exact")
     return float(2 * low - 1) * differ / len(pairs), float(2 * high - 1) * differ / len(pairs)

@@ -75,8 +75,8 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
 def table_of(path: Path | str, kind: str) -> Path | None:
     """The file that a path stands for, None for a folder of runs."""
     path = Path(path)
-    name = f"{path.name}.json" if kind == BENCHMARK else f"{path.name}_{kind}.parquet"
-    table = path if path.suffix in (".parquet", ".json") else path.with_name(name)
+    of_kind, suffix = ("", ".json") if kind == BENCHMARK else (f"_{kind}", ".parquet")
+    table = path if path.suffix == suffix else path.with_name(f"{path.name}{of_kind}{suffix}")
     return table if table.exists() else None
 
 
