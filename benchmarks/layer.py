@@ -17,10 +17,11 @@ from torch import Tensor
 
 from benchmarks.decode import decode
 from benchmarks.plain_norms import EPS, mx_cast, normalised
-from mxstudy.model.decoder import rotate, swiglu
+from mxstudy.model.decoder import swiglu
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import RowNorm, norm_codes
 from mxstudy.numerics.norm import rms_coefficient
+from mxstudy.numerics.rope import rotate
 from mxstudy.numerics.scales import nvfp4_tensor_scale
 
 
@@ -130,8 +131,8 @@ def layer(
     x, operand = norm_cast(x.flatten(0, 1), branch.flatten(0, 1))
     qkv = linear(operand, weights.wqkv, precision).unflatten(0, (batch, sequence))
     heads = (size.heads, size.kv_heads, size.kv_heads)
-    q, k, v = (y.unflatten(-1, (-1, size.head)).transpose(1, 2) for y in qkv.split([n * size.head for n in heads], -1))
-    q, k = rotate(q, rope), rotate(k, rope)
+    q, k, v = (y.unflatten(-1, (-1, size.head)) for y in qkv.split([n * size.head for n in heads], -1))
+    q, k, v = (y.transpose(1, 2) for y in (rotate(q, rope), rotate(k, rope), v))
     attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
     attended = linear(cast_rows(attended.flatten(0, 1), precision), weights.wo, precision)
     h, operand = norm_cast(x, attended)

@@ -58,7 +58,7 @@ def run(model, tokens, batches=1):
     model.watchers = (lambda name, module, x: seen.update({f"input of {name}": x.clone()}),)
     for part in tokens.chunk(batches):
         logits = model(part)
-        (logits.float() * torch.linspace(-1, 1, logits.shape[-1])).square().mean().backward()
+        (logits.float() * torch.linspace(-1, 1, logits.shape[-1], device=logits.device)).square().mean().backward()
     model.watchers = ()
     gradients = {f"gradient of {name}": p.grad.clone() for name, p in model.named_parameters()}
     return {"logits": logits.detach()} | gradients | seen
