@@ -1,8 +1,8 @@
-"""How often each arm diverged, how much more often than FP32 and than one reference arm, and each factor's main effect.
+"""How often each arm diverged, how much more often than two baselines and one reference, and each factor's main effect.
 
 Diverged: the loss stays over 10 times its best for more than 500 steps; replicas that are up at their end for fewer are
-left out. Left: fractions with Wilson's 95 % intervals. Middle and right: differences over the same seeds, 95 %; filled
-where that interval is without 0, hollow where one cannot tell. The reference is MXFP8 with LayerNorm, gain in bf16,
+left out. Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same seeds, 95 %; filled where
+that interval is without 0, hollow where one cannot tell. The reference is MXFP8 with LayerNorm, gain in bf16,
 ties to even and scales by floor, from which every control differs in one thing. Bottom: main effects, averaged over all
 combinations of the other factors, whose intervals count pairs of seeds and not runs.
 
@@ -39,7 +39,7 @@ SHOWN = {
     "mxfp8_act_only": "mxfp8, activations only",
 }
 REFERENCE = "gain bf16, even, floor"
-BASELINES = {"less fp32": "fp32", "less the reference": REFERENCE}
+BASELINES = {"less fp32": "fp32", "less bf16": "bf16", "less the reference": REFERENCE}
 ALL = "all"
 COLORS = {"code": "#0072B2", "paper": "#D55E00", "scaled": "#009E73", ALL: "#000000"}
 
@@ -53,7 +53,8 @@ def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
     precision, norm = column_of(done, "precision"), column_of(done, "norm")
     factorial = done["gain"].map("gain {}".format) + ", " + done["rounding"] + ", " + done["scale rule"]
     arm = factorial.mask(norm != NORM, norm).mask(precision != PRECISION, precision.replace(SHOWN))
-    return done.assign(arm=arm, factorial=(precision == PRECISION) & (norm == NORM))
+    named = done.assign(arm=arm, factorial=(precision == PRECISION) & (norm == NORM))
+    return named.sort_values(["factorial", "gain"], ascending=[False, True], kind="stable")
 
 
 def fractions(runs: pd.DataFrame) -> Interval | None:
@@ -129,7 +130,7 @@ def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: 
 
 def differences_table(runs: pd.DataFrame) -> str:
     """As Markdown, a line an arm and teacher."""
-    lines = [f"| arm | teacher | {' | '.join(BASELINES)} |", "|---|---|" + "---|" * 2]
+    lines = [f"| arm | teacher | {' | '.join(BASELINES)} |", "|---|---|" + "---|" * len(BASELINES)]
     for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False):
         found = [less(runs, baseline)(own) for baseline in BASELINES.values()]
         lines.append(f"| {arm} | {teacher} | {' | '.join(shown(one) if one else '-' for one in found)} |")
