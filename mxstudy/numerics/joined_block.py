@@ -30,10 +30,10 @@ from mxstudy.numerics.kernels import (
     heads_cast_both,
     norm_backward_add,
     norm_cast_both,
+    product,
 )
 from mxstudy.numerics.kernels.operands import UNREAD
 from mxstudy.numerics.matmul import Gemms
-from mxstudy.numerics.norm_mlp import product
 from mxstudy.numerics.rope import rotate
 
 BF16, FP32 = torch.bfloat16, torch.float32

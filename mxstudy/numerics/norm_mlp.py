@@ -23,8 +23,10 @@ from mxstudy.numerics.kernels import (
     activation_backward_cast_both,
     activation_cast_both,
     cast_both,
+    linear_gradients,
     norm_backward_add,
     norm_cast_both,
+    product,
 )
 from mxstudy.numerics.kernels.cast import cast_both_with
 from mxstudy.numerics.kernels.operands import BLOCK_SIZES, Held, operand
@@ -94,11 +96,6 @@ def recast(weight: Tensor, held: Held) -> None:
         old.copy_(new)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Of bf16 values, accumulated in FP32, rounded once to bf16; on CPU its GEMM is in FP32, which is faster."""
-    return a @ b if a.is_cuda else to_dtype(a.float() @ b.float(), BF16)
-
-
 def weight_operands(weight: Tensor, gain: Tensor | None, gemms: Gemms, cast: BlockCast) -> tuple[Tensor, Tensor]:
     """Of the forward, which takes up the gain where there is one, and of dgrad."""
     if gain is None:
@@ -150,13 +147,11 @@ class _NormMLP(torch.autograd.Function):
         x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad, b = ctx.saved_tensors
         s: NormMLP = ctx.settings
         do_dgrad, do_wgrad = cast_both(to_dtype(dout, BF16), s.down.dgrad_dh, s.down.wgrad_dh, s.cast)
-        ddown = product(do_wgrad.mT, z_wgrad)
-        dz = product(do_dgrad, down_dgrad)
+        ddown, dz = linear_gradients(do_wgrad, z_wgrad, do_dgrad, down_dgrad)
         dh_dgrad, dh_wgrad, _ = activation_backward_cast_both(
             dz, h, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
         )
-        dup = product(dh_wgrad.mT, y_wgrad)
-        dy = product(dh_dgrad, up_dgrad)
+        dup, dy = linear_gradients(dh_wgrad, y_wgrad, dh_dgrad, up_dgrad)
         dup = to_dtype(dup, FP32) * to_dtype(gain, FP32) if s.fold_gain else dup
         dup, ddown = (to_dtype(dw, dtype) for dw, dtype in zip((dup, ddown), ctx.dtypes, strict=True))
         dx, dgain, dbias, db = through_norm(dy, dout, x, mean, rms, gain, bias, b, s)

@@ -7,7 +7,6 @@ data: initial weights, learning rates, and the step at which a replica is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.model.stacks import stack
 from mxstudy.model.teacher import Quantized, build_teacher
+from mxstudy.numerics.kernels.aside import aside, join
 from mxstudy.tracking.columns import ROWS
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.stack_optimizer import StackOptimizer
@@ -105,7 +105,6 @@ class Stack:
         self.record = torch.zeros(ROWS, 2, len(self.lrs), device=device)
         self.draw, self.teach, self.forward = map(as_configured, (self._draw, self._teach, self.model.forward))
         self.loss, self.judge = map(as_configured, (LOSSES[run.loss], self._judge))
-        self.side = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.set_precision(0)
 
@@ -137,10 +136,10 @@ class Stack:
     def eager_step(self) -> None:
         each = self.steps()
         inputs_TD = [self.draw(step) for step in each]
-        with self.aside():
+        with aside(self.device):  # alone, a small stack leaves most of a GPU idle
             target_STD = self.targets(each, inputs_TD)
         y_STD = self.forward(self.spread(inputs_TD))
-        self.wait_aside()
+        join(self.device)
         losses = self.loss(y_STD, target_STD)
         gradients = torch.autograd.grad(losses.sum(), self.leaves)
         lrs, steps = self.judge(losses.detach(), gradients)
@@ -167,17 +166,6 @@ class Stack:
         if len(parts_TD) > 1:
             return torch.stack(list(parts_TD))
         return parts_TD[0].expand(len(self.lrs), *parts_TD[0].shape).contiguous()
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """On a GPU beside what follows, until `wait_aside`: alone, a small stack leaves most of it idle."""
-        if self.side is None:
-            return nullcontext()
-        self.side.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self.side)
-
-    def wait_aside(self) -> None:
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
 
     def _draw(self, step: Tensor) -> Tensor:
         size = self.config.train.batch_size, self.config.model.hidden_size

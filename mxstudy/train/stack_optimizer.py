@@ -15,6 +15,7 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels import adam_
+from mxstudy.numerics.kernels.aside import aside, join
 from mxstudy.numerics.kernels.operands import Held
 from mxstudy.numerics.norm_mlp import recast
 
@@ -51,6 +52,11 @@ def state_tensors(optimizer: config.StudentOptimizer) -> int:
     return 2 if isinstance(optimizer, config.Adam) else int(optimizer.momentum > 0)
 
 
+def is_vector(p: Tensor) -> bool:
+    """[S, 1, n]."""
+    return p.shape[-2] == 1
+
+
 class StackOptimizer:
     """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0. `held`: its operands.
 
@@ -72,12 +78,19 @@ class StackOptimizer:
     def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
         assert isinstance(self.config, config.Adam)
-        betas, eps = self.config.betas, self.config.eps
-        unbiased, of_each = self.unbias(step.view(-1), betas), (self.states, self.starts, self.held)
+        betas, device = self.config.betas, self.parameters[0].device
+        unbiased = self.unbias(step.view(-1), betas)
+        corrections = [unbiased if start is None else self.unbias(step - start, betas) for start in self.starts]
+        each = list(zip(self.parameters, gradients, self.states, corrections, self.held, strict=True))
         with torch.no_grad():
-            for p, g, (m, v), start, held in zip(self.parameters, gradients, *of_each, strict=True):
-                own = unbiased if start is None else self.unbias(step - start, betas)
-                adam_(p, g, (m, v), lrs, own, alive, betas, eps, held)
+            with aside(device):  # a launch each, of next to nothing
+                for p, g, (m, v), own, _ in each:
+                    if is_vector(p):
+                        adam_(p, g, (m, v), lrs, own, alive, betas, self.config.eps)
+            for p, g, (m, v), own, held in each:
+                if not is_vector(p):
+                    adam_(p, g, (m, v), lrs, own, alive, betas, self.config.eps, held)
+            join(device)
 
     def cast_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         self.plain_step(gradients, lrs, step, alive)

@@ -11,6 +11,7 @@ from mxstudy.numerics.kernels.activation import activation_backward_cast_both, a
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
 from mxstudy.numerics.kernels.cast_one import cast_one
+from mxstudy.numerics.kernels.gemms import linear_gradients, product
 from mxstudy.numerics.kernels.heads import heads_cast_both
 from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
@@ -29,8 +30,10 @@ __all__ = [
     "cast_one",
     "heads_cast_both",
     "linear_fp32",
+    "linear_gradients",
     "mean_in_order",
     "norm_backward_add",
     "norm_cast_both",
     "norm_codes",
+    "product",
 ]

@@ -1,0 +1,27 @@
+"""What needs nothing of each other, side by side on a GPU: of a small stack neither part fills it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+SIDE = cache(torch.cuda.Stream)  # by device
+
+
+def aside(device: torch.device) -> AbstractContextManager[Any]:
+    """What is launched in it runs beside what follows it, until `join`; on a CPU, in order.
+
+    What it reads and makes has to live until then: the allocator knows nothing of another stream.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    SIDE(device).wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(SIDE(device))
+
+
+def join(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(SIDE(device))
