@@ -21,8 +21,8 @@ BENCHMARK = ("benchmark",)
 @dataclass(frozen=True)
 class Figure:
     """`name`: of its files, and of the module of analysis unless `script` is. `kinds`: the rows that it is drawn from;
-    `results`: the tables of results/ that have them, by what their names begin with, or None. `command`: what makes
-    such `runs`. `arguments`: what the script has beside them."""
+    `results`: the tables of results/ that have them, by what their names begin with, in words, or None. `command`: what
+    makes such `runs`. `arguments`: what the script has beside them."""
 
     name: str
     shows: str
@@ -37,11 +37,14 @@ class Figure:
     def module(self) -> str:
         return f"analysis.{self.script or self.name}"
 
+    @property
+    def tables(self) -> list[Path]:
+        return [RESULTS / name for name in (self.results or "").split()]
+
     def backing(self) -> list[Path]:
         """The tables of results/ that it is drawn from, or the JSON of a benchmark."""
-        if self.kinds == BENCHMARK:
-            return [RESULTS / f"{self.results}.json"] if self.results else []
-        return [RESULTS / f"{self.results}_{kind}.parquet" for kind in self.kinds] if self.results else []
+        endings = [".json"] if self.kinds == BENCHMARK else [f"_{kind}.parquet" for kind in self.kinds]
+        return [table.with_name(table.name + ending) for table in self.tables for ending in endings]
 
     def options(self, runs: str) -> list[str]:
         return ["--runs", *runs.split(), *self.arguments.split(), *(["--name", self.name] if self.script else [])]
@@ -158,7 +161,8 @@ FIGURES = (
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
     students(10, "optimizers", "--columns optimizer"),
     students(11, "initialisation", "--columns model.init"),
-    Figure("student_decisive", "what makes students diverge, arm by arm", RUNS, *sweep("decisive")),
+    Figure("student_decisive", "what makes students diverge, arm by arm", RUNS, *sweep("decisive"), "decisive"),
+    Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), "train_step_llama_125m"),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
     fits(
         "instability_fig13_bf16_activations",
@@ -282,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def draw(figure: Figure) -> bool:
     try:
-        importlib.import_module(figure.module).main(figure.options(str(RESULTS / str(figure.results))))
+        importlib.import_module(figure.module).main(figure.options(" ".join(map(str, figure.tables))))
     except (Exception, SystemExit):  # one that fails must not keep the others from being drawn
         traceback.print_exc()
         return False

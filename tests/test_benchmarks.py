@@ -14,7 +14,9 @@ import pytest
 from commands import run_here
 from pyarrow import parquet
 
+from analysis import train_step_cost
 from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking, train_step
+from mxstudy import results
 from mxstudy.tracking.folder import find_runs
 
 pytestmark = pytest.mark.integration
@@ -94,6 +96,12 @@ def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (written["settings"]["ffn"], written["settings"]["vocabulary"]) == (96, 64)
     assert written["settings"]["floor_over_bf16"] > 1
     assert "over_bf16" in capsys.readouterr().out
+    frame = results.load([tmp_path / "train_step"], "benchmark")
+    assert set(frame["setting.ffn"]) == {96}
+    times, _ = train_step_cost.draw(frame.assign(peak_over_bf16=1.0)).axes
+    (marks,) = times.containers
+    drawn = dict(zip((label.get_text() for label in times.get_yticklabels()), marks[0].get_xdata(), strict=True))
+    assert drawn == {row["arm"]: row["over_bf16"] for row in written["rows"][1:]}
 
 
 @pytest.mark.slow

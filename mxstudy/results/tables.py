@@ -36,9 +36,14 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def read_benchmark(path: Path) -> pd.DataFrame:
-    """The rows of a benchmark's JSON. As of a run: the label is what it ran on, the fingerprint the commit."""
+    """The rows of a benchmark's JSON, with its settings as columns `setting.NAME`.
+
+    As of a run: the label is what it ran on, the fingerprint the commit.
+    """
     content = json.loads(path.read_text())
-    about, device = content["provenance"], content["settings"].get("device")
+    about, settings = content["provenance"], content["settings"]
+    device = settings.get("device")
     label = about["gpu"].replace(" ", "_") if about["gpu"] and device != "cpu" else "CPU"
     fingerprint = about["commit"] or "unknown"
-    return pd.DataFrame(content["rows"]).assign(label=label, fingerprint=fingerprint)
+    of_all = {f"setting.{name}": value for name, value in settings.items() if not isinstance(value, (dict, list))}
+    return pd.DataFrame(content["rows"]).assign(label=label, fingerprint=fingerprint, **of_all)

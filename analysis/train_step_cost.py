@@ -1,0 +1,49 @@
+"""What a training step in emulated MXFP8 costs over the same step in bf16: time and peak memory, a colour a model.
+
+Time: medians over rounds, and half the range between the quartiles. The dashed line is bf16's. mxfp8: our kernels;
+plain: the same, module by module, compiled by PyTorch; torchao: its MXTensor.
+
+python -m analysis.train_step_cost --runs runs/train_step.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import OTHERS, TWO_COLUMNS, make_figure, plt
+
+COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
+BASELINE = "bf16"
+
+
+def draw(rows: pd.DataFrame) -> Figure:
+    """`rows`: arm, over_bf16 and its spread, peak_over_bf16, None on CPU; setting.model, .ffn and .vocabulary."""
+    arms = [arm for arm in dict.fromkeys(rows["arm"]) if arm != BASELINE]
+    models = rows.groupby(["setting.model", "setting.ffn", "setting.vocabulary"], sort=False)
+    figure, panels = plt.subplots(1, len(COSTS), figsize=(TWO_COLUMNS, 0.7 + 0.25 * len(arms)), sharey=True)
+    for axes, (cost, title) in zip(panels, COSTS.items(), strict=True):
+        axes.axvline(1, color="black", linewidth=0.6, linestyle="--")
+        for offset, color, (model, cases) in zip(np.linspace(-0.2, 0.2, len(models)), OTHERS, models, strict=False):
+            own = cases.set_index("arm").reindex(arms)
+            places = np.arange(len(arms)) + (offset if len(models) > 1 else 0)
+            spread = own["over_bf16_spread"] if cost == "over_bf16" else None
+            label = "{}, FFN {}, vocabulary {:,}".format(*model)
+            axes.errorbar(own[cost].astype(float), places, xerr=spread, fmt="o", ms=4, color=color, label=label)
+        axes.set_xlabel(title)
+    panels[0].set_yticks(range(len(arms)), arms)
+    panels[0].set_ylim(len(arms) - 0.5, -0.5)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    make_figure(__file__, __doc__, arguments, draw, "benchmark")
+
+
+if __name__ == "__main__":
+    main()
