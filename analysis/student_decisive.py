@@ -52,7 +52,9 @@ def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
     done = done.assign(**{name: column_of(done, key) for name, (key, _, _) in FACTORS.items()})
     precision, norm = column_of(done, "precision"), column_of(done, "norm")
     factorial = done["gain"].map("gain {}".format) + ", " + done["rounding"] + ", " + done["scale rule"]
-    arm = factorial.mask(norm != NORM, norm).mask(precision != PRECISION, precision.replace(SHOWN))
+    quantised = precision.replace(SHOWN)
+    arm = factorial.mask(norm != NORM, norm).mask(precision != PRECISION, quantised)
+    arm = arm.mask((norm != NORM) & (precision != PRECISION), quantised + ", " + norm)
     named = done.assign(arm=arm, factorial=(precision == PRECISION) & (norm == NORM))
     return named.sort_values(["factorial", "gain"], ascending=[False, True], kind="stable")
 

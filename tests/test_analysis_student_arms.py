@@ -140,7 +140,7 @@ def test_main_effects_are_the_mean_differences_of_fractions() -> None:
 def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
     runs = student_decisive.with_factors(factorial(by_gain_and_teacher))
     figure = student_decisive.draw(runs)
-    fractions, to_fp32, to_reference, effects = figure.axes
+    fractions, to_fp32, to_bf16, to_reference, effects = figure.axes
     names = [label.get_text() for label in fractions.get_yticklabels()]
     assert (names[0], names[-1], len(names)) == ("gain bf16, even, floor", "fp32", 13)
     marks = [line for line in fractions.lines if line.get_marker() == "o"]
@@ -148,6 +148,7 @@ def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
     assert len(marks) == 26
     filled = {to_hex(line.get_markerfacecolor()) != "#ffffff" for line in to_fp32.lines if line.get_marker() == "o"}
     assert filled == {True, False}
+    assert not [line for line in to_bf16.lines if line.get_marker() == "o"]  # which was not run
     assert sum(line.get_marker() == "o" for line in to_reference.lines) == 24  # not of the reference itself
     assert len(effects.get_yticklabels()) == 5
 
