@@ -125,9 +125,10 @@ def norm_linear(
     """Norm, gain, the norm's bias and linear in one: x [..., in], gain and bias [in], weight [out, in] -> [..., out].
 
     Of a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: of unquantised operands and of every
-    GEMM's result; x's if not given. `rounded`: what the norm gives is rounded to x's dtype before it is cast. `rms`
-    maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of it, [..., 1]; no gradient flows
-    through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside a folded gain.
+    GEMM's result; x's if not given. `rounded`: what the norm gives is rounded to x's dtype before it is cast; a folded
+    gain leaves no choice. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of it,
+    [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside a
+    folded gain.
     """
     require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; one of them has to go")
     stacked = weight.ndim - 2
