@@ -12,7 +12,7 @@ APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality 
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 quickstart: $(READY)  ## train a small Llama four ways and compare: RMSNorm and MXNorm, bf16 and MXFP8
 	$(BIN)/python -m mxstudy +sweep=quickstart wait=true

@@ -1,8 +1,9 @@
 """Zero-shot scores of several arms, and what they differ by, question by question (MXNorm paper, table 2).
 
-Score: percent of right answers; bits: those of a character of the right answer; +- standard errors. An average is one
-of the tasks' means. Differences to the first arm or to --baseline have 95 % paired bootstrap intervals over questions;
-p is that of McNemar's exact test. The figure is of the differences in bits: left of the line an arm is better.
+Score: percent of right answers; bits: those of a character of the right answer; +- standard errors, but for a task
+with a subject of one question, which has none. An average is one of the tasks' means. Differences to the first arm or
+to --baseline have 95 % paired bootstrap intervals over questions; p is that of McNemar's exact test. The figure is of
+the differences in bits: left of the line an arm is better.
 
 python -m analysis.mxnorm_table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
 """
@@ -16,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.style import TWO_COLUMNS, arms_of, caption, colors, figure_parser, load_chosen, plt, save, save_table
-from mxstudy.results import Difference, difference
+from mxstudy.results import Difference, difference, plus_minus
 
 NAMING = ("asked_in", "label", "checkpoint", "fingerprint")  # the first that tells the arms apart names them
 QUESTION = ["task", "form", "group", "document", "gold"]
@@ -73,12 +74,12 @@ def score_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """By task and below them their average, of one arm: percent right in its better form."""
     averages = scores["task"].str.startswith("average")
     for _, row in pd.concat([scores[scores["best"] & ~averages], scores[averages].tail(1)]).iterrows():
-        yield row["task"], f"{100 * row['score']:.1f} +- {100 * row['stderr']:.1f} ({row['form']})"
+        yield row["task"], f"{plus_minus(100 * row['score'], 100 * row['stderr'], '.1f')} ({row['form']})"
 
 
 def bits_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
     for _, row in scores[scores["form"] == form_of_bits(scores)].iterrows():
-        yield row["task"], f"{row['bits_per_char']:.3f} +- {row['bits_per_char_stderr']:.3f}"
+        yield row["task"], plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
 
 
 def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iterator[tuple[str, str]]]) -> str:

@@ -12,7 +12,7 @@ The grid is that of the MXNorm paper, appendix H.1. Columns, microseconds:
 A case that is finished is written at once, beside the JSON, and not measured again by the same code on the same GPU:
 what --seconds cuts off, another call goes on with. Compilers run side by side before anything is measured.
 
-python -m benchmarks.kernels [--out runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
+python -m benchmarks.kernels [--json runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def batches(formats: Sequence[str], blocks: Sequence[int], hidden: Sequence[int]
 def main(arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/kernels.json"), help="with machine, versions and commit")
+    parser.add_argument(
+        "--json", type=Path, default=Path("runs/kernels.json"), help="with machine, versions and commit"
+    )
     parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
     parser.add_argument("--blocks", type=int, nargs="+", choices=[16, 32, 64], default=[32, 16, 64])
     parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)
-    done = Kept(chosen.out, device)
+    done = Kept(chosen.json, device)
     tokens = sorted(chosen.tokens, reverse=True)
 
     def is_over() -> bool:
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{len(done.rows)} cases measured on {done.where}{'; time is up' if is_over() else ''}")
     means = summary(done.rows)
     show(means)
-    measured(done.rows, chosen.out, device=device.type, compiled_as=chosen.compile, geometric_means=means)
+    measured(done.rows, chosen.json, device=device.type, compiled_as=chosen.compile, geometric_means=means)
 
 
 if __name__ == "__main__":

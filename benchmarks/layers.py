@@ -9,7 +9,7 @@ the next; those that begin in the first two layers do not count. On CPU: the tim
     layer_us              all kernels but the decoding: GEMMs are emulated, whatever the GPU, on operands that a kernel
                           of its own decodes to bf16 (decode_us); a native GEMM would take the codes, and less time
 
-python -m benchmarks.layers [--out runs/layers.json] [--precisions MXFP8 NVFP4] [--batches 4 8] [--seconds 500]
+python -m benchmarks.layers [--json runs/layers.json] [--precisions MXFP8 NVFP4] [--batches 4 8] [--seconds 500]
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/layers.json"), help="with machine, versions and commit")
+    parser.add_argument("--json", type=Path, default=Path("runs/layers.json"), help="with machine, versions and commit")
     parser.add_argument("--size", choices=SIZES, default="llama3_8b")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8], help="sequences")
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     chosen = parser.parse_args(arguments)
     device, size = resolve_device(chosen.device), SIZES[chosen.size]
-    kept = Kept(chosen.out, device)
+    kept = Kept(chosen.json, device)
     torch._dynamo.config.recompile_limit = 64
     for precision in chosen.precisions:
         settings = {"size": chosen.size, "precision": precision, "compile": chosen.compile}
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     means = summary(kept.rows)
     print(f"{len(kept.rows)} rows measured on {kept.where}")
     show(means)
-    measured(kept.rows, chosen.out, device=device.type, left_out=LEFT_OUT, geometric_means=means)
+    measured(kept.rows, chosen.json, device=device.type, left_out=LEFT_OUT, geometric_means=means)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,13 @@ from mxstudy.tracking.folder import RunFolder, find_runs
 torch.set_num_threads(1)  # the models of the tests are too small for two
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, and the one that commands run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of ten steps, MXNorm p=2 in MXFP8, to be read and not to be written to."""

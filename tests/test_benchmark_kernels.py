@@ -39,14 +39,14 @@ KERNELS = [
 def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On CPU, where no column means anything but that it is there, and the second call measures what is missing."""
     out = tmp_path / "made" / "kernels.json"
-    kernels.main([*KERNELS, "--out", str(out), "--formats", "E4M3", "--seconds", "0"])
+    kernels.main([*KERNELS, "--json", str(out), "--formats", "E4M3", "--seconds", "0"])
     assert json.loads(out.read_text())["rows"] == []
     assert "0 cases measured on CPU; time is up" in capsys.readouterr().out
-    kernels.main([*KERNELS, "--out", str(out), "--formats", "E4M3"])
+    kernels.main([*KERNELS, "--json", str(out), "--formats", "E4M3"])
     first = json.loads(out.read_text())["rows"]
     with out.with_suffix(".jsonl").open("a") as file:
         file.write('{"same": {')  # a call that was killed
-    kernels.main([*KERNELS, "--out", str(out), "--blocks", "16", "32"])
+    kernels.main([*KERNELS, "--json", str(out), "--blocks", "16", "32"])
     written = json.loads(out.read_text())
     assert written["settings"]["device"] == "cpu"
     assert written["rows"][: len(first)] == first

@@ -21,9 +21,9 @@ CPU = torch.device("cpu")
 def test_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--device", "cpu", "--compile", "eager", "--profiles", "2", "--batches", "2"]
     out = tmp_path / "layers.json"
-    layers.main([*words, "--out", str(out), "--tokens", "32", "--precisions", "MXFP8"])
+    layers.main([*words, "--json", str(out), "--tokens", "32", "--precisions", "MXFP8"])
     first = json.loads(out.read_text())["rows"]
-    layers.main([*words, "--out", str(out), "--tokens", "32", "64"])
+    layers.main([*words, "--json", str(out), "--tokens", "32", "64"])
     written = json.loads(out.read_text())
     assert written["rows"][:4] == first
     assert len(written["rows"]) == 2 * 2 * 4

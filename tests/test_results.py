@@ -19,6 +19,7 @@ from mxstudy.results import (
     load_probe,
     load_runs,
     load_validations,
+    plus_minus,
     read_table,
     write_table,
 )
@@ -137,3 +138,8 @@ def test_runs_are_taken_from_any_level_of_folder(tmp_path: Path, folders: list[R
     assert folders_of([folders[1].path, str(folders[0].path)]) == folders[::-1]
     with pytest.raises(ConfigError, match="nothing: has no runs; give a run's folder"):
         folders_of([tmp_path, tmp_path / "nothing"])
+
+
+def test_a_cell_has_its_standard_error_where_there_is_one() -> None:
+    assert plus_minus(50.0, 2.54, ".1f") == "50.0 +- 2.5"
+    assert plus_minus(50.0, math.nan, ".1f") == "50.0"

@@ -29,6 +29,8 @@ case $code in
   {128 + signal.SIGTERM}) scontrol show job $job | grep -q {PREEMPTED} && scontrol requeue $job;;
 esac
 exit $code"""
+# sbatch hands on what the shell has; a torchrun around that one says nothing of the job's tasks.
+FIRST_LINE = "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT"
 MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody has changed it
 
 
@@ -73,7 +75,7 @@ def parameters(settings: Slurm, code: Path, tasks: int) -> dict[str, Any]:
         "signal_delay_s": settings.signal_delay_s,
         "stderr_to_stdout": True,
         "srun_args": srun_args,
-        "setup": [*settings.setup, *exports],
+        "setup": [FIRST_LINE, *settings.setup, *exports],
         "teardown": LAST_LINES.splitlines(),
         "additional_parameters": {"requeue": True} | settings.sbatch_options,
     }

@@ -25,6 +25,7 @@ from mxstudy.launch.ticket import is_cancelled
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked, replace_file
 from mxstudy.tracking.provenance import provenance
+from mxstudy.train.process_group import find_place
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
 OF_THE_MACHINE = ("python", "torch", "torchao", "host", "gpu")
@@ -42,7 +43,6 @@ class Work:
 
     def __call__(self) -> None:
         """Runs as a task of a Slurm job; the exit code is Slurm's to judge by."""
-        find_the_others()
         folder = RunFolder(Path(self.folder))
         state = work(folder)
         if state == "preempted" and is_first():
@@ -100,20 +100,13 @@ def raising_on_signals() -> Iterator[None]:
             signal.signal(caught, handler)
 
 
-def find_the_others() -> None:
-    """Of several Slurm tasks: rank, world size and the first one's address, in torchrun's variables."""
-    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
-        from submitit.helpers import TorchDistributedEnvironment
-
-        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
-
-
 def is_first() -> bool:
-    return int(os.environ.get("RANK", 0)) == 0
+    return find_place(os.environ).rank == 0
 
 
 def who() -> str:
-    return f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+    place = find_place(os.environ)
+    return f"rank {place.rank}: " if place.size > 1 else ""
 
 
 def wait_for_the_last_owner(folder: RunFolder) -> None:

@@ -56,7 +56,7 @@ class NormLinear(MXLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         gain, bias = self.gain_and_bias(x)
-        apart = self.on_tensor_cores or self.norm.output in ("op_by_op", "op_by_op_skipped")
+        apart = self.on_tensor_cores or self.norm.is_op_by_op
         if apart and not self.norm.fold_gain:
             return super().forward(self.norm.apply_affine(x, gain, bias))
         return norm_linear(
@@ -70,7 +70,7 @@ class NormLinear(MXLinear):
             gemms=self.gemms,
             cast=self.cast,
             centers=self.norm.centers,
-            rounded=self.norm.output == "rounded" and not self.norm.fold_gain,
+            rounded=self.norm.output == "rounded",
             dtype=self.compute,
         )
 

@@ -58,6 +58,11 @@ class Norm(nn.Module):
         """As kernels take it; None if there is none for it."""
         return None
 
+    @property
+    def is_op_by_op(self) -> bool:
+        """Whether its operations are rounded one by one, all or most of them."""
+        return self.output in ("op_by_op", "op_by_op_skipped")
+
     def normalize(self, x: Tensor) -> Tensor:
         """x before gain and bias: float32."""
         centered = center(x, row_mean(x) if self.centers else None)
@@ -73,7 +78,7 @@ class Norm(nn.Module):
 
     def apply_affine(self, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
         """The norm's output with that gain and bias in place of its own."""
-        if self.output in ("op_by_op", "op_by_op_skipped"):
+        if self.is_op_by_op:
             return norm_op_by_op(x, gain, bias, self.eps, self.centers, skipped=self.output == "op_by_op_skipped")
         return affine(self.normalize(x), gain, bias).to(x.dtype)
 

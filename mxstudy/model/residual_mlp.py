@@ -149,7 +149,7 @@ class Block(nn.Module):
             linear.on_tensor_cores = linear.compute == FP32 and linear.gemms == Gemms() and not folds
         if isinstance(up, NormLinear):
             norm = up.norm.row_norm
-            if norm is None or up.norm.output not in ("joined", "rounded"):
+            if norm is None or up.norm.is_op_by_op:
                 return
         if up.compute == BF16 and has_kernels(up.gemms, up.cast) and has_kernels(down.gemms, down.cast):
             fold_gain = isinstance(up, NormLinear) and up.norm.fold_gain

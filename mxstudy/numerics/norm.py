@@ -89,6 +89,19 @@ def normalize(x: Tensor, rms: Tensor) -> Tensor:
     return to_dtype(x, torch.float32) / rms
 
 
+def forward_sources(
+    xbar_TI: Tensor, gain_I: Tensor, bias_I: Tensor | None, weight_OI: Tensor, bound: float, fold_gain: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the forward GEMM quantises: the norm's output, float32; the weight, float32 with the gain where that is
+    folded; and what no |output| exceeds, if no |xbar| exceeds `bound`.
+    """
+    bound_of_xbar = xbar_TI.new_full((), bound)
+    if fold_gain:
+        return xbar_TI, to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32), bound_of_xbar
+    bound_of_y = affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
+    return affine(xbar_TI, gain_I, bias_I), weight_OI, bound_of_y
+
+
 def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:
     """x / rms to an MX tensor along the last axis; with `rms_estimate`, MXNorm (MXNorm paper, algorithm 2)."""
     return block_cast(normalize(x, rms), fmt, -1, cast)
@@ -112,9 +125,10 @@ def norm_linear(
     """Norm, gain, the norm's bias and linear in one: x [..., in], gain and bias [in], weight [out, in] -> [..., out].
 
     Of a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: of unquantised operands and of every
-    GEMM's result; x's if not given. `rounded`: what the norm gives is rounded to x's dtype before it is cast. `rms`
-    maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of it, [..., 1]; no gradient flows
-    through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside a folded gain.
+    GEMM's result; x's if not given. `rounded`: what the norm gives is rounded to x's dtype before it is cast; a folded
+    gain leaves no choice. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of it,
+    [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside a
+    folded gain.
     """
     require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; one of them has to go")
     stacked = weight.ndim - 2
@@ -149,14 +163,9 @@ class _NormLinear(torch.autograd.Function):
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI)
         ctx.fold_gain, ctx.rounded, ctx.gemms, ctx.cast = fold_gain, rounded, gemms, cast
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
-        bound_of_xbar = xbar_TI.new_full((), bound)
-        if fold_gain:
-            weight = to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
-            return forward_gemm(xbar_TI, weight, gemms, cast, dtype, bound_of_xbar)
-        bound_of_y = affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
-        y_TI = affine(xbar_TI, gain_I, bias_I)
-        y_TI = to_dtype(y_TI, x_TI.dtype) if rounded else y_TI
-        return forward_gemm(y_TI, weight_OI, gemms, cast, dtype, bound_of_y)
+        y_TI, weight, bound_of_y = forward_sources(xbar_TI, gain_I, bias_I, weight_OI, bound, fold_gain)
+        y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
+        return forward_gemm(y_TI, weight, gemms, cast, dtype, bound_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from mxstudy.model.decoder import Block, Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.matmul import Gemms
-from mxstudy.numerics.norm import affine
+from mxstudy.numerics.norm import forward_sources
 from mxstudy.probes.base import Sequence
 from mxstudy.reader import require
 
@@ -111,14 +110,10 @@ def sources(captured: Captured) -> Sources:
     if not isinstance(linear, NormLinear):
         return Sources(x_TI, weight_OI, weight_OI, captured.dh_TO)
     norm = linear.norm
-    gain_I, bias_I = norm.parameters_as(x_TI)
-    xbar_TI = norm.normalize(x_TI)
-    bound = xbar_TI.new_full((), norm.bound)
-    if norm.fold_gain:
-        folded_OI = to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
-        return Sources(xbar_TI, folded_OI, weight_OI, captured.dh_TO, bound)
-    bound = affine(bound, gain_I.abs().amax(), None if bias_I is None else bias_I.abs().amax())
-    return Sources(affine(xbar_TI, gain_I, bias_I), weight_OI, weight_OI, captured.dh_TO, bound)
+    y_TI, forward_weight_OI, bound = forward_sources(
+        norm.normalize(x_TI), *norm.parameters_as(x_TI), weight_OI, norm.bound, norm.fold_gain
+    )
+    return Sources(y_TI, forward_weight_OI, weight_OI, captured.dh_TO, bound)
 
 
 def mean_loss(model: Decoder, sequence: Sequence) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from torch import Generator, Tensor
 from mxstudy.config import Approximation
 from mxstudy.data.distributions import DISTRIBUTIONS, gaussian, with_outliers
 from mxstudy.model.norm import MXNorm, Norm, RMSNorm
+from mxstudy.model.seeds import generator_of
 from mxstudy.numerics import BlockCast
 from mxstudy.numerics.cast import block_cast
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES
@@ -41,8 +41,7 @@ ROWS_OF = ("gaussian", "uniform", "laplace")
 
 def generator(config: Approximation, *words: object) -> Generator:
     """Numbers that depend on the seed and on what they are for, not on what was measured before."""
-    digest = hashlib.sha256(repr((config.seed, *words)).encode()).digest()
-    return Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return generator_of(repr((config.seed, *words)))
 
 
 def norms(size: int, block_size: int) -> dict[str, Norm]:

@@ -22,9 +22,8 @@ from mxstudy.evaluation import checkpoints, questions
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.studies.evaluate_tables import show_scores
 from mxstudy.studies.evaluate_tables import summarize as summarize
-from mxstudy.studies.of_checkpoint import check_model, described, finish, scoring, write_journal
+from mxstudy.studies.of_checkpoint import check_model, described, finish, identity_of, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder, replace_file
-from mxstudy.train.runtime import resolve_device
 
 PROBE = "evaluation"  # what its rows in a journal are called
 
@@ -40,9 +39,7 @@ def identity_key(config: Evaluate) -> Any:
 
 
 def identity(config: Evaluate) -> tuple[str, dict[str, Any]]:
-    device = resolve_device(config.device, "device").type
-    path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
-    return device, {"checkpoint": checkpoints.identity(path), "questions": questions.identity(config.evaluation)}
+    return identity_of(config, questions=questions.identity(config.evaluation))
 
 
 def run(config: Evaluate, folder: RunFolder, label: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ DIFFERENCES = ("task", "form", "score", "p", "bits/char")
 
 
 def show_scores(folder: RunFolder) -> None:
-    """Percent of right answers and bits per character of the right one, +- standard error."""
+    """Percent of right answers and bits per character of the right one, +- standard error, where there is one."""
     cells = score_rows(folder)
     notes = ["*: the better form of a task"] if any(form.endswith("*") for _, form, *_ in cells) else []
     show("zero-shot scores" if no_shots(folder) else "scores", SCORES, cells, notes)
@@ -42,14 +41,9 @@ def score_rows(folder: RunFolder) -> list[tuple[str, ...]]:
 
 
 def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
-    score = plus_minus(100 * row["score"], 100 * row["stderr"], ".1f")
-    bits = plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
+    score = results.plus_minus(100 * row["score"], 100 * row["stderr"], ".1f")
+    bits = results.plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
     return row["task"], row["form"] + "*" * star, score, bits, f"{row['documents']:,}"
-
-
-def plus_minus(value: float, stderr: float, form: str) -> str:
-    """A single question has no standard error."""
-    return f"{value:{form}}" + ("" if math.isnan(stderr) else f" +- {stderr:{form}}")
 
 
 def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:

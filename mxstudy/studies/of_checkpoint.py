@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mxstudy.config import OfCheckpoint
 from mxstudy.evaluation import checkpoints
@@ -24,6 +25,12 @@ def described(config: OfCheckpoint) -> tuple[Path, Trained]:
     trained = checkpoints.describe(path)
     asked = {name: getattr(config, name) for name in ("norm", "precision", "compute")}
     return path, replace(trained, **{name: value for name, value in asked.items() if value is not None})
+
+
+def identity_of(config: OfCheckpoint, **asked: Any) -> tuple[str, dict[str, Any]]:
+    """What a fingerprint has beside the config: the kind of device; the checkpoint, and what it is `asked`."""
+    path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
+    return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
 
 
 def check_model(config: OfCheckpoint) -> Trained:

@@ -29,11 +29,10 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.windows import sliding_windows
 from mxstudy.reader import require
-from mxstudy.studies.of_checkpoint import check_model, described, finish, scoring, write_journal
+from mxstudy.studies.of_checkpoint import check_model, described, finish, identity_of, scoring, write_journal
 from mxstudy.studies.perplexity_tables import show_totals, totals_of
 from mxstudy.studies.perplexity_tables import summarize as summarize
 from mxstudy.tracking.folder import RunFolder, replace_file
-from mxstudy.train.runtime import resolve_device
 
 PROBE = "perplexity"  # what its row in a journal is called
 CHUNK_CHARACTERS = 2**19  # of documents that are scored, and kept, together
@@ -71,9 +70,7 @@ def identity_key(config: Perplexity) -> Any:
 
 
 def identity(config: Perplexity) -> tuple[str, dict[str, Any]]:
-    device = resolve_device(config.device, "device").type
-    path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
-    return device, {"checkpoint": checkpoints.identity(path), "corpus": corpus.identity(config.data)}
+    return identity_of(config, corpus=corpus.identity(config.data))
 
 
 def windows_of(config: Perplexity, trained: Trained) -> Windows:

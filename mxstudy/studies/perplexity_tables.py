@@ -59,9 +59,7 @@ def totals_in(folder: RunFolder) -> pd.Series:
 
 def cells_of(row: pd.Series) -> tuple[str, ...]:
     counts = (f"{row[name]:,}" for name in ("documents", "tokens"))
-    bits = f"{row['bits_per_byte']:.4f}"
-    if not math.isnan(row["bits_per_byte_stderr"]):
-        bits += f" +- {row['bits_per_byte_stderr']:.4f}"
+    bits = results.plus_minus(row["bits_per_byte"], row["bits_per_byte_stderr"], ".4f")
     loss, perplexity = f"{row['nats_per_token']:.4f}", f"{row['perplexity']:,.2f}"
     return *counts, loss, perplexity, bits, f"{row['bits_per_character']:.4f}"
 

@@ -74,7 +74,7 @@ def test_every_setting_reaches_sbatch() -> None:
     options += ["mem=1536MB", "time=90", "array=0-6%3", "signal=USR2@300", "exclusive", "qos=long", "comment=a=b"]
     lines = text.splitlines()
     assert {f"#SBATCH --{option}" for option in options} <= {line.replace("'", "") for line in lines}
-    assert lines.index("module load cuda") < lines.index("export PYTHONSAFEPATH=1")
+    assert lines.index(slurm.FIRST_LINE) < lines.index("module load cuda") < lines.index("export PYTHONSAFEPATH=1")
     (srun,) = (line for line in lines if line.startswith("srun "))
     assert "--cpus-per-task=12" in srun
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from reference import Array, fake_quantize_array, nvfp4_array, nvfp4_tensor_scale, tensor_cast_array, to_dtype
+from reference import Array, fake_quantize_array, to_dtype
+from reference_float_scales import nvfp4_array, nvfp4_tensor_scale, tensor_cast_array
 
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast, mx_linear
 

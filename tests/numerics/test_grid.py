@@ -7,7 +7,8 @@ import pytest
 import torch
 from bits import CODES, DECODED, assert_same_bits, every_format, every_rounding, every_rule, unpacked_pairs
 from blocks import any_exponent, every_kind, from_bits, one_binade_per_block
-from reference import ELEMENTS, dequantize_array, quantize_array, round_to, tensor_cast_array, to_dtype
+from reference import ELEMENTS, dequantize_array, quantize_array, round_to, to_dtype
+from reference_float_scales import tensor_cast_array
 
 from mxstudy.numerics import FORMATS, quantize
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast

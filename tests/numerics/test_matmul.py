@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gemms import CAST, IN, OUT, TOKENS, UNQUANTISED, assert_gemms, fits, gemm, operands, run
-from reference import Array, fake_quantize_array, nvfp4_array
+from reference import Array, fake_quantize_array
+from reference_float_scales import nvfp4_array
 
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, forward_operand, mx_linear
 from mxstudy.reader import ConfigError

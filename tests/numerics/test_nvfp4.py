@@ -9,7 +9,8 @@ import pytest
 import torch
 from bits import assert_same_bits, every_rounding, read_codes
 from blocks import any_exponent, from_bits, gaussian, huge, one_binade_per_block, subnormal, ties
-from reference import ELEMENTS, nvfp4_array, nvfp4_dequantize_array, to_dtype
+from reference import ELEMENTS, to_dtype
+from reference_float_scales import nvfp4_array, nvfp4_dequantize_array
 
 from mxstudy.numerics import fake_quantize, quantize
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast

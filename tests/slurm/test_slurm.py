@@ -290,8 +290,10 @@ def test_what_a_study_raises_is_slurms_failure_too(sweep: Sweep) -> None:
     until(lambda: "JobState=FAILED" in slurm("scontrol", "-o", "show", "job", job_of(run)), timeout_s=20)
 
 
-def test_tasks_find_each_other(cluster: Cluster, tmp_path: Path) -> None:
-    """Two nodes of two tasks, through the launcher's own script: an all-reduce over gloo."""
+def test_tasks_find_each_other(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of two tasks, through the launcher's own script: an all-reduce over gloo. Submitted under torchrun."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     launch = tmp_path / "launch"
     launch.mkdir()
     code = tmp_path / "code"
@@ -324,11 +326,13 @@ if "SLURM_PROCID" in os.environ and os.environ.get("SUBMITIT_EXECUTOR"):
     import importlib.abc, sys
     def meet(folder):
         import torch, torch.distributed as group
-        group.init_process_group("gloo")
-        total = torch.tensor(float(group.get_rank()))
-        group.all_reduce(total)
-        words = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")]
-        (folder.path / os.environ["RANK"]).write_text(" ".join([*words, str(total.item())]))
+        from mxstudy.train.process_group import find_place, met
+        place = find_place(os.environ)
+        with met():
+            total = torch.tensor(float(group.get_rank()))
+            group.all_reduce(total)
+        words = [str(word) for word in (place.rank, place.size, place.local_rank, place.address, total.item())]
+        (folder.path / words[0]).write_text(" ".join(words))
         return "finished"
     import mxstudy.launch.worker as worker
     worker.work = meet

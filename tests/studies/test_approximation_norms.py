@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from reference import dequantize_array, quantize_array, rms_estimate_array
+from reference import dequantize_array, quantize_array
+from reference_mxnorm import rms_estimate_array
 
 from mxstudy.config import Approximation
 from mxstudy.data.distributions import gaussian

@@ -1,4 +1,4 @@
-"""Perplexity of a checkpoint as a kind of run: its tables against training's own loss, a kill, comparisons, errors."""
+"""Perplexity of a checkpoint as a kind of run: its tables against training's own loss, a kill, comparisons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from mxstudy.data.hashes import digest_of
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.scorer import Request, Scored
-from mxstudy.reader import ConfigError
 from mxstudy.studies import of_checkpoint, perplexity, perplexity_tables
 from mxstudy.studies.perplexity import Document, Windows
 from mxstudy.tracking.folder import RunFolder, find_runs
@@ -283,32 +282,6 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], tmp_path: Pat
         assert client.get_run(one.status().mlflow_run_id).data.metrics["perplexity/bits_per_byte"] == bits
     files = {file.path for file in client.list_artifacts(own.status().mlflow_run_id)}
     assert "perplexity.json" in files
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        (["checkpoint=nowhere"], "'nowhere' is no folder, and no run"),
-        (["window=65"], "window: 65 tokens are more than the 64 that .*/step_00000010 was trained on; window=64"),
-        (["stride=33"], "stride: 33 tokens would leave some out between windows of 32; at most stride=32"),
-        (
-            ["split=validation", "data.validation_fraction=0"],
-            "no document of the corpus is in its validation split; spl",
-        ),
-        (["data.paths=[nowhere.txt]"], "'nowhere.txt' does not exist"),
-        (["documents=0"], "documents: must be positive"),
-        (["precision=fp32"], "asks for fp32"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_before_anything_runs(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    keys = {word.partition("=")[0] for word in changed}
-    kept = [word for word in asked if word.partition("=")[0] not in keys]
-    with pytest.raises(ConfigError, match=message):
-        perplexity.check(settings(*kept, *changed))
 
 
 @pytest.mark.integration

@@ -1,0 +1,177 @@
+"""Trouble that a run meets on its way: what it says, that nothing is lost, and that the same command goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, status, the_run
+
+from mxstudy.tracking import mlflow as mirroring
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import read_journal
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_journal(the_run(folder) / "metrics.jsonl") if "loss" in row]
+
+
+def steps_kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (the_run(folder) / "checkpoints").iterdir())
+
+
+# ------------------------------------------------------------------------------------- met by a run that resumes
+
+
+def truncated(newest: Path) -> str:
+    (file,) = newest.glob("*.safetensors")
+    os.truncate(file, 1000)
+    return r"CheckpointError: .*step_00000006: truncated or unreadable \(.*\); delete that folder to resume from"
+
+
+def of_another_run(newest: Path) -> str:
+    about = json.loads((newest / "checkpoint.json").read_text())
+    (newest / "checkpoint.json").write_text(json.dumps(about | {"fingerprint": "a" * 64}))
+    return r"CheckpointError: .*step_00000006: of run aaaaaaaaaaaa, not [0-9a-f]{12}; give it its own folder back"
+
+
+def without_its_json(newest: Path) -> str:
+    (newest / "checkpoint.json").write_text("{}")
+    return r"CheckpointError: .*step_00000006: no readable checkpoint\.json"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("spoil", [truncated, of_another_run, without_its_json])
+def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Callable[[Path], str], here: Path) -> None:
+    command = (*SMALL, *OWN_TEXT, corpus(here))
+    assert call(*command)[0] == 0
+    undisturbed = losses(here)
+    RunFolder(the_run(here)).update(state="preempted")
+    newest = the_run(here) / "checkpoints" / "step_00000006"
+    message, kept = spoil(newest), (the_run(here) / "metrics.jsonl").read_bytes()
+    assert call(*command)[0] == 1
+    assert status(here).state == "failed"
+    assert re.match(message, status(here).reason or "")
+    assert steps_kept(here) == ["step_00000004", "step_00000006"]
+    assert (the_run(here) / "metrics.jsonl").read_bytes() == kept
+    newest.rename(here / "away")
+    assert call(*command)[0] == 0
+    assert losses(here) == undisturbed
+
+
+@pytest.mark.integration
+def test_other_shards_are_refused_on_a_resume(here: Path) -> None:
+    command = (*SMALL, *OWN_TEXT, corpus(here))
+    assert call(*command)[0] == 0
+    RunFolder(the_run(here)).update(state="preempted")
+    path = the_run(here) / "shards.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "<u4"}))
+    assert call(*command)[0] == 1
+    assert re.search(r"ConfigError: data: the shards in .* are not those that .* began with", status(here).reason or "")
+    assert len(losses(here)) == 6
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("where", "reason", "kept"),
+    ids=["while a checkpoint is written", "while the journal is"],
+    argvalues=[
+        (
+            r"open .*/\.step_00000004.*safetensors",
+            r"CheckpointError: .*No space left on device\); .*step_00000002 stays",
+            4,
+        ),
+        (r'os\.write .*"step": 3, "tokens"', r"OSError: \[Errno 28\] No space left on device", 3),
+    ],
+)
+def test_a_full_disk_fails_the_run_which_goes_on_when_there_is_room(
+    where: str, reason: str, kept: int, tmp_path: Path
+) -> None:
+    command = (*SMALL, *OWN_TEXT, corpus(tmp_path))
+    assert run(tmp_path / "roomy", *command)[0] == 0
+    full = tmp_path / "full"
+    code, said = run(full, *command, fault=Fault(where, errno=errno.ENOSPC))
+    assert code == 1, said
+    assert status(full).state == "failed"
+    assert re.match(reason, status(full).reason or "")
+    assert steps_kept(full) == ["step_00000002"]
+    assert losses(full) == losses(tmp_path / "roomy")[:kept]
+    code, said = run(full, *command)
+    assert code == 0, said
+    assert "goes on: was failed at step" in said
+    assert losses(full) == losses(tmp_path / "roomy")
+    assert status(full).reason is None
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    command = (*SMALL, *OWN_TEXT, corpus(tmp_path), "model.vocab_size=2048", f"cache_dir={tmp_path}/cache")
+    assert run(tmp_path / "roomy", *command)[0] == 0
+    checkpoint = the_run(tmp_path / "roomy") / "checkpoints" / "step_00000006"
+    size = sum(file.stat().st_size for file in checkpoint.iterdir())
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.system(f"mount -t tmpfs -o size={int(1.6 * size)} tmpfs {disk}"):
+        pytest.skip("cannot mount a small disk here")
+    try:
+        code, said = run(disk, *command)
+        assert code == 1, said
+        assert status(disk).state == "failed"
+        assert "No space left on device" in (status(disk).reason or "")
+        assert steps_kept(disk) == ["step_00000002"]
+        os.system(f"mount -o remount,size=100m {disk}")
+        assert run(disk, *command)[0] == 0
+        assert losses(disk) == losses(tmp_path / "roomy")
+    finally:
+        os.system(f"umount {disk}")
+
+
+# ------------------------------------------------------------------------------------------- results and servers
+
+
+@pytest.mark.integration
+def test_a_divergence_in_a_sweep_is_a_result(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = (*SMALL, *OWN_TEXT, corpus(here), "optimizer.lr=1e-3,1e20", "checkpoint.every_steps=0")
+    assert call(*sweep) == (0, "")
+    states = {RunFolder(path.parent).status().state for path in here.glob("runs/*/*/status.json")}
+    assert states == {"finished", "diverged"}
+    said = capsys.readouterr().out
+    assert said.count("(diverged)") == 1
+    assert "not done" not in said
+    assert call(*sweep) == (0, "")
+    assert sorted(re.findall("skipped: [a-z]+", capsys.readouterr().out)) == ["skipped: diverged", "skipped: finished"]
+
+
+@pytest.mark.integration
+def test_a_server_that_is_away_at_the_start_is_caught_up_with_later(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirroring, "LAST_CHANCE_S", 0.1)
+    command = (*SMALL, *OWN_TEXT, corpus(here), "tracking=mlflow")
+    away = "http://127.0.0.1:9"
+    assert call(*command, f"tracking.uri={away}") == (0, "")
+    said = capsys.readouterr().out
+    assert re.search(rf"tracking: {away}: .*refused.*; the runs go on with their journals", said)
+    assert re.search(rf"tracking: {away}: .*; the journal has everything", said)
+    assert (status(here).state, len(losses(here))) == ("finished", 6)
+
+    (here / "mlflow.db").write_text("this is no database, " * 100)
+    database = f"tracking.uri=sqlite:///{here}/mlflow.db"
+    assert call(*command, database) == (0, "")
+    assert "file is not a database" in capsys.readouterr().out
+    (here / "mlflow.db").unlink()
+    assert call(*command, database) == (0, "")
+    said = capsys.readouterr().out
+    assert "skipped: finished" in said
+    assert "the journal has everything" not in said
+    client = mirroring.connect(f"sqlite:///{here}/mlflow.db")
+    (found,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    points = client.get_metric_history(found.info.run_id, "train/loss")
+    assert sorted((point.step, point.value) for point in points) == list(enumerate(losses(here)))
+    assert found.info.status == "FINISHED"
