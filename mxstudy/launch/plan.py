@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
 from mxstudy.launch.observe import DONE, observe
 from mxstudy.launch.queues import QueueError, Queues
@@ -18,15 +19,6 @@ from mxstudy.reader import ConfigError, require
 from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
-
-
-@dataclass(frozen=True)
-class Composed:
-    """One job as Hydra composed it: plain data, or why it could not be composed."""
-
-    overrides: tuple[str, ...]
-    choices: dict[str, str]
-    values: dict[str, Any] | ConfigError
 
 
 @dataclass(frozen=True)
