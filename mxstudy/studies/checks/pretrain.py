@@ -20,18 +20,17 @@ from mxstudy.train.runtime import resolve_device
 # What runs the model by itself, with weights that a sharded one does not have.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 
-
-# Of what `check_model` has found to be right: a model takes 10 ms, and jobs that differ in values often share one.
-_right: set[str] = set()
+# What `check_model` has passed: to make a model takes 10 ms, and jobs that differ in seeds and rates have the same.
+_passed: set[str] = set()
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
     """Everything that can be wrong and be known before a run over so many ranks: raises ConfigError."""
     device = resolve_device(config.train.device)
     parts = repr((config.model, config.norm, config.precision, config.train, device, ranks))
-    if parts not in _right:
+    if parts not in _passed:
         check_model(config, device, ranks)
-        _right.add(parts)
+        _passed.add(parts)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
