@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -31,10 +31,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy import config as schemas
+from mxstudy.launch import many
+from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError, defaults, suggest, type_hints
-
-if TYPE_CHECKING:
-    from mxstudy.launch.plan import Composed
 
 PACKAGE = Path(__file__).parent
 ROOT = next(folder for folder in (PACKAGE, PACKAGE.parent) if (folder / "conf").is_dir())  # a wheel, or a checkout
@@ -152,7 +151,7 @@ def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
-    from mxstudy.launch import launch, many  # imports torch
+    from mxstudy.launch.start import launch  # imports torch
 
     if code := launch(lambda: many.spread(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
@@ -164,11 +163,8 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ in values
     alone share one composition, and their values are set on it.
     """
-    from mxstudy.launch.many import Remembered
-    from mxstudy.launch.plan import Composed
-
-    if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, Remembered):
-        loader.repository = cast(ConfigRepository, Remembered(loader.repository))
+    if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, many.Remembered):
+        loader.repository = cast(ConfigRepository, many.Remembered(loader.repository))
 
     parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))

@@ -46,6 +46,8 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
 
     Raises ConfigError naming the full key.
     """
+    if type(value) is hint:
+        return value
     where = path or "config"
     if dataclasses.is_dataclass(hint):
         return _read_dataclass(hint, value, path)
@@ -68,8 +70,7 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
         return float(value)
     is_number = hint is str and type(value) in (int, float)  # 123456 may be meant as the beginning of a fingerprint
     advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
-    require(type(value) is hint, f"{where}: {value!r} is not {_article(hint)}{advice}")
-    return value
+    raise ConfigError(f"{where}: {value!r} is not {_article(hint)}{advice}")
 
 
 def _read_dataclass(cls: Any, value: Any, path: str) -> Any:

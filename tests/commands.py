@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from mxstudy import cli
+from mxstudy.config import STUDIES
 from mxstudy.tracking.folder import RunFolder, Status
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.write", "shutil.rmtree")
@@ -103,7 +104,7 @@ def run_here(folder: Path, *arguments: str) -> None:
 def started(folder: Path, *arguments: str, fault: Fault | None = None) -> Iterator[Command]:
     """Runs while the block does; what is left of it at the block's end is killed."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mxstudy.cli", "mxstudy.studies"])
+    context.set_forkserver_preload(["mxstudy.cli", *(f"mxstudy.studies.{kind}" for kind in STUDIES)])
     folder.mkdir(exist_ok=True)
     output = folder / f"output-{len(list(folder.glob('output-*')))}"
     process = context.Process(target=in_the_child, args=(folder, arguments, output, fault))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mxstudy import cli
-from mxstudy.launch import Composed
+from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import validate
 from mxstudy.reader import ConfigError
 

@@ -22,7 +22,7 @@ from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train import watch
 
-PRELOAD = ["mxstudy.studies", "mxstudy.train.parallel", "torch.distributed.checkpoint"]
+PRELOAD = ["mxstudy.studies.pretrain", "mxstudy.train.parallel", "torch.distributed.checkpoint"]
 
 
 def free_port() -> int:

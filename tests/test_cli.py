@@ -12,7 +12,7 @@ from composing import compose, handed_over
 from omegaconf import OmegaConf
 
 from mxstudy import cli
-from mxstudy.launch import Composed
+from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
 
 QUICK = "+experiment=quickstart"

@@ -15,7 +15,7 @@ from composing import compose, compose_job, handed_over, validated
 from mxstudy import cli
 from mxstudy.config import Decoder
 from mxstudy.reader import ConfigError, flatten, plain
-from mxstudy.studies import pretrain
+from mxstudy.studies.checks import pretrain
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mxstudy.config import Train
 from mxstudy.data.shards import Shards, Tokens
 from mxstudy.reader import require
 
@@ -60,6 +61,19 @@ class Batches:
             ids = tokens[window * length : (window + 1) * length + 1]
             tokens_BT[row], targets_BT[row] = ids[:-1], ids[1:]
         return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)
+
+
+def rows_of_rank(train: Train, rank: int, world_size: int) -> range:
+    """Of the batch. Raises ConfigError where the ranks, or their micro-batches, do not come out even."""
+    share, rest = divmod(train.batch_size, world_size)
+    require(rest == 0, f"train.batch_size: {train.batch_size} sequences do not divide over {world_size} ranks")
+    micro = train.micro_batch_size
+    require(
+        share % (micro or share) == 0,
+        f"train.micro_batch_size: the {share} sequences of each of {world_size} ranks do not divide into micro-batches "
+        f"of {micro}; null takes them all at once",
+    )
+    return range(rank * share, (rank + 1) * share)
 
 
 def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.data.batches import mix
+from mxstudy.numerics.constant import constant
 from mxstudy.reader import require
 
 STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed, and independent
@@ -47,7 +48,7 @@ def uniform(bits: Tensor) -> Tensor:
     return ((bits & 0xFFFFFFFF).to(torch.float64) + 0.5) * 2.0**-32
 
 
-@torch.compiler.assume_constant_result
+@constant
 def key(seed: int, stream: str) -> int:
     """int64."""
     start = mix(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(STREAMS.index(stream))

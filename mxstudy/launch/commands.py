@@ -21,7 +21,7 @@ from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, require, suggest
-from mxstudy.studies import STUDIES
+from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder
 
 SETTING = "hydra.launcher."
@@ -113,7 +113,7 @@ def changed(settings: Local | Slurm, changes: Mapping[str, Any]) -> Local | Slur
 def job_of(folder: RunFolder) -> Job:
     """The job that the run was, from its folder. Raises ConfigError where today's code cannot run it."""
     config: Any = folder.config()
-    STUDIES[config.study].check(config)
+    CHECKS[config.study].check(config)
     asked, known = folder.provenance(), folder.status()
     return Job(
         config,

@@ -12,7 +12,7 @@ from mxstudy.config import Inline, Launcher, Pretrain, StudentTeacher
 from mxstudy.launch import local, ranks
 from mxstudy.launch.plan import Job
 from mxstudy.launch.table import aligned
-from mxstudy.studies.pretrain import build_model
+from mxstudy.studies.checks.pretrain import build_model
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import PEAK_FLOPS
 from mxstudy.train.stack import build_student

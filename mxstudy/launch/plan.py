@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
 from mxstudy.launch.observe import DONE, observe
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
-from mxstudy.studies import STUDIES
+from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
-
-
-@dataclass(frozen=True)
-class Composed:
-    """One job as Hydra composed it: plain data, or why it could not be composed."""
-
-    overrides: tuple[str, ...]
-    choices: dict[str, str]
-    values: dict[str, Any] | ConfigError
 
 
 @dataclass(frozen=True)
@@ -61,10 +53,10 @@ def plan(composed: list[Composed]) -> list[Job]:
         try:
             if isinstance(config, ConfigError):
                 raise config
-            study = STUDIES[config.study]
-            key = (config.study, study.identity_key(config))
+            known = CHECKS[config.study]
+            key = (config.study, known.identity_key(config))
             if key not in identities:
-                identities[key] = study.identity(config)
+                identities[key] = known.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
                 for probe in off_then(jobs[digest].config, config):
@@ -87,7 +79,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Any]:
             if isinstance(one.values, ConfigError):
                 raise one.values
             config: Any = read_run(one.values)
-            STUDIES[config.study].check(config)
+            CHECKS[config.study].check(config)
             yield config
         except ConfigError as error:
             yield error

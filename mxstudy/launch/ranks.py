@@ -9,7 +9,7 @@ from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch.plan import Job
 from mxstudy.numerics.ranks import world_size
 from mxstudy.reader import require
-from mxstudy.studies import pretrain
+from mxstudy.studies.checks import pretrain
 
 # A task each, or all in one process that shares the work out itself.
 TASK_EACH, ONE_TASK, ONE_GPU = "a task each", "one task", "one GPU"

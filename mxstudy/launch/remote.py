@@ -62,8 +62,9 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
         runs_dir = Path(group[0].config.runs_dir)
         launch, code = new_launch(runs_dir), freeze_code(runs_dir)
         folders = [claim(job) for job in group]
-        for folder in folders:
-            folder.update(state="queued", reason=None)
+        for job, folder in zip(group, folders, strict=True):
+            if job.state == "resume":  # what is new is queued as it is made
+                folder.update(state="queued", reason=None)
         queued = SUBMIT[type(settings)](folders, settings, launch, code, tasks)
         left = list(folders)
         try:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mxstudy import config
 from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, varying
 from mxstudy.numerics.ranks import is_first
@@ -54,11 +55,11 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
 def summarize(jobs: list[Job]) -> dict[str, Summary]:
     """Each kind of run sums up what it has, runs that were skipped included: by `study`."""
     summaries = {}
-    for kind, study in STUDIES.items():
+    for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
         if done:
             arms = {job.label: RunFolder(job.folder) for job in done}
-            summaries[kind] = study.summarize(arms, done[0].config.baseline)
+            summaries[kind] = STUDIES[kind].summarize(arms, done[0].config.baseline)
     return summaries
 
 

@@ -198,7 +198,8 @@ class Decoder(nn.Module):
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, compute: torch.dtype) -> None:
         super().__init__()
         self.config, self.compute = model, compute
-        self.tok_embeddings = nn.Embedding(model.vocab_size, model.hidden_size)
+        undrawn_VD = torch.empty(model.vocab_size, model.hidden_size)  # a draw, on meta too, would load the compiler
+        self.tok_embeddings = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(Block(i, model, norm, cast) for i in range(model.num_layers))
         self.norm = build_exact_norm(norm, model.hidden_size)
         self.output = MXLinear(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
+from mxstudy.numerics.constant import constant
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.matmul import Gemms, dgrad_gemm, forward_gemm, wgrad_gemm
 from mxstudy.reader import ConfigError, require
 
 
-@torch.compiler.assume_constant_result
+@constant
 def rms_coefficient(p: float, block_size: int) -> float:
     """RMS over the p-mean of the block absmax, for Gaussian rows of infinitely many blocks.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, split_blocks
+from mxstudy.numerics.constant import constant
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES, ElementFormat, look_up
 from mxstudy.numerics.grid import EXPONENT_MASK, MANTISSA_BITS, to_dtype
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
@@ -34,7 +35,7 @@ def mean_rounded_absmax(std: Tensor, block_size: int, cutoff: float) -> Tensor:
     return (powers[:-1] * below.diff(dim=-1)).sum(-1)
 
 
-@torch.compiler.assume_constant_result
+@constant
 def inverse_table(block_size: int, cutoff: float, device: torch.device) -> Tensor:
     """f^-1 at 1, 1 + 1/256, ..., 2: float32 [257]."""
     return _inverse_table(block_size, cutoff, device)

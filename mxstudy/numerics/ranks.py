@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -88,13 +90,24 @@ def on_first_rank(do: Callable[[], T]) -> T:
 
 def whole(x: Tensor) -> Tensor:
     """All of a tensor of which every rank has a part, on every rank; of any other itself."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x.full_tensor() if is_part(x) else x
+
+
+def is_part(x: Tensor) -> TypeGuard[DTensor]:
+    """Whether the other ranks have the rest of it."""
+    if not dist.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # takes a second, and a process of no group has none
+
+    return isinstance(x, DTensor)
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's part of what all ranks have, where `like` is in parts; else all of it."""
-    if not isinstance(like, DTensor):
+    if not is_part(like):
         return whole
+    from torch.distributed.tensor import distribute_tensor  # as in is_part
+
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 

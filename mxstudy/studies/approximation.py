@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,19 +24,6 @@ from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
 
 FIGURES = ("mxnorm_fig02_approximation", "mxnorm_theorem1_bounds", "cast_quality", "formats_table")
-
-
-def check(config: Approximation) -> None:
-    """Nothing beyond what the schema has checked."""
-
-
-def identity_key(config: Approximation) -> Any:
-    return None
-
-
-def identity(config: Approximation) -> tuple[str, dict[str, Any]]:
-    """Always on the CPU, and no corpus."""
-    return "cpu", {}
 
 
 def run(config: Approximation, folder: RunFolder, label: str) -> str:

@@ -9,7 +9,6 @@ import functools
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -22,24 +21,10 @@ from mxstudy.evaluation import checkpoints, questions
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.studies.evaluate_tables import show_scores
 from mxstudy.studies.evaluate_tables import summarize as summarize
-from mxstudy.studies.of_checkpoint import check_model, described, finish, identity_of, scoring, write_journal
+from mxstudy.studies.of_checkpoint import described, finish, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder, replace_file
 
 PROBE = "evaluation"  # what its rows in a journal are called
-
-
-def check(config: Evaluate) -> None:
-    """That there is such a checkpoint, that norm and precision fit it, and that the questions can be had."""
-    check_model(config)
-    questions.check(config.evaluation)
-
-
-def identity_key(config: Evaluate) -> Any:
-    return config.checkpoint, config.runs_dir, config.device, str(config.evaluation)
-
-
-def identity(config: Evaluate) -> tuple[str, dict[str, Any]]:
-    return identity_of(config, questions=questions.identity(config.evaluation))
 
 
 def run(config: Evaluate, folder: RunFolder, label: str) -> str:

@@ -7,8 +7,6 @@ nothing changed it is the control, and stays the parent bit by bit. Seconds to m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +14,12 @@ import pandas as pd
 from mxstudy import results
 from mxstudy.config import Fork, StudentTeacher
 from mxstudy.probes.outcomes import outcome_of
-from mxstudy.reader import ConfigError, plain, require
-from mxstudy.studies import student_teacher
+from mxstudy.reader import plain
+from mxstudy.studies.checks.fork import parent_of
 from mxstudy.studies.summary import short
 from mxstudy.studies.tables import markdown, show
 from mxstudy.tracking.columns import read_columns
-from mxstudy.tracking.folder import RunFolder, named_run
+from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
@@ -46,41 +44,6 @@ NOTES = [
     "open: the loss is over 10 times its best at the end, and too late to say that it stays there",
     "steps as parent: the least number of first steps that are the parent's, bit by bit",
 ]
-
-
-def check(config: Fork) -> None:
-    """That there is something to fork, and that what is changed can be had; else ConfigError."""
-    resolve_device(config.device, "device")
-    parent, of_parent = parent_of(config)
-    fork_points(config, losses_of(parent, of_parent))
-    try:
-        student_teacher.check(changed(of_parent, config.intervention))
-    except ConfigError as error:
-        raise ConfigError(f"intervention: with it {error}") from None
-
-
-def parent_of(config: Fork) -> tuple[RunFolder, StudentTeacher]:
-    parent = named_run(config.parent, Path(config.runs_dir), "parent")
-    of_parent: Any = parent.config()
-    require(isinstance(of_parent, StudentTeacher), f"parent: {parent.path} is no student-teacher run")
-    state = parent.status().state
-    require(state in ("finished", "diverged"), f"parent: {parent.path} is {state}; let it finish")
-    return parent, of_parent
-
-
-def losses_of(parent: RunFolder, of_parent: StudentTeacher) -> np.ndarray:
-    return read_columns(parent.columns, len(of_parent.replicas))[:, 0]
-
-
-def identity_key(config: Fork) -> Any:
-    return config.runs_dir, config.parent, config.intervene_before, config.fractions, config.at_step, config.device
-
-
-def identity(config: Fork) -> tuple[str, dict[str, Any]]:
-    """Kind of device; the parent, and what of it is forked where."""
-    parent, of_parent = parent_of(config)
-    points = [list(point) for point in fork_points(config, losses_of(parent, of_parent))]
-    return resolve_device(config.device, "device").type, {"parent": parent.status().fingerprint, "forks": points}
 
 
 def run(config: Fork, folder: RunFolder, label: str) -> str:

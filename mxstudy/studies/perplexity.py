@@ -14,89 +14,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from mxstudy import results
 from mxstudy.config import Perplexity
-from mxstudy.data import corpus
 from mxstudy.data.hashes import digest_of
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.windows import sliding_windows
-from mxstudy.reader import require
-from mxstudy.studies.of_checkpoint import check_model, described, finish, identity_of, scoring, write_journal
+from mxstudy.studies.checks.perplexity import Document, Windows, documents_of, windows_of
+from mxstudy.studies.of_checkpoint import described, finish, scoring, write_journal
 from mxstudy.studies.perplexity_tables import show_totals, totals_of
 from mxstudy.studies.perplexity_tables import summarize as summarize
 from mxstudy.tracking.folder import RunFolder, replace_file
 
 PROBE = "perplexity"  # what its row in a journal is called
-CHUNK_CHARACTERS = 2**19  # of documents that are scored, and kept, together
 TOKENS_AT_ONCE = 2**20  # of windows that are held as requests
 REPORT_EVERY_S = 10.0
-
-
-class Document(NamedTuple):
-    """`number`: in its split, from 0."""
-
-    chunk: int
-    number: int
-    text: str
-
-
-class Windows(NamedTuple):
-    """In tokens."""
-
-    length: int
-    stride: int
-
-
-def check(config: Perplexity) -> None:
-    """That there is such a checkpoint, that norm, precision and windows fit it, and that there is text."""
-    windows_of(config, check_model(config))
-    remedy = "the corpus has no text" if config.split == "all" else "split=all takes every document"
-    require(
-        next(documents_of(config), None) is not None,
-        f"split: no document of the corpus is in its {config.split} split; {remedy}",
-    )
-
-
-def identity_key(config: Perplexity) -> Any:
-    return config.checkpoint, config.runs_dir, config.device, config.data
-
-
-def identity(config: Perplexity) -> tuple[str, dict[str, Any]]:
-    return identity_of(config, corpus=corpus.identity(config.data))
-
-
-def windows_of(config: Perplexity, trained: Trained) -> Windows:
-    """Raises ConfigError for windows that the model was not trained on, and for a stride that leaves tokens out."""
-    length = config.window or trained.max_length
-    stride = config.stride or max(length // 2, 1)
-    require(
-        length <= trained.max_length,
-        f"window: {length} tokens are more than the {trained.max_length} that {trained.name} was trained on; "
-        f"window={trained.max_length}, or null, is the longest",
-    )
-    require(
-        stride <= length,
-        f"stride: {stride} tokens would leave some out between windows of {length}; at most stride={length}",
-    )
-    return Windows(length, stride)
-
-
-def documents_of(config: Perplexity) -> Iterator[Document]:
-    """The first documents of the split, each text once; a document's chunk depends on what is before it alone."""
-    found = corpus.unique_documents(config.data)
-    texts = (text for split, text in found if config.split in ("all", split))
-    characters = 0
-    for number, text in enumerate(itertools.islice(texts, config.documents)):
-        yield Document(characters // CHUNK_CHARACTERS, number, text)
-        characters += len(text)
 
 
 def run(config: Perplexity, folder: RunFolder, label: str) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.config import PrepareData
-from mxstudy.data import corpus, tokenizer
 from mxstudy.data.partial import Counts
 from mxstudy.data.shards import Shards, locate, prepare, verify
 from mxstudy.studies.tables import markdown, show
@@ -27,21 +26,6 @@ from mxstudy.tracking.sweep import Summary
 PROBE = "prepare_data"  # what its rows in a journal are called
 RECORD_EVERY_S = 10.0
 COUNTED = ("documents", "duplicates", "bytes", "tokens")
-
-
-def check(config: PrepareData) -> None:
-    """That the corpus, unless it is prepared already, can be had and has text where it is said to be."""
-    if not locate(config.data, config.tokenizer, Path(config.cache_dir))[0].exists():
-        corpus.check(config.data)
-
-
-def identity_key(config: PrepareData) -> Any:
-    return config.data, config.tokenizer
-
-
-def identity(config: PrepareData) -> tuple[str, dict[str, Any]]:
-    """Always on the CPU."""
-    return "cpu", corpus.identity(config.data) | {"tokenizer": tokenizer.identity(config.tokenizer)}
 
 
 def run(config: PrepareData, folder: RunFolder, label: str) -> str:

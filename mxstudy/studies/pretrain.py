@@ -12,86 +12,36 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mxstudy import config as schemas
 from mxstudy.config import Pretrain
-from mxstudy.data import corpus, tokenizer
+from mxstudy.data import tokenizer
 from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare
-from mxstudy.evaluation import questions
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast, describe, has_token_blocks
+from mxstudy.model.precision import apply_precision, describe
 from mxstudy.numerics.ranks import all_of, is_first, on_first_rank, world_size
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.probes.ranks import Ranks
 from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.reader import plain, require
+from mxstudy.studies.checks.pretrain import build_model, check, check_vocabulary
 from mxstudy.studies.recorder import Follower, Recorder, State
 from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
-from mxstudy.train.loop import Run, rows_of_rank, train
+from mxstudy.train.loop import Run, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import joined
 from mxstudy.train.progress import Progress
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
-
-# What runs the model by itself, with weights that a sharded one does not have.
-WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
-
-
-def check(config: Pretrain, ranks: int = 1) -> None:
-    """Everything that can be wrong and be known before a run over so many ranks: raises ConfigError."""
-    device = resolve_device(config.train.device)
-    with torch.device("meta"):
-        model = build_model(config)
-    share = len(rows_of_rank(config.train, 0, ranks))
-    tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
-    for row in config.precision.schedule:
-        apply_precision(model, config.precision, row.from_step, config.train.compute, device)
-        require(
-            tokens % config.precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
-            f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {config.precision.block_size}",
-        )
-    for name in WHOLE_MODEL if ranks > 1 else ():
-        require(
-            attrgetter(name)(config).every_steps == 0,
-            f"{name}.every_steps: it needs all weights on one GPU, and each of {ranks} ranks has but a part; set it "
-            "to 0, or train on one. +experiment=olmes evaluates checkpoints of any run",
-        )
-    if config.evaluation.every_steps:
-        questions.check(config.evaluation)
-    vocab_size = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}.get(type(config.tokenizer))
-    if vocab_size is not None:
-        check_vocabulary(config, vocab_size(config.tokenizer))
-
-
-def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
-    require(
-        vocab_size <= config.model.vocab_size,
-        f"model.vocab_size: {config.model.vocab_size} is smaller than the tokenizer's {vocab_size}",
-    )
-
-
-def identity_key(config: Pretrain) -> Any:
-    """What `identity` depends on: it may hash every file of the corpus, and is asked once for all that share this."""
-    return config.data, config.tokenizer, config.train.device
-
-
-def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
-    """Kind of device, and identity of corpus and tokenizer, as the fingerprint takes them."""
-    return resolve_device(config.train.device).type, corpus.identity(config.data) | {
-        "tokenizer": tokenizer.identity(config.tokenizer)
-    }
 
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
@@ -164,10 +114,6 @@ def evaluation_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) ->
     from mxstudy.evaluation.during_training import build_evaluation  # lm-eval takes a second
 
     return build_evaluation(config.evaluation, model, own, config.train.sequence_length)
-
-
-def build_model(config: Pretrain) -> Decoder:
-    return Decoder(config.model, config.norm, block_cast(config.precision), DTYPES[config.train.compute])
 
 
 def initial_model(config: Pretrain, device: torch.device) -> Decoder:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from mxstudy.config import StudentTeacher
-from mxstudy.model.linear import NormLinear
-from mxstudy.model.precision import apply_precision, describe, has_token_blocks
-from mxstudy.model.teacher import Teacher
-from mxstudy.numerics.formats import FORMATS
-from mxstudy.reader import ConfigError, plain, require
+from mxstudy.model.precision import describe
+from mxstudy.reader import plain
 from mxstudy.studies.recorder import Recorder, State
 from mxstudy.studies.student_teacher_tables import show_arms
 from mxstudy.studies.student_teacher_tables import summarize as summarize
@@ -31,66 +26,10 @@ from mxstudy.train.loop import is_due
 from mxstudy.train.progress import Progress
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
-from mxstudy.train.stack import Stack, build_student, quantized
+from mxstudy.train.stack import Stack
 from mxstudy.train.stack_probes import StackProbes, fp32_twin
 
 SHOWN_EVERY = 50  # steps, of the rows that MLflow gets; `Columns` has all
-
-
-def check(config: StudentTeacher) -> None:
-    """Everything that can be wrong and be known before the run: raises ConfigError."""
-    device = resolve_device(config.train.device)
-    precision, train = config.precision, config.train
-    try:
-        with torch.device("meta"):
-            model = build_student(config)
-            teacher = Teacher(config.teacher.kind, config.model, quantized(config))
-    except ConfigError as error:  # the model does not know where its options stand
-        is_students = str(error).partition(":")[0] in vars(config.student)
-        raise ConfigError(f"student.{error}" if is_students else str(error)) from None
-    for row in precision.schedule:
-        require(
-            row.from_step < train.steps,
-            f"precision.schedule: a row starts at step {row.from_step}, after the last of {train.steps}; "
-            f"give at most {train.steps - 1}",
-        )
-        apply_precision(model, precision, row.from_step, train.compute, device)
-        check_gain(model, config.student.gain)
-        if config.teacher.quantized:
-            check_teacher(teacher, config, row.from_step, device)
-        require(
-            train.batch_size % precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
-            f"train.batch_size: {train.batch_size} samples do not divide into blocks of {precision.block_size}",
-        )
-
-
-def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: torch.device) -> None:
-    """It is of other sizes than the student."""
-    try:
-        apply_precision(teacher.mlp, config.precision, step, config.train.compute, device)
-    except ConfigError as error:
-        raise ConfigError(f"teacher.quantized: in the teacher {error}") from None
-
-
-def check_gain(model: nn.Module, gain: str) -> None:
-    """A gain in MX takes its format from the forward, which has to have blocks with scales of powers of two."""
-    for name, linear in model.named_modules():
-        if gain == "mx" and isinstance(linear, NormLinear):
-            fmt = linear.gemms.forward_w or linear.gemms.forward_x
-            require(
-                fmt is not None and linear.gemms.scaling == "block" and FORMATS[fmt].scale == "E8M0",
-                f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format; "
-                "take bf16 or fp32",
-            )
-
-
-def identity_key(config: StudentTeacher) -> Any:
-    return config.train.device
-
-
-def identity(config: StudentTeacher) -> tuple[str, dict[str, Any]]:
-    """Kind of device; there is no corpus."""
-    return resolve_device(config.train.device).type, {}
 
 
 def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:

@@ -17,14 +17,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
-from mxstudy.data.batches import Batches
+from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics.ranks import rank, sum_over_ranks, whole, world_size
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.probes.timing import Timing
-from mxstudy.reader import require
 from mxstudy.train.optimizer import set_learning_rate
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
@@ -81,19 +80,6 @@ class Run:
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch
         return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
-
-
-def rows_of_rank(train: config.Train, rank: int, world_size: int) -> range:
-    """Of the batch. Raises ConfigError where the ranks, or their micro-batches, do not come out even."""
-    share, rest = divmod(train.batch_size, world_size)
-    require(rest == 0, f"train.batch_size: {train.batch_size} sequences do not divide over {world_size} ranks")
-    micro = train.micro_batch_size
-    require(
-        share % (micro or share) == 0,
-        f"train.micro_batch_size: the {share} sequences of each of {world_size} ranks do not divide into micro-batches "
-        f"of {micro}; null takes them all at once",
-    )
-    return range(rank * share, (rank + 1) * share)
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

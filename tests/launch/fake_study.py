@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mxstudy.launch import Composed
+from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary

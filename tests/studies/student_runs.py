@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from mxstudy.config import StudentTeacher, fingerprint, read_run
 from mxstudy.studies import student_teacher
+from mxstudy.studies.checks import student_teacher as checks
 from mxstudy.tracking.columns import read_columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
@@ -52,7 +53,7 @@ def configured(**dotted: Any) -> StudentTeacher:
 
 
 def make(path: Path, config: StudentTeacher, label: str = "arm") -> RunFolder:
-    digest = fingerprint(config, *student_teacher.identity(config))
+    digest = fingerprint(config, *checks.identity(config))
     folder = path / "runs" / config.experiment / digest[:12]
     return RunFolder.create(folder, config, digest, provenance() | {"label": label, "choices": {}})
 

@@ -13,6 +13,7 @@ from mxstudy import results
 from mxstudy.config import Fork, fingerprint, read_run
 from mxstudy.reader import ConfigError
 from mxstudy.studies import fork
+from mxstudy.studies.checks import fork as checks
 from mxstudy.tracking.columns import part_path, read_columns, write_part
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
@@ -32,8 +33,8 @@ def configured(of: RunFolder, **options: Any) -> Fork:
 
 def forked(path: Path, parent: RunFolder, **options: Any) -> RunFolder:
     config = configured(parent, **options)
-    fork.check(config)
-    digest = fingerprint(config, *fork.identity(config))
+    checks.check(config)
+    digest = fingerprint(config, *checks.identity(config))
     about = provenance() | {"label": "fork", "choices": {}}
     folder = RunFolder.create(path / "runs" / "forks" / digest[:12], config, digest, about)
     assert fork.run(config, folder, "fork") == "finished"
@@ -128,14 +129,14 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
     }
     for message, options in refused.items():
         with pytest.raises(ConfigError) as error:
-            fork.check(configured(parent, **options))
+            checks.check(configured(parent, **options))
         assert str(error.value).startswith(message)
     several = trained(tmp_path)
     with pytest.raises(ConfigError, match="several rows; fork a run that has one"):
-        fork.check(configured(several, at_step=3))
+        checks.check(configured(several, at_step=3))
     control = forked(tmp_path, parent, at_step=3)
     with pytest.raises(ConfigError, match="is no student-teacher run"):
-        fork.check(configured(control, at_step=3))
+        checks.check(configured(control, at_step=3))
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"intervene_before": 0}, {"fractions": [1.0]}, {"at_step": -1}])

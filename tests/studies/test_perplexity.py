@@ -23,7 +23,8 @@ from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.scorer import Request, Scored
 from mxstudy.studies import of_checkpoint, perplexity, perplexity_tables
-from mxstudy.studies.perplexity import Document, Windows
+from mxstudy.studies.checks import perplexity as checks
+from mxstudy.studies.checks.perplexity import Document, Windows
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_run import connect
@@ -76,14 +77,14 @@ def test_the_first_documents_of_a_split_each_once(tmp_path: Path) -> None:
     for path, text in zip(paths, words, strict=True):
         path.write_text(text)
     by_split = {
-        split: list(perplexity.documents_of(of_files(paths, split=split))) for split in ("all", "train", "validation")
+        split: list(checks.documents_of(of_files(paths, split=split))) for split in ("all", "train", "validation")
     }
     assert [document.text for document in by_split["all"]] == list(dict.fromkeys(words))
     assert sorted(d.text for split in ("train", "validation") for d in by_split[split]) == sorted(set(words))
     assert by_split["validation"]
     assert all(digest_of(document.text)[0] < 0.4 * 256 + 1 for document in by_split["validation"])
     assert [document.number for document in by_split["train"]] == list(range(len(by_split["train"])))
-    assert list(perplexity.documents_of(of_files(paths, split="train", documents=3))) == by_split["train"][:3]
+    assert list(checks.documents_of(of_files(paths, split="train", documents=3))) == by_split["train"][:3]
 
 
 class Scores:
@@ -207,7 +208,7 @@ class SmallChunks(Fault):
     """Documents are kept a few at a time."""
 
     def install(self) -> None:
-        perplexity.CHUNK_CHARACTERS = 2000  # in a process of its own
+        checks.CHUNK_CHARACTERS = 2000  # in a process of its own
         super().install()
 
 
@@ -286,7 +287,7 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], tmp_path: Pat
 
 @pytest.mark.integration
 def test_another_corpus_or_checkpoint_is_another_run(asked: list[str], trained: RunFolder, tmp_path: Path) -> None:
-    first = perplexity.identity(settings(*asked))
+    first = checks.identity(settings(*asked))
     earlier = settings(
         *[word for word in asked if "checkpoint" not in word],
         "checkpoint=" + str(trained.checkpoints / "step_00000005"),
@@ -294,4 +295,4 @@ def test_another_corpus_or_checkpoint_is_another_run(asked: list[str], trained: 
     (tmp_path / "a.txt").write_text("another text")
     other = settings(*[word for word in asked if "data.paths" not in word], f"data.paths=[{tmp_path}/a.txt]")
     assert first[0] == "cpu"
-    assert len({json.dumps(perplexity.identity(one)) for one in (settings(*asked), earlier, other)}) == 3
+    assert len({json.dumps(checks.identity(one)) for one in (settings(*asked), earlier, other)}) == 3

@@ -22,6 +22,7 @@ from mxstudy.evaluation.checkpoints import describe, load, newest
 from mxstudy.probes.outliers import read_ring
 from mxstudy.reader import ConfigError
 from mxstudy.studies import STUDIES
+from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 
@@ -243,7 +244,7 @@ def test_what_several_ranks_cannot_do_is_refused(changes: list[str], says: str) 
     values: Any = compose_job(*TINY, *changes).values
     settings = read_run(values)
     with pytest.raises(ConfigError, match=says):
-        STUDIES["pretrain"].check(settings, 4)
+        CHECKS["pretrain"].check(settings, 4)
 
 
 def test_a_divergence_of_two_ranks_is_a_result_with_its_ring(tmp_path: Path, cache: str) -> None:

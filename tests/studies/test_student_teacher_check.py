@@ -10,7 +10,7 @@ from student_runs import configured
 
 from mxstudy.launch.plan import off_then
 from mxstudy.reader import ConfigError
-from mxstudy.studies import student_teacher
+from mxstudy.studies.checks import student_teacher
 
 
 def schedule(*rows: tuple[int, str], pattern: str = "layers.*") -> list[dict[str, Any]]:

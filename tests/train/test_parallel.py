@@ -18,12 +18,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.scaling import model_of
 from mxstudy import config
+from mxstudy.data.batches import rows_of_rank
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.numerics.ranks import whole, world_size
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
-from mxstudy.train.loop import Run, rows_of_rank, train, train_step, validate
+from mxstudy.train.loop import Run, train, train_step, validate
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.runtime import configure_torch
