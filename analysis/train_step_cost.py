@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import OTHERS, TWO_COLUMNS, make_figure, plt
+from analysis.style import TWO_COLUMNS, colors, make_figure, plt
 
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
 BASELINE = "bf16"
@@ -23,16 +23,19 @@ BASELINE = "bf16"
 def draw(rows: pd.DataFrame) -> Figure:
     """`rows`: arm, over_bf16 and its spread, peak_over_bf16, None on CPU; setting.model, .ffn and .vocabulary."""
     arms = [arm for arm in dict.fromkeys(rows["arm"]) if arm != BASELINE]
-    models = rows.groupby(["setting.model", "setting.ffn", "setting.vocabulary"], sort=False)
+    models = {
+        "{}, FFN {}, vocabulary {:,}".format(*sizes): cases.set_index("arm").reindex(arms)
+        for sizes, cases in rows.groupby(["setting.model", "setting.ffn", "setting.vocabulary"], sort=False)
+    }
+    color_of = colors(models)
     figure, panels = plt.subplots(1, len(COSTS), figsize=(TWO_COLUMNS, 0.7 + 0.25 * len(arms)), sharey=True)
     for axes, (cost, title) in zip(panels, COSTS.items(), strict=True):
         axes.axvline(1, color="black", linewidth=0.6, linestyle="--")
-        for offset, color, (model, cases) in zip(np.linspace(-0.2, 0.2, len(models)), OTHERS, models, strict=False):
-            own = cases.set_index("arm").reindex(arms)
+        for offset, (label, own) in zip(np.linspace(-0.2, 0.2, len(models)), models.items(), strict=True):
             places = np.arange(len(arms)) + (offset if len(models) > 1 else 0)
             spread = own["over_bf16_spread"] if cost == "over_bf16" else None
-            label = "{}, FFN {}, vocabulary {:,}".format(*model)
-            axes.errorbar(own[cost].astype(float), places, xerr=spread, fmt="o", ms=4, color=color, label=label)
+            values = own[cost].astype(float)
+            axes.errorbar(values, places, xerr=spread, fmt="o", ms=4, color=color_of[label], label=label)
         axes.set_xlabel(title)
     panels[0].set_yticks(range(len(arms)), arms)
     panels[0].set_ylim(len(arms) - 0.5, -0.5)

@@ -78,18 +78,20 @@ class StackOptimizer:
     def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
         assert isinstance(self.config, config.Adam)
-        betas, device = self.config.betas, self.parameters[0].device
+        betas, eps, device = self.config.betas, self.config.eps, self.parameters[0].device
         unbiased = self.unbias(step.view(-1), betas)
         corrections = [unbiased if start is None else self.unbias(step - start, betas) for start in self.starts]
         each = list(zip(self.parameters, gradients, self.states, corrections, self.held, strict=True))
+
+        def update(vectors: bool) -> None:
+            for p, g, (m, v), own, held in each:
+                if is_vector(p) == vectors:
+                    adam_(p, g, (m, v), lrs, own, alive, betas, eps, held)
+
         with torch.no_grad():
             with aside(device):  # a launch each, of next to nothing
-                for p, g, (m, v), own, _ in each:
-                    if is_vector(p):
-                        adam_(p, g, (m, v), lrs, own, alive, betas, self.config.eps)
-            for p, g, (m, v), own, held in each:
-                if not is_vector(p):
-                    adam_(p, g, (m, v), lrs, own, alive, betas, self.config.eps, held)
+                update(vectors=True)
+            update(vectors=False)
             join(device)
 
     def cast_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:

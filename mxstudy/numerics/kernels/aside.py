@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-SIDE = cache(torch.cuda.Stream)  # by device
+side_of = cache(torch.cuda.Stream)  # a device
 
 
 def aside(device: torch.device) -> AbstractContextManager[Any]:
@@ -18,10 +18,10 @@ def aside(device: torch.device) -> AbstractContextManager[Any]:
     """
     if device.type != "cuda":
         return nullcontext()
-    SIDE(device).wait_stream(torch.cuda.current_stream(device))
-    return torch.cuda.stream(SIDE(device))
+    side_of(device).wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(side_of(device))
 
 
 def join(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(SIDE(device))
+        torch.cuda.current_stream(device).wait_stream(side_of(device))
