@@ -6,6 +6,7 @@ Each reads N bf16 numbers and writes a code of 8 or 4 bits for every number and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,17 +21,18 @@ def moved_bytes(x: Tensor, fmt: str, block_size: int) -> int:
     return x.numel() * 2 + x.numel() * FORMATS[fmt].bits // 8 + x.numel() // block_size + 4 * len(x)
 
 
-def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[], object]]:
-    """By name; the first reads as many bytes as it writes, the others as much as the cast, of a GPU alone."""
+def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[Tensor], object]]:
+    """By name, of what is shaped as x; the first reads as many bytes as it writes, the others, which are a GPU's, as
+    many as the cast.
+    """
     half = moved_bytes(x, fmt, block_size) // 2
-    source, target = (torch.empty(half, dtype=torch.uint8, device=x.device) for _ in range(2))
-    found: dict[str, Callable[[], object]] = {"copy_": lambda: target.copy_(source)}
+    found: dict[str, Callable[[Tensor], object]] = {"copy_": lambda x: x.view(torch.uint8).flatten()[:half].clone()}
     if x.is_cuda:
-        found |= {f"{words} x {warps}": triton_copy(x, fmt, block_size, words, warps) for words, warps in TILES}
+        found |= {f"{words} x {warps}": partial(triton_copy, fmt, block_size, words, warps) for words, warps in TILES}
     return found
 
 
-def triton_copy(x: Tensor, fmt: str, block_size: int, tile: int, warps: int) -> Callable[[], object]:
+def triton_copy(fmt: str, block_size: int, tile: int, warps: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """`tile`: pairs of numbers a program."""
     from benchmarks.floor_kernel import copy_kernel
 
@@ -39,4 +41,5 @@ def triton_copy(x: Tensor, fmt: str, block_size: int, tile: int, warps: int) -> 
     codes = torch.empty(len(pairs), dtype={8: torch.int16, 4: torch.int8}[FORMATS[fmt].bits], device=x.device)
     scales = torch.empty(x.numel() // block_size, dtype=torch.int8, device=x.device)
     options = {"BLOCKS": tile * 2 // block_size, "TILE": tile, "num_warps": warps}
-    return lambda: copy_kernel[(len(pairs) // tile,)](pairs, codes, scales, **options)
+    copy_kernel[(len(pairs) // tile,)](pairs, codes, scales, **options)
+    return codes, scales

@@ -9,41 +9,41 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.compilers import OURS
-from benchmarks.floor import copies
+from benchmarks.floor import copies, moved_bytes
 from benchmarks.report import measured, show
 from benchmarks.timing import microseconds
-from mxstudy.numerics.kernels.norm_codes import CHUNKS, RowTile, row_tile, run
+from mxstudy.numerics.kernels.norm_codes import CHUNKS, VECTOR, RowTile, row_tile, run
 
-ELEMENTS_OF_THREAD = (16, 32, 64, 128)
+ELEMENTS_OF_THREAD = range(32, 161)
 
 
 def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
-    """Of at most CHUNKS chunks, so many elements a thread, one warp at least, sixteen at most."""
+    """Of at most CHUNKS chunks, 32 to 160 elements a thread, of which 8 at least are of one chunk."""
     padded = 1 << (columns - 1).bit_length()
-    for chunk in (padded // CHUNKS, padded * 2 // CHUNKS, padded * 4 // CHUNKS):
+    for chunk in (padded // CHUNKS, padded * 2 // CHUNKS, padded * 4 // CHUNKS, padded):
         for rows in (1, 2, 4, 8):
             for warps in (1, 2, 4, 8, 16):
-                elements = rows * padded // (32 * warps)
-                if chunk >= block_size and rows * chunk >= 32 * warps * 8 and elements in ELEMENTS_OF_THREAD:
+                elements = rows * (-(-columns // chunk) * chunk) // (32 * warps)
+                if chunk >= block_size and rows * chunk >= 32 * warps * VECTOR and elements in ELEMENTS_OF_THREAD:
                     yield RowTile(rows, chunk, warps)
 
 
 def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: float) -> list[dict[str, Any]]:
     """A row a tile, the fastest first."""
     usual = row_tile(x.shape[-1], block_size)
-    options = (x, None, OURS[norm].p, OURS[norm].eps, fmt, block_size, "rceil", "even", False, None)
-    calls: dict[str, Callable[[], object]] = {
-        " x ".join(map(str, tile)): partial(run, *options, tile) for tile in {usual, *tiles(x.shape[-1], block_size)}
+    options = (None, OURS[norm].p, OURS[norm].eps, fmt, block_size, "rceil", "even", False, None)
+    calls: dict[str, Callable[[torch.Tensor], object]] = {
+        " x ".join(map(str, tile)): lambda x, tile=tile: run(x, *options, tile)  # type: ignore[misc]
+        for tile in {usual, *tiles(x.shape[-1], block_size)}
     }
-    floors = copies(x, fmt, block_size)
-    us = microseconds({**calls, **{f"floor {name}": call for name, call in floors.items()}}, x.device, budget_s)
+    floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
+    us = microseconds({**calls, **{f"floor {name}": call for name, call in floors.items()}}, x, moved, budget_s)
     floor = min(us[f"floor {name}"].median for name in floors)
     about = {"norm": norm, "format": fmt, "block_size": block_size, "tokens": len(x), "hidden_size": x.shape[-1]}
     rows = [

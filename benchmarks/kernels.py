@@ -63,16 +63,15 @@ class Group(NamedTuple):
 def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budget_s: float) -> dict[str, Any]:
     """A row of the table: x [tokens, hidden] bf16, `peers` by norm and mode."""
     fmt, block_size = group.format, group.block_size
-    floors = copies(x, fmt, block_size)
-    screened = microseconds(floors, x.device, WIDELY) if len(floors) > 1 else {}
+    floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
+    screened = microseconds(floors, x, moved, WIDELY) if len(floors) > 1 else {}
     fastest = min(screened, key=lambda name: screened[name].median) if screened else next(iter(floors))
-    calls: dict[str, Callable[[], object]] = {"floor": floors[fastest]}
+    calls: dict[str, Callable[[torch.Tensor], object]] = {"floor": floors[fastest]}
     for name, norm in OURS.items():
-        calls[f"{name}_one_pass"] = partial(norm_codes, x, norm, fmt, BlockCast(block_size))
+        calls[f"{name}_one_pass"] = partial(norm_codes, norm=norm, fmt=fmt, cast=BlockCast(block_size))
     for name, peer in peers.items():
-        calls[name.replace(" ", "_compiled ")] = partial(peer, x)
-    del floors
-    return row(group, x, microseconds(calls, x.device, budget_s), fastest)
+        calls[name.replace(" ", "_compiled ")] = peer
+    return row(group, x, microseconds(calls, x, moved, budget_s), fastest)
 
 
 def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds], floor_by: str) -> dict[str, Any]:

@@ -1,20 +1,25 @@
 """How long calls take that are too short for the host: on a GPU without launches and caches, on a CPU as they are.
 
-Each call is captured in a CUDA graph, several times over, with something before each that reads three times the L2
-cache; a graph of that reading alone is taken off. All graphs take turns, so that a GPU that slows down does so for all.
+Each call is captured in a CUDA graph, again and again, on so many copies of its input that none is in the L2 cache when
+its turn comes, and with results that are all kept: what one call leaves in the cache to be written, another waits for.
+(Between calls to read something unrelated hides that writing: a copy then seems faster than the memory is.) All graphs
+take turns, so that a GPU that slows down does so for all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-L2_READS, LEAST_ROUNDS, MOST_ROUNDS, MOST_CALLS = 3, 9, 41, 8
-Calls = Mapping[str, Callable[[], object]]
+CACHES = 3  # what is moved between two calls on one input, in L2 caches
+GRAPH_US = 500  # of calls in a graph
+LEAST_ROUNDS, MOST_ROUNDS = 9, 41
+Calls = Mapping[str, Callable[[Tensor], object]]
 
 
 class Microseconds(NamedTuple):
@@ -25,55 +30,50 @@ class Microseconds(NamedTuple):
     q3: float
 
 
-def microseconds(calls: Calls, device: torch.device, budget_s: float = 0.2) -> dict[str, Microseconds]:
-    """Of each call; about `budget_s` in all, but LEAST_ROUNDS of each."""
-    rounds = on_gpu(calls, device, budget_s) if device.type == "cuda" else on_cpu(calls, budget_s)
+def microseconds(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float = 0.2) -> dict[str, Microseconds]:
+    """Of each call on x, which moves so many bytes at least; about `budget_s` in all, but LEAST_ROUNDS of each."""
+    rounds = on_gpu(calls, x, moved_bytes, budget_s) if x.is_cuda else on_cpu(calls, x, budget_s)
     return {name: Microseconds(*np.quantile(us, [0.25, 0.5, 0.75]).tolist()) for name, us in rounds.items()}
 
 
-def on_cpu(calls: Calls, budget_s: float) -> dict[str, list[float]]:
+def on_cpu(calls: Calls, x: Tensor, budget_s: float) -> dict[str, list[float]]:
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
-        call()
+        call(x)
     began_s = time.perf_counter()
     while len(next(iter(rounds.values()))) < LEAST_ROUNDS or time.perf_counter() - began_s < budget_s:
         for name, call in calls.items():
             before_s = time.perf_counter()
-            call()
+            call(x)
             rounds[name].append((time.perf_counter() - before_s) * 1e6)
     return rounds
 
 
-def on_gpu(calls: Calls, device: torch.device, budget_s: float) -> dict[str, list[float]]:
-    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    unrelated = torch.zeros(L2_READS * l2_bytes // 4, dtype=torch.float32, device=device)
+def on_gpu(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float) -> dict[str, list[float]]:
     for call in calls.values():
-        call()  # it may compile
-    longest_us = max(once_us(call) for call in calls.values())
-    repeats = int(min(max(500 / longest_us, 1), MOST_CALLS))
-    graphs = {name: captured(call, unrelated, repeats) for name, call in calls.items()}
-    nothing = captured(None, unrelated, repeats)
-    for graph in (nothing, *graphs.values()):
+        call(x)  # it may compile
+    longest_us = max(once_us(lambda call=call: call(x)) for call in calls.values())  # type: ignore[misc]
+    copies = -(-CACHES * torch.cuda.get_device_properties(x.device).L2_cache_size // moved_bytes)
+    inputs = [x, *(x.clone() for _ in range(copies - 1))]
+    inputs *= max(1, int(GRAPH_US / (longest_us * copies)))
+    graphs = {name: captured(call, inputs) for name, call in calls.items()}
+    for graph in graphs.values():
         graph.replay()
-    round_s = sum(once_us(graph.replay) for graph in (nothing, *graphs.values())) / 1e6
-    spent: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in ("", *graphs)}
+    round_s = sum(once_us(graph.replay) for graph in graphs.values()) / 1e6
+    spent: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
     for _ in range(int(min(max(budget_s / round_s, LEAST_ROUNDS), MOST_ROUNDS))):
-        for name, graph in {"": nothing, **graphs}.items():
+        for name, graph in graphs.items():
             spent[name].append(recorded(graph.replay))
     torch.cuda.synchronize()
-    us = {name: [a.elapsed_time(b) * 1e3 / repeats for a, b in events] for name, events in spent.items()}
-    reading_us = float(np.median(us.pop("")))
-    return {name: [each - reading_us for each in of_call] for name, of_call in us.items()}
+    return {name: [a.elapsed_time(b) * 1e3 / len(inputs) for a, b in events] for name, events in spent.items()}
 
 
-def captured(call: Callable[[], object] | None, unrelated: torch.Tensor, repeats: int) -> torch.cuda.CUDAGraph:
+def captured(call: Callable[[Tensor], object], inputs: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            unrelated.amax()
-            if call is not None:
-                call()
+        kept = [call(x) for x in inputs]  # else the next result takes the memory of this one
+    del kept
     return graph
 
 

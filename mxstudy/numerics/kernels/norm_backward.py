@@ -9,7 +9,6 @@ from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels.operands import ceil_power_of_two, launch, power_of_two_in
 from mxstudy.numerics.norm import center, norm_backward, normalize
 
-FEW_ROWS = 4096
 MOST_PROGRAMS = 1024  # a replica: what they leave to be added up has to stay small
 FP32 = torch.float32
 
@@ -100,8 +99,5 @@ def run(
 
 
 def tile_of_rows(rows: int, width: int) -> tuple[int, int]:
-    """Height and warps: large where rows are few, else small, so that a multiprocessor has several tiles at once."""
-    if rows <= FEW_ROWS:
-        return min(power_of_two_in(rows), max(1, 8192 // width)), 8
-    elements = max(width, 2048)
-    return min(power_of_two_in(rows), elements // width), min(elements // 512, 16)
+    """Height and warps: a warp has 256 columns of all rows, so that no sum over rows leaves it."""
+    return min(power_of_two_in(rows), max(1, 2048 // width)), min(max(1, width // 256), 16)

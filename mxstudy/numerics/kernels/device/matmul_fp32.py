@@ -9,12 +9,6 @@ def matmul_fp32_kernel(
     a_ptr,
     b_ptr,
     c_ptr,
-    a_batch,
-    a_row,
-    a_inner,
-    b_batch,
-    b_inner,
-    b_column,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -22,17 +16,17 @@ def matmul_fp32_kernel(
     TILE_INNER: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """c [batch, ROWS, COLUMNS], contiguous; a [batch, ROWS, INNER] and b [batch, INNER, COLUMNS] by their strides."""
+    """a [batch, ROWS, INNER], b [batch, COLUMNS, INNER] -> c [batch, ROWS, COLUMNS]."""
     across: tl.constexpr = COLUMNS // TILE_COLUMNS
     batch = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) // across * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(0) % across * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     inner = tl.arange(0, TILE_INNER)
-    a = a_ptr + batch * a_batch + row[:, None] * a_row + inner[None, :] * a_inner
-    b = b_ptr + batch * b_batch + inner[:, None] * b_inner + column[None, :] * b_column
+    a = a_ptr + (batch * ROWS + row[:, None]) * INNER + inner[None, :]
+    b = b_ptr + (batch * COLUMNS + column[None, :]) * INNER + inner[:, None]
     sums = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
     for _ in range(0, INNER, TILE_INNER):
         sums = tl.dot(tl.load(a), tl.load(b), sums, input_precision="tf32x3")
-        a += TILE_INNER * a_inner
-        b += TILE_INNER * b_inner
+        a += TILE_INNER
+        b += TILE_INNER
     tl.store(c_ptr + (batch * ROWS + row[:, None]) * COLUMNS + column[None, :], sums)
