@@ -18,7 +18,7 @@ from benchmarks.compilers import OURS
 from benchmarks.floor import copies, moved_bytes
 from benchmarks.report import measured, show
 from benchmarks.timing import microseconds
-from mxstudy.numerics.kernels.norm_codes import CHUNKS, VECTOR, RowTile, row_tile, run
+from mxstudy.numerics.kernels.norm_codes import CHUNKS, WARP, RowTile, row_tile, run
 
 ELEMENTS_OF_THREAD = range(32, 161)
 
@@ -30,7 +30,7 @@ def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
         for rows in (1, 2, 4, 8):
             for warps in (1, 2, 4, 8, 16):
                 elements = rows * (-(-columns // chunk) * chunk) // (32 * warps)
-                if chunk >= block_size and rows * chunk >= 32 * warps * VECTOR and elements in ELEMENTS_OF_THREAD:
+                if chunk >= block_size and rows * chunk >= warps * WARP and elements in ELEMENTS_OF_THREAD:
                     yield RowTile(rows, chunk, warps)
 
 

@@ -24,6 +24,9 @@ every_coded = pytest.mark.parametrize("fmt", CODED)
 
 def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None, branch=None):
     """Codes, scales, rms, and the sum with a branch, as CPU tensors."""
+    if tile is None and DEVICE == "cpu":  # the interpreter takes its time a program
+        usual = row_tile(x.shape[-1], cast.block_size)
+        tile = usual._replace(rows=16 * usual.rows, warps=16 * usual.warps)
     options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale, tile)
     x, branch = x.to(DEVICE), None if branch is None else branch.to(DEVICE)
     found = [t.cpu() for t in run(x, branch, norm.p, norm.eps, fmt, *options)]
@@ -68,8 +71,9 @@ def test_tiles_hold_rows_whole(columns, block_size):
     rows, chunk, warps = row_tile(columns, block_size)
     assert chunk % block_size == 0
     assert 0 < columns / chunk <= 8
-    assert 4 <= warps == rows * chunk / 256 <= 32
-    assert row_tile(MAX_COLUMNS, 32).warps == 32
+    assert 1 <= warps <= rows * chunk / 256
+    assert rows * columns / (warps * 32) <= 128
+    assert row_tile(MAX_COLUMNS, 32).warps == 16
 
 
 @every_rule

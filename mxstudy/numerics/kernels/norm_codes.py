@@ -17,7 +17,7 @@ from mxstudy.reader import require
 CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
 MAX_COLUMNS = 2**16  # a program has rows whole in its registers
 CHUNKS = 8  # at most, of a row
-VECTOR = 8  # elements of a chunk that a thread has: 16 bytes
+WARP = 32 * 8  # elements of a chunk of which a thread has 16 bytes
 
 
 class NormCodes(NamedTuple):
@@ -144,15 +144,14 @@ def run(
     from mxstudy.numerics.kernels.device.codes import ELEMENTS
     from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
 
-    x = x.contiguous()
     codes, scales, rms, total = results = empty_results(x, branch is not None, fmt, block_size)
-    added = (None, None) if branch is None else (branch.contiguous(), total)
+    added = (None, None) if branch is None else (in_words(branch), in_words(total))
     columns = x.shape[-1]
     rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
     launch(
         norm_codes_kernel,
         (-(-rows // tile.rows),),
-        (x, *added, codes, scales, rms, rows, tensor_scale or 1.0),
+        (in_words(x), *added, codes, scales, rms, rows, tensor_scale or 1.0),
         tile.warps,
         P=p,
         COEFFICIENT=None if p is None else rms_coefficient(p, block_size),
@@ -165,14 +164,21 @@ def run(
         BLOCK=block_size,
         COLUMNS=columns,
         CHUNK=tile.chunk,
+        VECTORS=2 if tile.rows * tile.chunk >= 2 * tile.warps * WARP else 1,
         TILE_ROWS=tile.rows,
         WHOLE_TILES=rows % tile.rows == 0,
     )
     return results
 
 
+def in_words(x: Tensor) -> Tensor:
+    """Two bf16 numbers each."""
+    return x.contiguous().view(torch.int32)
+
+
 def row_tile(columns: int, block_size: int) -> RowTile:
-    """So that a thread has 16 bytes of every chunk, and a program four warps at least."""
-    chunk = max((1 << (columns - 1).bit_length()) // CHUNKS, block_size)
-    rows = max(1, 4 * 32 * VECTOR // chunk)
-    return RowTile(rows, chunk, rows * chunk // (32 * VECTOR))
+    """As many rows as a warp has work with, one as a rule; 64 or 128 elements a thread."""
+    padded = 1 << (columns - 1).bit_length()
+    chunk = max(padded // CHUNKS, min(padded, WARP), block_size)
+    warps = min(max(1, chunk // WARP), 4 if padded <= 2**14 else 16)
+    return RowTile(max(1, WARP // chunk), padded // 2 if warps < chunk // WARP and padded <= 2**14 else chunk, warps)

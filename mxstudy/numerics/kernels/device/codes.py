@@ -17,6 +17,9 @@ FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 dow
 FARTHEST = tl.constexpr(2.0**40)  # of the rms from 1
 LEAST_EXPONENT = tl.constexpr(127 - 80)  # of a scale with what is no farther, and with rms times it, in FP32's range
 ANCHOR = tl.constexpr(2.0**23)  # the sum with it has the nearest integer in its low bits, ties to even
+ANCHOR_BITS = tl.constexpr(0x4B000000)
+SIGNS = tl.constexpr(-0x7FFF8000)  # of both bf16 numbers of a word: bits 15 and 31
+SIGNS_TO_BYTE = tl.constexpr(2**20 + 2**8)  # a product with it over 2^32 has them in bits 3 and 7
 E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 E4M3_MAX = tl.constexpr(448.0)
 
@@ -68,39 +71,57 @@ def encode_e4m3_scales(absmax, tensor_scale, NEAR: tl.constexpr):
 
 
 @triton.jit
-def encode_bytes(x, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """x float32 [rows, blocks, BLOCK] over its scales -> uint8 [rows, CHUNK]. The conversion saturates."""
+def encode_bytes(low, high, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """Numbers in pairs, float32 [rows, spans, words] over their scales -> uint8 [rows, spans, 2 words].
+
+    The conversion saturates.
+    """
+    x = tl.reshape(tl.join(low, high), (low.shape[0], low.shape[1], 2 * low.shape[2]))
     y = x
     if CAST[3]:
         y = round_to_grid(x, CAST[1], True)
     codes = y.to(CAST[0]).to(tl.uint8, bitcast=True)
     if not NEAR:
         codes = tl.where(x == x, codes, 0x7F).to(tl.uint8)
-    return tl.reshape(codes, (x.shape[0], x.shape[1] * x.shape[2]))
+    return codes
 
 
 @triton.jit
-def encode_e2m1(m, x, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """The same in E2M1 of magnitudes m, with the signs of x: uint8 [rows, CHUNK / 2], the first of two in the low bits.
+def encode_e2m1(low, high, word, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """The same in E2M1, of magnitudes, with the signs of the bf16 numbers in `word`: uint8 [rows, spans, words].
 
-    The code of m is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three. Each is a sum
-    with the anchor that is rounded once, to a whole number.
+    The first of two is in the low bits.
+    """
+    signs = word & SIGNS
+    if not NEAR:
+        signs = tl.where(low < float("inf"), signs, signs & -0x10000)
+        signs = tl.where(high < float("inf"), signs, signs & 0xFFFF)
+    signs = tl.umulhi(signs.to(tl.uint32, bitcast=True), SIGNS_TO_BYTE).to(tl.int32, bitcast=True) & 0x88
+    code = code_of_e2m1(low, NEAR, CAST) + code_of_e2m1(high, NEAR, CAST) * 16
+    return (code | signs).to(tl.uint8)
+
+
+@triton.jit
+def code_of_e2m1(m, NEAR: tl.constexpr, CAST: tl.constexpr):
+    """Of magnitudes m, in the last byte of an int32.
+
+    It is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three. Each is a sum with the
+    anchor that is rounded once, to a whole number; the anchor's last byte is 0. None is negative, so that their bits
+    compare as they do.
     """
     finite = m < float("inf")
     if CAST[3]:
         m = round_to_grid(m, CAST[1], True)
-    least = tl.minimum(tl.fma(m, 2.0, ANCHOR), m + (ANCHOR + 2.0))
-    least = tl.minimum(least, tl.fma(m, 0.5, ANCHOR + 4.0))
+    least = tl.minimum(bits(tl.fma(m, 2.0, ANCHOR)), bits(m + (ANCHOR + 2.0)))
+    least = tl.minimum(least, bits(tl.fma(m, 0.5, ANCHOR + 4.0)))
     if CAST[1][4] is not None:
-        least = tl.minimum(least, ANCHOR + 7.0)
-    code = least.to(tl.int32, bitcast=True)  # in its last byte, which is 0 in the anchor's bits
-    if not NEAR:
-        code = tl.where(finite, code, 7)
-        x = tl.where(finite, x, 0.0)
-    PAIRS: tl.constexpr = (x.shape[0], x.shape[1] * x.shape[2] // 2, 2)
-    low, high = tl.split(tl.reshape(code, PAIRS))
-    low_sign, high_sign = tl.split(tl.reshape(x.to(tl.int32, bitcast=True), PAIRS))
-    return (low + (high << 4) + ((low_sign >> 28) & 0x8) + ((high_sign >> 24) & 0x80)).to(tl.uint8)
+        least = tl.minimum(least, ANCHOR_BITS + 7)
+    return least if NEAR else tl.where(finite, least, 7)
+
+
+@triton.jit
+def bits(x):
+    return x.to(tl.int32, bitcast=True)
 
 
 ELEMENTS = {"E4M3": tl.float8e4nv, "E5M2": tl.float8e5, "E2M1": None, "NVFP4": None}

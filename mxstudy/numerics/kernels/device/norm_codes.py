@@ -1,18 +1,19 @@
 """Norm and cast of rows to codes, in one pass: a program has a few whole rows in its registers.
 
 A row is up to eight chunks, a power of two wide, so that sizes that are no powers of two leave few lanes idle or none.
+A chunk is spans of one or two vectors of 16 bytes, which a thread has; a vector is four words of two numbers, and what
+can be done to both numbers of a word at once is.
 
 Where all numbers of a program are NEAR, which `codes` explains, it goes on with what it has in registers; else it reads
 its rows again and divides, a chunk at a time.
 
-SHAPE is (rows of the tile, blocks of a chunk, BLOCK, COLUMNS, WHOLE_TILES), CAST is (ELEMENT, FORMAT, E4M3_SCALES,
-AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+SHAPE is (rows of the tile, spans of a chunk, vectors of a span, words of a vector, BLOCK, COLUMNS, WHOLE_TILES), CAST
+is (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
 """
 
 import triton
 import triton.language as tl
 
-from mxstudy.numerics.kernels.device.cast import magnitude_bits
 from mxstudy.numerics.kernels.device.codes import (
     FAR,
     FARTHEST,
@@ -23,6 +24,8 @@ from mxstudy.numerics.kernels.device.codes import (
     encode_e8m0_scales,
 )
 from mxstudy.numerics.kernels.device.norm import finish_block_maxima, finish_squares, power
+
+MAGNITUDES = tl.constexpr(0x7FFF7FFF)  # of both numbers of a word
 
 
 @triton.jit
@@ -46,33 +49,33 @@ def norm_codes_kernel(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
+    VECTORS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ):
     """x [rows, COLUMNS] bf16 -> codes, scales [rows, COLUMNS // BLOCK] of one byte each, rms [rows] float32.
 
-    `branch`, or None, is added to x first, and the sum, rounded to bf16, written to `total`.
-    P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which two are a byte.
-    E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows.
+    x, branch and total are int32, two numbers each. `branch`, or None, is added to x first, and the sum, rounded to
+    bf16, written to `total`. P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which
+    two are a byte. E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows.
     """
-    SHAPE: tl.constexpr = (TILE_ROWS, CHUNK // BLOCK, BLOCK, COLUMNS, WHOLE_TILES)
+    SPANS: tl.constexpr = CHUNK // (8 * VECTORS)
+    SHAPE: tl.constexpr = (TILE_ROWS, SPANS, VECTORS, 4, BLOCK, COLUMNS, WHOLE_TILES)
     CAST: tl.constexpr = (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND)
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
     first = tl.program_id(0).to(tl.int64) * TILE_ROWS
     left = (rows - first).to(tl.int32)
-    x_ptr += first * COLUMNS
+    x_ptr += first * (COLUMNS // 2)
     if branch_ptr is not None:
-        branch_ptr += first * COLUMNS
-        total_ptr += first * COLUMNS
+        branch_ptr += first * (COLUMNS // 2)
+        total_ptr += first * (COLUMNS // 2)
     codes_ptr += first * (COLUMNS // 2 if ELEMENT is None else COLUMNS)
     scales_ptr += first * (COLUMNS // BLOCK)
 
     chunks = ()
     maxima = ()
     for i in tl.static_range(CHUNKS):
-        x = load_chunk(x_ptr, branch_ptr, i, left, SHAPE)
-        if branch_ptr is not None:
-            store_chunk(total_ptr, x, i, left, SHAPE)
+        x = load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE)
         chunks += (x,)
         maxima += (block_maxima(x, SHAPE),)
 
@@ -82,9 +85,11 @@ def norm_codes_kernel(
         most = tl.maximum(most, maxima[i])
         least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
     if P is None:
-        squares = tl.zeros((TILE_ROWS, CHUNK // BLOCK, BLOCK), tl.float32)
+        squares = tl.zeros((TILE_ROWS, SPANS, 4), tl.float32)
         for i in tl.static_range(CHUNKS):
-            squares = tl.fma(in_blocks(chunks[i], SHAPE), in_blocks(chunks[i], SHAPE), squares)
+            for v in tl.static_range(VECTORS):
+                low, high = numbers(chunks[i][v])
+                squares = tl.fma(high, high, tl.fma(low, low, squares))
         total = tl.sum(tl.sum(squares, axis=2), axis=1)
         _, rms = finish_squares(tl.zeros_like(total), total, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
     else:
@@ -113,56 +118,75 @@ def norm_codes_kernel(
         store_all_scales(codes_of_scales, scales_ptr, left, SHAPE)
     else:
         for far_chunk in range(CHUNKS):
-            far = load_chunk(x_ptr, branch_ptr, far_chunk, left, SHAPE)
+            far = load_chunk(x_ptr, branch_ptr, None, far_chunk, left, SHAPE)
             z = (far, block_maxima(far, SHAPE), rms, inverse, tensor_scale)
             scale = store_codes(z, codes_ptr, far_chunk, left, False, CAST, SHAPE)
-            store_chunk(scales_ptr, scale, far_chunk, left, SHAPE)
+            store_items(scales_ptr, scale, far_chunk, left, 1, SHAPE)
 
 
 @triton.jit
-def load_chunk(x_ptr, branch_ptr, i, left, SHAPE: tl.constexpr):
-    """[rows, CHUNK] bf16, zeros beyond the matrix. It is read once, and then in nobody's way in the cache."""
-    offsets, mask = offsets_in(i, left, SHAPE, SHAPE[2], 1)
-    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-    if branch_ptr is not None:
-        branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-        x = (x.to(tl.float32) + branch.to(tl.float32)).to(tl.bfloat16)
-    return x
+def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
+    """Its vectors, int32 [rows, spans, words] each, zeros beyond the matrix.
 
-
-@triton.jit
-def store_chunk(ptr, x, i, left, SHAPE: tl.constexpr):
-    """x [rows, items] to the i-th of the chunks that it is one of; it is not read soon."""
-    offsets, mask = offsets_in(i, left, SHAPE, x.shape[1] // SHAPE[1], 1)
-    tl.store(ptr + offsets, x, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit
-def offsets_in(i, left, SHAPE: tl.constexpr, SIZE: tl.constexpr, CHUNKS: tl.constexpr):
-    """Offsets and mask of the i-th `CHUNKS` chunks in a matrix [rows, items] that has SIZE items a block."""
-    ROWS: tl.constexpr = SHAPE[0]
-    WIDTH: tl.constexpr = CHUNKS * SHAPE[1] * SIZE
-    ITEMS: tl.constexpr = SHAPE[3] // SHAPE[2] * SIZE
-    row = tl.arange(0, ROWS)[:, None]
-    item = i * WIDTH + tl.arange(0, WIDTH)[None, :]
-    mask = tl.full((ROWS, WIDTH), True, tl.int1)
-    if not SHAPE[4]:
+    It is read once, and then in nobody's way in the cache. `total_ptr`: where the sum with a branch goes, or None.
+    """
+    WIDTH: tl.constexpr = SHAPE[2] * SHAPE[3]  # of a span
+    ITEMS: tl.constexpr = SHAPE[5] // 2
+    row = tl.arange(0, SHAPE[0])[:, None, None]
+    first = (i * SHAPE[1] + tl.arange(0, SHAPE[1])[None, :, None]) * WIDTH
+    mask = tl.full((SHAPE[0], SHAPE[1], SHAPE[3]), True, tl.int1)
+    if not SHAPE[6]:
         mask = mask & (row < left)
-    if ITEMS % WIDTH != 0:
-        mask = mask & (item < ITEMS)
-    return row * ITEMS + item, mask
+    if ITEMS % (SHAPE[1] * WIDTH) != 0:
+        mask = mask & (first < ITEMS)
+    vectors = ()
+    for v in tl.static_range(SHAPE[2]):
+        offsets = row * ITEMS + first + v * SHAPE[3] + tl.arange(0, SHAPE[3])[None, None, :]
+        x = tl.load(x_ptr + offsets, mask=mask, other=0, eviction_policy="evict_first")
+        if branch_ptr is not None:
+            branch = tl.load(branch_ptr + offsets, mask=mask, other=0, eviction_policy="evict_first")
+            x = words_of_sums(x, branch)
+            if total_ptr is not None:
+                tl.store(total_ptr + offsets, x, mask=mask, cache_modifier=".cs")
+        vectors += (x,)
+    return vectors
 
 
 @triton.jit
-def in_blocks(x, SHAPE: tl.constexpr):
-    """[rows, CHUNK] -> float32 [rows, blocks, BLOCK]."""
-    return tl.reshape(x, (SHAPE[0], SHAPE[1], SHAPE[2])).to(tl.float32)
+def numbers(word):
+    """The first and the second of both bf16 numbers, as float32."""
+    low, high = word << 16, word & -0x10000
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def block_maxima(x, SHAPE: tl.constexpr):
-    """The bits of the largest magnitude of every block: int32 [rows, blocks]."""
-    return tl.max(magnitude_bits(in_blocks(x, SHAPE)), axis=2)
+def words_of_sums(x, y):
+    """Sums of bf16 numbers, rounded to bf16."""
+    x_low, x_high = numbers(x)
+    y_low, y_high = numbers(y)
+    low = (x_low + y_low).to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.int32)
+    high = (x_high + y_high).to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.int32)
+    return low | (high << 16)
+
+
+@triton.jit
+def block_maxima(vectors, SHAPE: tl.constexpr):
+    """The bits of the largest magnitude of every block, as of a float32: int32 [rows, blocks]."""
+    most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[3]), tl.int32)
+    for v in tl.static_range(SHAPE[2]):
+        word = vectors[v] & MAGNITUDES
+        most = tl.maximum(tl.maximum(most, word), word << 16)  # the second number's, and what is below it
+    of_span = tl.max(most, axis=2) & -0x10000
+    BLOCKS: tl.constexpr = SHAPE[1] * SHAPE[2] * 2 * SHAPE[3] // SHAPE[4]
+    return tl.max(tl.reshape(of_span, (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS)), axis=2)
+
+
+@triton.jit
+def for_spans(x, SHAPE: tl.constexpr):
+    """What a block has [rows, blocks], for each number of its spans: [rows, spans, 1]."""
+    BLOCKS: tl.constexpr = x.shape[1]
+    every = tl.broadcast_to(x[:, :, None], (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS))
+    return tl.reshape(every, (SHAPE[0], SHAPE[1]))[:, :, None]
 
 
 @triton.jit
@@ -181,24 +205,39 @@ def invertible(bits):
 def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr):
     """Of a chunk; returns the codes of its scales, uint8 [rows, blocks].
 
-    y: x [rows, CHUNK], its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale.
+    y: its vectors, its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale.
     """
-    x, maxima, rms, inverse, tensor_scale = y
+    vectors, maxima, rms, inverse, tensor_scale = y
     absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, NEAR, CAST)
     if CAST[2]:
         scale, factor = encode_e4m3_scales(absmax, tensor_scale, NEAR)
     else:
         scale, power_of_two, factor = encode_e8m0_scales(absmax, NEAR, CAST[1])
-    x = in_blocks(x, SHAPE)
-    values = tl.abs(x) if CAST[0] is None else x
     if NEAR and not CAST[2]:  # x / (rms 2^k) is (x / rms) / 2^k, bit by bit
-        rms, inverse = (rms * power_of_two)[:, :, None], (inverse * factor)[:, :, None]
-        values = divide(values, rms, inverse, NEAR, CAST)
+        rms, inverse = for_spans(rms * power_of_two, SHAPE), for_spans(inverse * factor, SHAPE)
     else:
-        values = divide(values, rms[:, :, None], inverse[:, :, None], NEAR, CAST) * factor[:, :, None]
-    codes = encode_e2m1(values, x, NEAR, CAST) if CAST[0] is None else encode_bytes(values, NEAR, CAST)
-    store_chunk(codes_ptr, codes, i, left, SHAPE)
+        rms, inverse, factor = rms[:, :, None], inverse[:, :, None], for_spans(factor, SHAPE)
+    codes = ()
+    for v in tl.static_range(SHAPE[2]):
+        word = vectors[v]
+        low, high = numbers(word & MAGNITUDES if CAST[0] is None else word)
+        low, high = divide(low, rms, inverse, NEAR, CAST), divide(high, rms, inverse, NEAR, CAST)
+        if CAST[2] or not NEAR:
+            low, high = low * factor, high * factor
+        code = encode_e2m1(low, high, word, NEAR, CAST) if CAST[0] is None else encode_bytes(low, high, NEAR, CAST)
+        codes += (code,)
+    store_items(codes_ptr, side_by_side(codes, SHAPE), i, left, 1, SHAPE)
     return scale
+
+
+@triton.jit
+def side_by_side(vectors, SHAPE: tl.constexpr):
+    """[rows, spans, items] of each vector -> [rows, all items]."""
+    x = vectors[0]
+    ITEMS: tl.constexpr = x.shape[1] * x.shape[2] * SHAPE[2]
+    if SHAPE[2] == 2:
+        x = tl.permute(tl.join(x, vectors[1]), (0, 1, 3, 2))
+    return tl.reshape(x, (SHAPE[0], ITEMS))
 
 
 @triton.jit
@@ -207,5 +246,20 @@ def store_all_scales(s, scales_ptr, left, SHAPE: tl.constexpr):
     low = tl.join(tl.join(s[0], s[1]), tl.join(s[2], s[3]))
     high = tl.join(tl.join(s[4], s[5]), tl.join(s[6], s[7]))
     together = tl.permute(tl.join(low, high), (0, 4, 3, 2, 1))
-    offsets, mask = offsets_in(0, left, SHAPE, 1, 8)
-    tl.store(scales_ptr + offsets, tl.reshape(together, (SHAPE[0], 8 * SHAPE[1])), mask=mask, cache_modifier=".cs")
+    together = tl.reshape(together, (SHAPE[0], 8 * s[0].shape[1]))
+    store_items(scales_ptr, together, 0, left, 8, SHAPE)
+
+
+@triton.jit
+def store_items(ptr, x, i, left, CHUNKS: tl.constexpr, SHAPE: tl.constexpr):
+    """x [rows, items of so many chunks], the i-th that are so many; they are not read soon."""
+    WIDTH: tl.constexpr = CHUNKS * SHAPE[1] * SHAPE[2] * SHAPE[3] * 2
+    ITEMS: tl.constexpr = x.shape[1] * SHAPE[5] // WIDTH
+    row = tl.arange(0, x.shape[0])[:, None]
+    item = i * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
+    mask = tl.full((x.shape[0], x.shape[1]), True, tl.int1)
+    if not SHAPE[6]:
+        mask = mask & (row < left)
+    if SHAPE[5] % WIDTH != 0:
+        mask = mask & (item < ITEMS)
+    tl.store(ptr + row * ITEMS + item, x, mask=mask, cache_modifier=".cs")
