@@ -24,7 +24,7 @@ ELEMENTS_OF_THREAD = range(32, 161)
 
 
 def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
-    """Of at most CHUNKS chunks, 32 to 160 elements a thread, of which 8 at least are of one chunk."""
+    """Of at most CHUNKS chunks, 32 to 160 elements a thread, of which a span at least is of one chunk."""
     padded = 1 << (columns - 1).bit_length()
     for chunk in (padded // CHUNKS, padded * 2 // CHUNKS, padded * 4 // CHUNKS, padded):
         for rows in (1, 2, 4, 8):

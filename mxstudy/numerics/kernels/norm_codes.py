@@ -17,7 +17,7 @@ from mxstudy.reader import require
 CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
 MAX_COLUMNS = 2**16  # a program has rows whole in its registers
 CHUNKS = 8  # at most, of a row
-WARP = 32 * 8  # elements of a chunk of which a thread has 16 bytes
+WARP = 32 * 16  # elements of a chunk: a span a thread
 
 
 class NormCodes(NamedTuple):
@@ -164,7 +164,6 @@ def run(
         BLOCK=block_size,
         COLUMNS=columns,
         CHUNK=tile.chunk,
-        VECTORS=2 if tile.rows * tile.chunk >= 2 * tile.warps * WARP else 1,
         TILE_ROWS=tile.rows,
         WHOLE_TILES=rows % tile.rows == 0,
     )
@@ -177,8 +176,7 @@ def in_words(x: Tensor) -> Tensor:
 
 
 def row_tile(columns: int, block_size: int) -> RowTile:
-    """As many rows as a warp has work with, one as a rule; 64 or 128 elements a thread."""
+    """One row, where it has work for a warp; a thread has a span of every chunk, so 128 elements at most."""
     padded = 1 << (columns - 1).bit_length()
     chunk = max(padded // CHUNKS, min(padded, WARP), block_size)
-    warps = min(max(1, chunk // WARP), 4 if padded <= 2**14 else 16)
-    return RowTile(max(1, WARP // chunk), padded // 2 if warps < chunk // WARP and padded <= 2**14 else chunk, warps)
+    return RowTile(max(1, WARP // chunk), chunk, max(1, chunk // WARP))

@@ -1,14 +1,14 @@
 """Norm and cast of rows to codes, in one pass: a program has a few whole rows in its registers.
 
 A row is up to eight chunks, a power of two wide, so that sizes that are no powers of two leave few lanes idle or none.
-A chunk is spans of one or two vectors of 16 bytes, which a thread has; a vector is four words of two numbers, and what
-can be done to both numbers of a word at once is.
+A chunk is spans of 16 numbers, which a thread has: two vectors of four words of two numbers. What can be done to both
+numbers of a word at once is.
 
 Where all numbers of a program are NEAR, which `codes` explains, it goes on with what it has in registers; else it reads
 its rows again and divides, a chunk at a time.
 
-SHAPE is (rows of the tile, spans of a chunk, vectors of a span, words of a vector, BLOCK, COLUMNS, WHOLE_TILES), CAST
-is (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+SHAPE is (rows of the tile, spans of a chunk, words of a vector, BLOCK, COLUMNS, WHOLE_TILES), CAST is (ELEMENT, FORMAT,
+E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
 """
 
 import triton
@@ -49,7 +49,6 @@ def norm_codes_kernel(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
-    VECTORS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ):
@@ -59,8 +58,8 @@ def norm_codes_kernel(
     bf16, written to `total`. P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which
     two are a byte. E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows.
     """
-    SPANS: tl.constexpr = CHUNK // (8 * VECTORS)
-    SHAPE: tl.constexpr = (TILE_ROWS, SPANS, VECTORS, 4, BLOCK, COLUMNS, WHOLE_TILES)
+    SPANS: tl.constexpr = CHUNK // 16
+    SHAPE: tl.constexpr = (TILE_ROWS, SPANS, 4, BLOCK, COLUMNS, WHOLE_TILES)
     CAST: tl.constexpr = (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND)
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
     first = tl.program_id(0).to(tl.int64) * TILE_ROWS
@@ -87,7 +86,7 @@ def norm_codes_kernel(
     if P is None:
         squares = tl.zeros((TILE_ROWS, SPANS, 4), tl.float32)
         for i in tl.static_range(CHUNKS):
-            for v in tl.static_range(VECTORS):
+            for v in tl.static_range(2):
                 low, high = numbers(chunks[i][v])
                 squares = tl.fma(high, high, tl.fma(low, low, squares))
         total = tl.sum(tl.sum(squares, axis=2), axis=1)
@@ -130,18 +129,18 @@ def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
 
     It is read once, and then in nobody's way in the cache. `total_ptr`: where the sum with a branch goes, or None.
     """
-    WIDTH: tl.constexpr = SHAPE[2] * SHAPE[3]  # of a span
-    ITEMS: tl.constexpr = SHAPE[5] // 2
+    WIDTH: tl.constexpr = 2 * SHAPE[2]  # of a span
+    ITEMS: tl.constexpr = SHAPE[4] // 2
     row = tl.arange(0, SHAPE[0])[:, None, None]
     first = (i * SHAPE[1] + tl.arange(0, SHAPE[1])[None, :, None]) * WIDTH
-    mask = tl.full((SHAPE[0], SHAPE[1], SHAPE[3]), True, tl.int1)
-    if not SHAPE[6]:
+    mask = tl.full((SHAPE[0], SHAPE[1], SHAPE[2]), True, tl.int1)
+    if not SHAPE[5]:
         mask = mask & (row < left)
     if ITEMS % (SHAPE[1] * WIDTH) != 0:
         mask = mask & (first < ITEMS)
     vectors = ()
-    for v in tl.static_range(SHAPE[2]):
-        offsets = row * ITEMS + first + v * SHAPE[3] + tl.arange(0, SHAPE[3])[None, None, :]
+    for v in tl.static_range(2):
+        offsets = row * ITEMS + first + v * SHAPE[2] + tl.arange(0, SHAPE[2])[None, None, :]
         x = tl.load(x_ptr + offsets, mask=mask, other=0, eviction_policy="evict_first")
         if branch_ptr is not None:
             branch = tl.load(branch_ptr + offsets, mask=mask, other=0, eviction_policy="evict_first")
@@ -172,12 +171,12 @@ def words_of_sums(x, y):
 @triton.jit
 def block_maxima(vectors, SHAPE: tl.constexpr):
     """The bits of the largest magnitude of every block, as of a float32: int32 [rows, blocks]."""
-    most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[3]), tl.int32)
-    for v in tl.static_range(SHAPE[2]):
+    most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[2]), tl.int32)
+    for v in tl.static_range(2):
         word = vectors[v] & MAGNITUDES
         most = tl.maximum(tl.maximum(most, word), word << 16)  # the second number's, and what is below it
     of_span = tl.max(most, axis=2) & -0x10000
-    BLOCKS: tl.constexpr = SHAPE[1] * SHAPE[2] * 2 * SHAPE[3] // SHAPE[4]
+    BLOCKS: tl.constexpr = SHAPE[1] * 4 * SHAPE[2] // SHAPE[3]
     return tl.max(tl.reshape(of_span, (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS)), axis=2)
 
 
@@ -218,7 +217,7 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
     else:
         rms, inverse, factor = rms[:, :, None], inverse[:, :, None], for_spans(factor, SHAPE)
     codes = ()
-    for v in tl.static_range(SHAPE[2]):
+    for v in tl.static_range(2):
         word = vectors[v]
         low, high = numbers(word & MAGNITUDES if CAST[0] is None else word)
         low, high = divide(low, rms, inverse, NEAR, CAST), divide(high, rms, inverse, NEAR, CAST)
@@ -226,18 +225,15 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
             low, high = low * factor, high * factor
         code = encode_e2m1(low, high, word, NEAR, CAST) if CAST[0] is None else encode_bytes(low, high, NEAR, CAST)
         codes += (code,)
-    store_items(codes_ptr, side_by_side(codes, SHAPE), i, left, 1, SHAPE)
+    store_items(codes_ptr, side_by_side(codes), i, left, 1, SHAPE)
     return scale
 
 
 @triton.jit
-def side_by_side(vectors, SHAPE: tl.constexpr):
-    """[rows, spans, items] of each vector -> [rows, all items]."""
-    x = vectors[0]
-    ITEMS: tl.constexpr = x.shape[1] * x.shape[2] * SHAPE[2]
-    if SHAPE[2] == 2:
-        x = tl.permute(tl.join(x, vectors[1]), (0, 1, 3, 2))
-    return tl.reshape(x, (SHAPE[0], ITEMS))
+def side_by_side(vectors):
+    """[rows, spans, items] of both vectors of the spans -> [rows, all items]."""
+    x = tl.permute(tl.join(vectors[0], vectors[1]), (0, 1, 3, 2))
+    return tl.reshape(x, (x.shape[0], x.shape[1] * x.shape[2] * x.shape[3]))
 
 
 @triton.jit
@@ -253,13 +249,13 @@ def store_all_scales(s, scales_ptr, left, SHAPE: tl.constexpr):
 @triton.jit
 def store_items(ptr, x, i, left, CHUNKS: tl.constexpr, SHAPE: tl.constexpr):
     """x [rows, items of so many chunks], the i-th that are so many; they are not read soon."""
-    WIDTH: tl.constexpr = CHUNKS * SHAPE[1] * SHAPE[2] * SHAPE[3] * 2
-    ITEMS: tl.constexpr = x.shape[1] * SHAPE[5] // WIDTH
+    WIDTH: tl.constexpr = CHUNKS * SHAPE[1] * SHAPE[2] * 4
+    ITEMS: tl.constexpr = x.shape[1] * SHAPE[4] // WIDTH
     row = tl.arange(0, x.shape[0])[:, None]
     item = i * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
     mask = tl.full((x.shape[0], x.shape[1]), True, tl.int1)
-    if not SHAPE[6]:
+    if not SHAPE[5]:
         mask = mask & (row < left)
-    if SHAPE[5] % WIDTH != 0:
+    if SHAPE[4] % WIDTH != 0:
         mask = mask & (item < ITEMS)
     tl.store(ptr + row * ITEMS + item, x, mask=mask, cache_modifier=".cs")
