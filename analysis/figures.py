@@ -71,6 +71,7 @@ PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mx
 PROXY = (*sweep("spike_proxy"), "spike_proxy")
 GRADIENT_BIAS = sweep("gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
+TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b"
 RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
 
 comparison = partial(Figure, script="loss_comparison")
@@ -92,7 +93,7 @@ FIGURES = (
     Figure("mxnorm_fig05_outlier_feature", "MXNorm paper, figure 5", ("metrics", "outlier_features"), *PROXY),
     Figure("mxnorm_fig06_norm_rms", "MXNorm paper, figure 6", ("norm_output_rms",), *PROXY),
     Figure("mxnorm_fig07_histograms", "MXNorm paper, figure 7", ("activation_histograms",), *PROXY),
-    Figure("mxnorm_fig08_kernels", "MXNorm paper, figure 8", BENCHMARK, *benchmark("kernels")),
+    Figure("mxnorm_fig08_kernels", "MXNorm paper, figure 8", BENCHMARK, *benchmark("kernels"), "kernels"),
     comparison(
         "mxnorm_figa2_convergence",
         "MXNorm paper, figure A.2",
@@ -134,6 +135,7 @@ FIGURES = (
         ("runs", "forks", "fork_metrics"),
         "python -m mxstudy +sweep=overflow && python -m mxstudy +sweep=interventions parent=FINGERPRINT,FINGERPRINT",
         "runs/interventions",
+        "interventions",
     ),
     Figure(
         "instability_fig05_gradient_bias",
@@ -162,7 +164,7 @@ FIGURES = (
     students(10, "optimizers", "--columns optimizer"),
     students(11, "initialisation", "--columns model.init"),
     Figure("student_decisive", "what makes students diverge, arm by arm", RUNS, *sweep("decisive"), "decisive"),
-    Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), "train_step_llama_125m"),
+    Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), TRAIN_STEPS),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
     fits(
         "instability_fig13_bf16_activations",

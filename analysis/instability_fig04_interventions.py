@@ -1,7 +1,8 @@
 """What is changed shortly before a run diverges, and whether it then does not (instability paper, figure 4).
 
-A panel a point at which runs are forked: so many steps before they diverge, or at that fraction of the way there.
-Lines: medians over the forks; bands: their middle half. none is the control: the same run once more.
+Left, a panel a point at which runs are forked: so many steps before they diverge, or at that fraction of the way there;
+lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. none is the control: the
+same run once more.
 
 python -m analysis.instability_fig04_interventions --runs runs/interventions
 """
@@ -12,19 +13,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.student_arms import REPLICA, difference, shown
-from analysis.student_curves import band, by_replica, grid, legend, limit, strokes
-from analysis.style import figure_parser, load_chosen, save
+from analysis.student_curves import band, by_replica, limit, strokes
+from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
 CONTROL = "none"
 BLACK = "#000000"
-HEADER = (
-    "| intervention | at | forks | open | diverged | 95 % | less the control's, paired | final loss |\n|---|---|"
-    + ("---:|" * 6)
-)
+HEADER = "| intervention | at | forks | open | diverged | 95 % | less the control's, paired | final loss |"
+MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps; open:
 it is up there at the end, and too late to say so. The 95 % are Wilson's. Final loss: median and quartiles."""
@@ -59,22 +60,44 @@ def colors_of(forks: pd.DataFrame) -> dict[str, str]:
 
 
 def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
-    points = sorted(forks["point"].unique())
-    figure, panels = grid([""], [title(point) for point in points], 2.4, sharey=True)
+    points, colors = sorted(forks["point"].unique()), colors_of(forks)
+    figure, panels = plt.subplots(1, len(points) + 1, figsize=(TWO_COLUMNS, max(2.2, 0.9 + 0.2 * len(colors))))
     metrics = metrics.merge(forks, on=["fingerprint", "fork"], suffixes=("", "_of_fork"))
     metrics = metrics.assign(step=metrics["step"] - metrics["step_of_fork"], replica=metrics["fork"])
-    colors = colors_of(forks)
-    for axes, point in zip(panels[0], points, strict=True):
-        for name in interventions(forks):
+    for axes, point in zip(panels, points, strict=False):
+        axes.set_title(title(point), fontsize=8)
+        axes.set_xlabel("steps since the fork")
+        for name, color in colors.items():
             own = metrics[(metrics["point"] == point) & (metrics["intervention"] == name)]
             if len(own):
                 style = {"linestyle": "--", "zorder": 3} if name == CONTROL else {}
-                band(axes, by_replica(own[[*REPLICA, "step", "loss"]], "loss"), colors[name], **style)
-    limit(panels.flat, metrics)
-    figure.supxlabel("steps since the fork", fontsize=8)
-    figure.supylabel("training loss", fontsize=8)
-    legend(figure, colors, thin=False)
+                band(axes, by_replica(own[[*REPLICA, "step", "loss"]], "loss"), color, spread=False, **style)
+    limit(panels[:-1], metrics)
+    panels[0].set_ylabel("training loss, median")
+    draw_fractions(panels[-1], forks, points, colors)
     return figure
+
+
+def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], colors: dict[str, str]) -> None:
+    """A row an intervention, which is also the lines' legend; a marker a point."""
+    for place, (name, color) in enumerate(colors.items()):
+        for number, point in enumerate(points):
+            known = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"].dropna()
+            if len(known):
+                share = results.fraction(int(known.sum()), len(known))
+                y = place + 0.3 * (number - (len(points) - 1) / 2)
+                face = color if number == 0 else "white"
+                axes.hlines(y, share.low, share.high, color=color, linewidth=0.8)
+                axes.plot(known.mean(), y, MARKERS[number], color=color, markersize=4, markerfacecolor=face)
+    axes.set(xlim=(-0.03, 1.03), ylim=(len(colors) - 0.5, -0.5), xlabel="fraction that diverges")
+    axes.set_yticks(range(len(colors)), list(colors), fontsize=7)
+    for label, color in zip(axes.get_yticklabels(), colors.values(), strict=True):
+        label.set_color(color)
+    marked = [
+        Line2D([], [], color="0.3", marker=MARKERS[n], markersize=4, markerfacecolor="0.3" if n == 0 else "white")
+        for n in range(len(points))
+    ]
+    axes.legend(marked, [title(point) for point in points], loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=6)
 
 
 def table(forks: pd.DataFrame) -> str:

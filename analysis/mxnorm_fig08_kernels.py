@@ -34,7 +34,7 @@ def draw(rows: pd.DataFrame) -> Figure:
                 label = f"{number} tokens" if line == "-" else None
                 axes.plot(of_tokens["hidden_size"], of_tokens[speedup], line, color=colors[number], label=label)
         ours, compiled = (np.exp(np.log(cases[speedup]).mean()) for speedup in SPEEDUPS)
-        axes.set_title(f"{fmt}, B = {block_size}: {ours:.2f}, compiled {compiled:.2f}")
+        axes.set_title(f"{fmt}, B = {block_size}: {ours:.2f}, compiled {compiled:.2f}", fontsize=8)
         axes.set_xscale("log", base=2)
     for axes in panels[-1]:
         axes.set_xlabel("hidden size")
