@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mxstudy.numerics.formats import FORMATS
 
+EVEN = "copy_"  # reads as many bytes as it writes
 TILES = [(words, warps) for words in (1024, 2048, 4096, 8192) for warps in (4, 8) if words // warps <= 1024]
 
 
@@ -26,7 +27,7 @@ def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[Tensor],
     many as the cast.
     """
     half = moved_bytes(x, fmt, block_size) // 2
-    found: dict[str, Callable[[Tensor], object]] = {"copy_": lambda x: x.view(torch.uint8).flatten()[:half].clone()}
+    found: dict[str, Callable[[Tensor], object]] = {EVEN: lambda x: x.view(torch.uint8).flatten()[:half].clone()}
     if x.is_cuda:
         found |= {f"{words} x {warps}": partial(triton_copy, fmt, block_size, words, warps) for words, warps in TILES}
     return found

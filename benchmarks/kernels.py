@@ -2,7 +2,8 @@
 
 The grid is that of the MXNorm paper, appendix H.1. Columns, microseconds:
 
-    floor             the fastest of several kernels that only move the same bytes
+    floor             the fastest of several kernels that only move as many bytes
+    alike             the fastest of those that read and write as many as the cast; the other reads half
     ..._one_pass      `mxstudy.numerics.kernels.norm_codes`
     ..._compiled      what torch.compile makes of plain PyTorch (`benchmarks.plain_norms`), the fastest of --compile:
                       "dynamic" compiles once per hidden size, block size and format, the number of tokens left open,
@@ -30,10 +31,10 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.compilers import MODES, OURS, Compilers, Plain, compiled
-from benchmarks.floor import copies, moved_bytes
+from benchmarks.floor import EVEN, copies, moved_bytes
 from benchmarks.kept import Kept
 from benchmarks.report import measured, show
-from benchmarks.timing import Microseconds, microseconds
+from benchmarks.timing import Calls, Microseconds, microseconds
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import norm_codes
 from mxstudy.train.runtime import resolve_device
@@ -41,9 +42,10 @@ from mxstudy.train.runtime import resolve_device
 TOKENS = tuple(2**e for e in range(12, 17))
 HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
 LARGE = 2**25
-WIDELY = 0.05  # seconds to choose the floor's kernel in
+WIDELY = 0.05  # seconds to choose among kernels that copy
 RATIOS = {  # the median of one column over that of another
     "mxnorm_of_floor": ("floor", "mxnorm_one_pass"),
+    "mxnorm_of_alike": ("alike", "mxnorm_one_pass"),
     "rmsnorm_of_floor": ("floor", "rmsnorm_one_pass"),
     "over_compiled_rmsnorm": ("rmsnorm_compiled", "mxnorm_one_pass"),
     "over_one_pass_rmsnorm": ("rmsnorm_one_pass", "mxnorm_one_pass"),
@@ -64,18 +66,26 @@ def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budg
     """A row of the table: x [tokens, hidden] bf16, `peers` by norm and mode."""
     fmt, block_size = group.format, group.block_size
     floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
-    screened = microseconds(floors, x, moved, WIDELY) if len(floors) > 1 else {}
-    fastest = min(screened, key=lambda name: screened[name].median) if screened else next(iter(floors))
-    calls: dict[str, Callable[[torch.Tensor], object]] = {"floor": floors[fastest]}
+    alike = fastest_of({name: call for name, call in floors.items() if name != EVEN} or floors, x, moved)
+    calls: dict[str, Callable[[torch.Tensor], object]] = {f"floor {name}": floors[name] for name in {EVEN, alike}}
     for name, norm in OURS.items():
         calls[f"{name}_one_pass"] = partial(norm_codes, norm=norm, fmt=fmt, cast=BlockCast(block_size))
     for name, peer in peers.items():
         calls[name.replace(" ", "_compiled ")] = peer
-    return row(group, x, microseconds(calls, x, moved, budget_s), fastest)
+    us = microseconds(calls, x, moved, budget_s)
+    return row(group, x, us | {"alike": us[f"floor {alike}"]})
 
 
-def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds], floor_by: str) -> dict[str, Any]:
-    best: dict[str, str] = {}  # of each column the call that was fastest
+def fastest_of(calls: Calls, x: torch.Tensor, moved: int) -> str:
+    if len(calls) == 1:
+        return next(iter(calls))
+    us = microseconds(calls, x, moved, WIDELY)
+    return min(us, key=lambda name: us[name].median)
+
+
+def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds]) -> dict[str, Any]:
+    """A call is a column, or a column and what computes it; a column is the fastest of its calls."""
+    best: dict[str, str] = {}
     for call in us:
         column = call.split()[0]
         if column not in best or us[call].median < us[best[column]].median:
@@ -85,8 +95,7 @@ def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds], floor_by: st
         **group._asdict(),
         "tokens": len(x),
         "bytes": moved_bytes(x, group.format, group.block_size),
-        "floor_by": floor_by,
-        **{f"{column}_by": call.split()[1] for column, call in best.items() if " " in call},
+        **{f"{column}_by": call.partition(" ")[2] for column, call in best.items() if " " in call},
         **{f"{column}_{part}us": value for column, each in times.items() for part, value in parts(each).items()},
         **{ratio: times[one].median / times[other].median for ratio, (one, other) in RATIOS.items()},
     }

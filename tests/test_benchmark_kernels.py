@@ -98,18 +98,21 @@ def test_the_grid_of_kernels_is_the_papers() -> None:
 
 
 def test_means_of_kernels_are_geometric_and_of_large_shapes() -> None:
-    times = {"floor": 1.0, "rmsnorm_one_pass": 2.0, "mxnorm_one_pass": 2.0, "mxnorm_compiled eager": 3.0}
+    times = {"floor copy_": 1.0, "floor 1024 x 4": 1.5, "alike": 1.5}
+    times |= {"rmsnorm_one_pass": 2.0, "mxnorm_one_pass": 2.0, "mxnorm_compiled eager": 3.0}
     rows = []
     for tokens, compiled in ((2**10, 2.0), (2**15, 8.0)):
         us = {name: kernels.Microseconds(at, at, at) for name, at in times.items()}
         us |= {"rmsnorm_compiled eager": kernels.Microseconds(compiled, compiled, compiled)}
         us |= {"rmsnorm_compiled static": kernels.Microseconds(9.0, 9.0, 9.0)}
         x = torch.empty(tokens, 1024, dtype=torch.bfloat16)
-        rows.append(kernels.row(kernels.Group("E4M3", 32, 1024), x, us, "copy_"))
+        rows.append(kernels.row(kernels.Group("E4M3", 32, 1024), x, us))
     every, large = kernels.summary(rows)
     assert every["over_compiled_rmsnorm"] == pytest.approx((1 * 4) ** 0.5)
     assert (large["cases"], large["over_compiled_rmsnorm"]) == (1, pytest.approx(4))
     assert every["least_mxnorm_of_floor"] == 0.5
+    assert every["mxnorm_of_alike"] == pytest.approx(0.75)
+    assert {row["floor_by"] for row in rows} == {"copy_"}
     assert {row["rmsnorm_compiled_by"] for row in rows} == {"eager"}
 
 
