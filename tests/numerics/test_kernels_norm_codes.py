@@ -92,6 +92,11 @@ def test_nvfp4_roundings(rounding):
         assert_codes(x, RowNorm(), "NVFP4", BlockCast(16, rounding=rounding, operand_pre_round=pre_round))
 
 
+def test_numbers_that_begin_amid_a_word():
+    x, _, _ = norm_inputs((1, 4 * 64 + 1), BF16)
+    assert_codes(x.flatten()[1:].view(4, 64), RowNorm(p=2.0), "E4M3")
+
+
 @every_coded
 def test_every_bf16_number(fmt):
     """All 2^16, NaN and infinities among them, each beside its neighbours and, shuffled, beside others."""

@@ -174,7 +174,9 @@ def block_maxima(vectors, SHAPE: tl.constexpr):
     most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[2]), tl.int32)
     for v in tl.static_range(2):
         word = vectors[v] & MAGNITUDES
-        most = tl.maximum(tl.maximum(most, word), word << 16)  # the second number's, and what is below it
+        most = tl.maximum(
+            tl.maximum(most, word), word << 16
+        )  # the second's, with the first's below it, and the first's
     of_span = tl.max(most, axis=2) & -0x10000
     BLOCKS: tl.constexpr = SHAPE[1] * 4 * SHAPE[2] // SHAPE[3]
     return tl.max(tl.reshape(of_span, (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS)), axis=2)
