@@ -96,8 +96,8 @@ def constants(
     }
 
 
-def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, int, float | None] | None:
-    """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, and max where a block may exceed it.
+def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, int, float | None, str] | None:
+    """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, max where a block may exceed it, and the name.
 
     It may under rules that round k up less often than ceil(log2(absmax / max)) does, and under rounded E4M3 scales.
     """
@@ -106,7 +106,7 @@ def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, i
     element = FORMATS[fmt]
     rule, never_exceeds = SCALE_RULES[scale_rule](element), SCALE_RULES["rceil"](element)
     limit = element.max if rule < never_exceeds or element.scale != "E8M0" else None
-    return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit
+    return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit, fmt
 
 
 def written(operand: Tensor) -> Tensor | None:

@@ -152,9 +152,20 @@ def scale_code(bits, FORMAT: tl.constexpr):
 
 @triton.jit
 def round_to_grid(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
-    """v float32 to the nearest element value; garbage for a NaN or an infinity, whose block's scale is NaN.
+    """v float32 to the nearest element value; garbage for a NaN or an infinity, whose block's scale is NaN."""
+    ELEMENT: tl.constexpr = FORMAT[5]
+    if ELEMENT == "E4M3" and not AWAY:  # there and back, two numbers an instruction
+        rounded = v.to(tl.float8e4nv).to(tl.float32)
+    elif ELEMENT == "E5M2" and not AWAY:
+        rounded = v.to(tl.float8e5).to(tl.float32)
+    else:
+        rounded = round_by_sums(v, FORMAT, AWAY)
+    return rounded
 
-    The anchor is 2^23 steps of the grid at |v|: the sum of both has the step as its last place, so that the addition
+
+@triton.jit
+def round_by_sums(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
+    """The anchor is 2^23 steps of the grid at |v|: the sum of both has the step as its last place, so that the addition
     rounds half to even.
     """
     EMIN_BITS: tl.constexpr = FORMAT[2]

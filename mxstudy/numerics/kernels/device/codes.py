@@ -1,9 +1,7 @@
 """Division by the RMS and encoding, of a tile that a program holds in float32.
 
-x / rms is that of a division, in three operations where they give its bits: with y = 1 / rms and q = x y, both rounded,
-q - (q rms - x) y in fused products is x / rms rounded once (Markstein 1990), for each of the 2^7 x 2^23 pairs of
-significands that a bf16 x and an FP32 rms can have, all tried. That needs finite numbers, and none that matters near an
-end of FP32's range: NEAR. Anything else is divided.
+x / rms is that of a division, in three operations where they give its bits (`division`). That needs finite numbers, and
+none that matters near an end of FP32's range: NEAR. Anything else is divided.
 
 CAST is (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
 """
@@ -12,6 +10,7 @@ import triton
 import triton.language as tl
 
 from mxstudy.numerics.kernels.device.cast import magnitude_bits, round_to_bf16_away, round_to_grid, scale_code
+from mxstudy.numerics.kernels.device.division import quotient
 
 FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 down; elements 2^-40 below it are cast to 0
 FARTHEST = tl.constexpr(2.0**40)  # of the rms from 1
@@ -27,11 +26,7 @@ E4M3_MAX = tl.constexpr(448.0)
 @triton.jit
 def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
     """x / rms rounded once, and to bf16 half away from zero after that where PRE_ROUND. A zero keeps its sign."""
-    if NEAR:
-        q = x * inverse
-        q = tl.fma(tl.fma(q, rms, x * -1.0), inverse * -1.0, q)  # a minus would lose the sign of a zero
-    else:
-        q = tl.div_rn(x, rms + tl.zeros_like(x))
+    q = quotient(x, rms, inverse) if NEAR else tl.div_rn(x, rms + tl.zeros_like(x))
     if CAST[4]:
         q = round_to_bf16_away(q)
     return q

@@ -7,6 +7,8 @@ second kernel adds these up. Both orders follow from rows and columns alone: the
 import triton
 import triton.language as tl
 
+from mxstudy.numerics.kernels.device.division import quotient
+
 
 @triton.jit
 def norm_backward_kernel(
@@ -44,15 +46,16 @@ def norm_backward_kernel(
         mask = exists[:, None] & fits[None, :]
         row = replica * rows + row
         offsets = row[:, None] * COLUMNS + column[None, :]
-        rms = tl.load(rms_ptr + row, mask=exists, other=1.0)[:, None] + tl.zeros((TILE_ROWS, WIDTH), tl.float32)
+        rms = tl.load(rms_ptr + row, mask=exists, other=1.0)[:, None]
+        inverse = tl.div_rn(tl.zeros_like(rms) + 1.0, rms)
         x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         if mean_ptr is not None:
             x = tl.where(mask, x - tl.load(mean_ptr + row, mask=exists, other=0.0)[:, None], 0.0)
-        xbar = tl.div_rn(x, rms)
+        xbar = quotient(x, rms, inverse)
         dy = tl.load(dy_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         dxbar = dy * gain
         dx = dxbar - xbar * (tl.sum(dxbar * xbar, axis=1) / COLUMNS)[:, None]
-        dx = tl.div_rn(dx, rms)
+        dx = quotient(dx, rms, inverse)
         if mean_ptr is not None:
             dx = dx - (tl.sum(dx, axis=1) / COLUMNS)[:, None]
         dout = tl.load(dout_ptr + offsets, mask=mask, other=0.0).to(tl.float32)

@@ -1,0 +1,38 @@
+"""Three operations that give the bits of a division."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreter import DEVICE, triton
+
+import triton.language as tl  # isort: skip
+from mxstudy.numerics.kernels.device.division import quotient
+
+pytestmark = pytest.mark.integration
+SIZE = 2**12
+
+
+@triton.jit
+def quotient_kernel(x_ptr, rms_ptr, y_ptr, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    rms = tl.load(rms_ptr + at)
+    tl.store(y_ptr + at, quotient(tl.load(x_ptr + at), rms, tl.div_rn(tl.zeros_like(rms) + 1.0, rms)))
+
+
+def test_quotients_of_float32():
+    """Any significands, those among them that are nearly one or two, and zeros of both signs."""
+    generator = torch.Generator().manual_seed(0)
+    count = 2**20
+    significands = 1 + torch.randint(0, 2**23, (2, count), generator=generator) * 2.0**-23
+    ends = 1 + torch.tensor([0, 1, 2, 2**23 - 2, 2**23 - 1]) * 2.0**-23
+    significands[0, :4096:2] = ends[torch.randint(0, 5, (2048,), generator=generator)]
+    significands[1, 1:4096] = ends[torch.randint(0, 5, (4095,), generator=generator)]
+    x = significands[0] * 2.0 ** torch.randint(-80, 60, (count,), generator=generator)
+    x = x * (1 - 2 * torch.randint(0, 2, (count,), generator=generator))
+    x[:2] = torch.tensor([0.0, -0.0])
+    rms = significands[1] * 2.0 ** torch.randint(-40, 40, (count,), generator=generator)
+    x, rms = x.to(DEVICE), rms.to(DEVICE)
+    y = torch.empty_like(x)
+    quotient_kernel[(count // SIZE,)](x, rms, y, SIZE)
+    assert torch.equal(y.view(torch.int32), (x / rms).view(torch.int32))
