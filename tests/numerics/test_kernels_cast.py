@@ -14,6 +14,7 @@ from interpreter import DEVICE
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.kernels import operands
 from mxstudy.numerics.kernels.cast import run
 from mxstudy.numerics.kernels.operands import Tile, settings
 
@@ -47,6 +48,15 @@ def test_both_operands(fmt, rule, rounding, pre_round, dtype):
     row, column = kernel(x, fmt, fmt, cast, WHOLE)
     assert_same_bits(row, block_cast(x, fmt, -1, cast).dequantize(torch.bfloat16))
     assert_same_bits(column, block_cast(x, fmt, -2, cast).dequantize(torch.bfloat16))
+
+
+@every_rule
+@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
+def test_gpus_without_conversions_to_fp8(fmt, rule, monkeypatch):
+    x, cast = regimes(fmt), BlockCast(32, rule)
+    monkeypatch.setattr(operands, "converted", lambda fmt: None)
+    row, _ = kernel(x, fmt, fmt, cast, WHOLE)
+    assert_same_bits(row, block_cast(x, fmt, -1, cast).dequantize(torch.bfloat16))
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])

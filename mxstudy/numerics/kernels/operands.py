@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ BLOCK_SIZES = (16, 32, 64)
 BF16, FP32 = torch.bfloat16, torch.float32
 UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is of no elements
 
+FormatConstants = tuple[int, int, int, int, float | None, str | None]
 Settings = tuple[str | None, str | None, int, str, str, bool]  # of both formats and a BlockCast, as operators take them
 
 
@@ -96,17 +98,25 @@ def constants(
     }
 
 
-def format_constants(fmt: str | None, scale_rule: str) -> tuple[int, int, int, int, float | None, str] | None:
-    """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, max where a block may exceed it, and the name.
+@cache
+def converted(fmt: str) -> str | None:
+    """The format, if it is one that GPUs convert to from compute capability 8.9 on, or Triton's interpreter."""
+    converts = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+    return fmt if fmt in ("E4M3", "E5M2") and converts else None
 
-    It may under rules that round k up less often than ceil(log2(absmax / max)) does, and under rounded E4M3 scales.
+
+def format_constants(fmt: str | None, scale_rule: str) -> FormatConstants | None:
+    """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, max where a block may exceed it, and the
+    format where it is `converted`.
+
+    A block may under rules that round k up less often than ceil(log2(absmax / max)) does, and under rounded scales.
     """
     if fmt is None or fmt == UNREAD:
         return None
     element = FORMATS[fmt]
     rule, never_exceeds = SCALE_RULES[scale_rule](element), SCALE_RULES["rceil"](element)
     limit = element.max if rule < never_exceeds or element.scale != "E8M0" else None
-    return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit, fmt
+    return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit, converted(fmt)
 
 
 def written(operand: Tensor) -> Tensor | None:
