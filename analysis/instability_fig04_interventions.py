@@ -10,6 +10,7 @@ python -m analysis.instability_fig04_interventions --runs runs/interventions
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,18 +87,26 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
             if len(known):
                 share = results.fraction(int(known.sum()), len(known))
                 y = place + 0.3 * (number - (len(points) - 1) / 2)
-                face = color if number == 0 else "white"
                 axes.hlines(y, share.low, share.high, color=color, linewidth=0.8)
-                axes.plot(known.mean(), y, MARKERS[number], color=color, markersize=4, markerfacecolor=face)
+                axes.plot(known.mean(), y, **marker(number, color))
     axes.set(xlim=(-0.03, 1.03), ylim=(len(colors) - 0.5, -0.5), xlabel="fraction that diverges")
     axes.set_yticks(range(len(colors)), list(colors), fontsize=7)
     for label, color in zip(axes.get_yticklabels(), colors.values(), strict=True):
         label.set_color(color)
-    marked = [
-        Line2D([], [], color="0.3", marker=MARKERS[n], markersize=4, markerfacecolor="0.3" if n == 0 else "white")
-        for n in range(len(points))
-    ]
-    axes.legend(marked, [title(point) for point in points], loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=6)
+    marked = [Line2D([], [], label=title(point), **marker(number, "0.3")) for number, point in enumerate(points)]
+    axes.legend(handles=marked, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=6)
+
+
+def marker(number: int, color: str) -> dict[str, Any]:
+    """Of the points the first is filled."""
+    face = color if number == 0 else "white"
+    return {
+        "marker": MARKERS[number % len(MARKERS)],
+        "color": color,
+        "markersize": 4,
+        "markerfacecolor": face,
+        "linestyle": "",
+    }
 
 
 def table(forks: pd.DataFrame) -> str:

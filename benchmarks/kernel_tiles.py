@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,20 @@ def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
 def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: float) -> list[dict[str, Any]]:
     """A row a tile, the fastest first."""
     usual = row_tile(x.shape[-1], block_size)
-    options = (None, OURS[norm].p, OURS[norm].eps, fmt, block_size, "rceil", "even", False, None)
+    tiled = partial(
+        run,
+        branch=None,
+        p=OURS[norm].p,
+        eps=OURS[norm].eps,
+        fmt=fmt,
+        block_size=block_size,
+        scale_rule="rceil",
+        rounding="even",
+        pre_round=False,
+        tensor_scale=None,
+    )
     calls: dict[str, Callable[[torch.Tensor], object]] = {
-        " x ".join(map(str, tile)): lambda x, tile=tile: run(x, *options, tile)  # type: ignore[misc]
-        for tile in {usual, *tiles(x.shape[-1], block_size)}
+        " x ".join(map(str, tile)): partial(tiled, tile=tile) for tile in {usual, *tiles(x.shape[-1], block_size)}
     }
     floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
     us = microseconds({**calls, **{f"floor {name}": call for name, call in floors.items()}}, x, moved, budget_s)

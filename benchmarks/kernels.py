@@ -67,7 +67,9 @@ def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budg
     fmt, block_size = group.format, group.block_size
     floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
     alike = fastest_of({name: call for name, call in floors.items() if name != EVEN} or floors, x, moved)
-    calls: dict[str, Callable[[torch.Tensor], object]] = {f"floor {name}": floors[name] for name in {EVEN, alike}}
+    calls: dict[str, Callable[[torch.Tensor], object]] = {
+        f"floor {name}": floors[name] for name in dict.fromkeys((EVEN, alike))
+    }
     for name, norm in OURS.items():
         calls[f"{name}_one_pass"] = partial(norm_codes, norm=norm, fmt=fmt, cast=BlockCast(block_size))
     for name, peer in peers.items():

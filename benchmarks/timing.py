@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ def on_cpu(calls: Calls, x: Tensor, budget_s: float) -> dict[str, list[float]]:
 def on_gpu(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float) -> dict[str, list[float]]:
     for call in calls.values():
         call(x)  # it may compile
-    longest_us = max(once_us(lambda call=call: call(x)) for call in calls.values())  # type: ignore[misc]
+    longest_us = max(once_us(partial(call, x)) for call in calls.values())
     copies = -(-CACHES * torch.cuda.get_device_properties(x.device).L2_cache_size // moved_bytes)
     inputs = [x, *(x.clone() for _ in range(copies - 1))]
     inputs *= max(1, int(GRAPH_US / (longest_us * copies)))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from interpreter import DEVICE, triton
 
-import triton.language as tl  # isort: skip
 from mxstudy.numerics.kernels.device.division import quotient
 
 pytestmark = pytest.mark.integration
 SIZE = 2**12
+tl = triton.language
 
 
 @triton.jit

@@ -165,8 +165,9 @@ def round_to_grid(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
 
 @triton.jit
 def round_by_sums(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
-    """The anchor is 2^23 steps of the grid at |v|: the sum of both has the step as its last place, so that the addition
-    rounds half to even.
+    """By a sum and a difference with an anchor of 2^23 steps of the grid at |v|.
+
+    The sum has the step as its last place, so that the addition rounds half to even.
     """
     EMIN_BITS: tl.constexpr = FORMAT[2]
     MANTISSA: tl.constexpr = FORMAT[3]

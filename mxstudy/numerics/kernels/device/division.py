@@ -11,6 +11,6 @@ import triton.language as tl
 
 @triton.jit
 def quotient(x, rms, inverse):
-    """x / rms in three operations; `inverse`: 1 / rms rounded once. A zero keeps its sign."""
+    """x / rms in three operations; `inverse`: 1 / rms rounded once. A zero keeps its sign; of infinity it is NaN."""
     q = x * inverse
     return tl.fma(tl.fma(q, rms, x * -1.0), inverse * -1.0, q)  # a minus would lose the sign of a zero
