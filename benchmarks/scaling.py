@@ -2,7 +2,8 @@
 
 Each case is a run of its own under torchrun, built and stepped by the code that trains; tokens are random, nothing is
 saved. One GPU has its model whole, so that the efficiency of the others counts all that sharding costs. Efficiency:
-tokens/s a GPU over that of one GPU in the same precision.
+tokens/s a GPU over that of one GPU in the same precision. Finished cases are kept beside the JSON: a call that was cut
+off goes on with what is missing, and calls with other settings add to its table.
 
 python -m benchmarks.scaling [--model llama_1b] [--gpus 1 2 4 8] [--precisions bf16 mxfp8] [--json PATH]
 """
@@ -10,14 +11,15 @@ python -m benchmarks.scaling [--model llama_1b] [--gpus 1 2 4 8] [--precisions b
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 import yaml
 
+from benchmarks.kept import Kept
 from benchmarks.probes import RandomTokens
 from benchmarks.report import measured, show
 from mxstudy import config
@@ -40,6 +43,7 @@ from mxstudy.train.process_group import joined
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 MODELS = Path(__file__).parents[1] / "conf" / "model"
+UNTOLD = ("steps", "warmup_steps", "compile", "device", "parameters")  # in the JSON, not on the terminal
 
 
 @dataclass(frozen=True)
@@ -134,10 +138,7 @@ def row_of(case: Case, run: Run, seconds: np.ndarray) -> dict[str, Any]:
     low, step_s, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(case.sequence_length) * tokens_per_s
-    return {
-        "model": case.model,
-        "precision": case.precision,
-        "gpus": case.gpus,
+    return asdict(case) | {
         "parameters": run.model.num_params(),
         "step_ms": step_s * 1e3,
         "spread_ms": (high - low) / 2 * 1e3,
@@ -161,28 +162,36 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """None where one GPU was not measured, or did not have room."""
-    alone = {row["precision"]: row["tokens_per_s_a_gpu"] for row in rows if row["gpus"] == 1 and "error" not in row}
+    """None where one GPU was not measured with the same settings, or did not have room."""
+
+    def settings(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[each.name] for each in fields(Case) if each.name != "gpus")
+
+    speed = "tokens_per_s_a_gpu"
+    alone = {settings(row): row[speed] for row in rows if row["gpus"] == 1 and speed in row}
 
     def efficiency(row: dict[str, Any]) -> float | None:
-        one = alone.get(row["precision"])
-        return row["tokens_per_s_a_gpu"] / one if one and "error" not in row else None
+        return row[speed] / alone[settings(row)] if speed in row and settings(row) in alone else None
 
     return [row | {"efficiency": efficiency(row)} for row in rows]
 
 
-def measure(case: Case, gpus: Sequence[int], precisions: Sequence[str]) -> list[dict[str, Any]]:
-    """A row a case, the failed ones with `error`: what was measured until then is worth keeping."""
-    rows: list[dict[str, Any]] = []
-    for number in gpus:
-        for precision in precisions:
-            one = replace(case, gpus=number, precision=precision)
-            try:
-                rows.append(run_case(one))
-            except subprocess.CalledProcessError as error:
-                rows.append({"model": case.model, "precision": precision, "gpus": number, "error": str(error)[-200:]})
-            show(with_efficiency(rows)[-1:])
-    return with_efficiency(rows)
+def measure(cases: Iterable[Case], kept: Kept) -> list[dict[str, Any]]:
+    """A row for all that is kept, and one with `error` for a case that fails: the next call tries it again."""
+    failed: list[dict[str, Any]] = []
+    for case in cases:
+        if kept.has(**asdict(case)):
+            continue
+        try:
+            kept.add(run_case(case))
+            tell(kept.rows[-1:])
+        except subprocess.CalledProcessError as error:
+            failed.append(asdict(case) | {"error": str(error)[-200:]})
+    return with_efficiency(kept.rows + failed)
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    show([{key: value for key, value in row.items() if key not in UNTOLD} for row in rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -198,30 +207,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    parser.add_argument(
+        "--json", type=Path, default=Path("runs/scaling.json"), help="with machine, versions and commit"
+    )
     parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.work:
         work(Case(**json.loads(chosen.work[0])), Path(chosen.work[1]))
         return
-    case = Case(
-        model=chosen.model,
-        precision="",
-        gpus=0,
-        batch_size=chosen.batch_size,
-        micro_batch_size=chosen.micro_batch_size or chosen.batch_size,
-        sequence_length=chosen.sequence_length,
-        steps=chosen.steps,
-        warmup_steps=chosen.warmup_steps,
-        activation_checkpointing=chosen.activation_checkpointing,
-        compile=not chosen.eager,
-        device=chosen.device,
-    )
-    rows = measure(case, chosen.gpus, chosen.precisions)
-    show(rows)
-    if chosen.json:
-        settings = {key: value for key, value in asdict(case).items() if key not in ("precision", "gpus")}
-        measured(rows, chosen.json, **settings)
+    cases = [
+        Case(
+            model=chosen.model,
+            precision=precision,
+            gpus=gpus,
+            batch_size=chosen.batch_size,
+            micro_batch_size=chosen.micro_batch_size or chosen.batch_size,
+            sequence_length=chosen.sequence_length,
+            steps=chosen.steps,
+            warmup_steps=chosen.warmup_steps,
+            activation_checkpointing=chosen.activation_checkpointing,
+            compile=not chosen.eager,
+            device=chosen.device,
+        )
+        for gpus, precision in itertools.product(chosen.gpus, chosen.precisions)
+    ]
+    rows = measure(cases, Kept(chosen.json, resolve_device(chosen.device)))
+    tell(rows)
+    measured(rows, chosen.json)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from commands import run_here
 from pyarrow import parquet
 
 from analysis import train_step_cost
 from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking, train_step
+from benchmarks.kept import Kept
 from mxstudy import results
 from mxstudy.tracking.folder import find_runs
 
@@ -147,17 +149,31 @@ def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "efficiency" in capsys.readouterr().out
 
 
-def test_a_case_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is tried again by a call that measures nothing else twice."""
+    ran: list[tuple[int, bool]] = []
+
     def run_case(case: scaling.Case) -> dict[str, Any]:
-        if case.gpus == 1:
+        ran.append((case.gpus, full))
+        if full and case.gpus == 1:
             raise subprocess.CalledProcessError(1, "out of memory")
-        return {"precision": case.precision, "gpus": case.gpus, "tokens_per_s_a_gpu": 5.0}
+        return asdict(case) | {"tokens_per_s_a_gpu": 5.0 + case.gpus}
+
+    def measured() -> dict[int, dict[str, Any]]:
+        cases = [scaling.Case("llama_tiny", "bf16", gpus, 1, 1, 64, 1, 1, "none", False, "cpu") for gpus in (1, 2)]
+        rows = scaling.measure(cases, Kept(tmp_path / "scaling.json", torch.device("cpu")))
+        return {row["gpus"]: row for row in rows}
 
     monkeypatch.setattr(scaling, "run_case", run_case)
-    case = scaling.Case("llama_tiny", "", 0, 1, 1, 64, 1, 1, "none", False, "cpu")
-    first, second = scaling.measure(case, [1, 2], ["bf16"])
-    assert "out of memory" in first["error"]
-    assert second["efficiency"] is None
+    full = True
+    rows = measured()
+    assert "out of memory" in rows[1]["error"]
+    assert rows[2]["efficiency"] is None
+    full = False
+    rows = measured()
+    assert ran == [(1, True), (2, True), (1, False)]
+    assert rows[1]["efficiency"] == 1.0
+    assert rows[2]["efficiency"] == 7.0 / 6.0
 
 
 @pytest.mark.slow
