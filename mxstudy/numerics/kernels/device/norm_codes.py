@@ -141,9 +141,9 @@ def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
     vectors = ()
     for v in tl.static_range(2):
         offsets = row * ITEMS + first + v * SHAPE[2] + tl.arange(0, SHAPE[2])[None, None, :]
-        x = tl.load(x_ptr + offsets, mask=mask, other=0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + offsets, mask=mask, other=0, cache_modifier=".cg")
         if branch_ptr is not None:
-            branch = tl.load(branch_ptr + offsets, mask=mask, other=0, eviction_policy="evict_first")
+            branch = tl.load(branch_ptr + offsets, mask=mask, other=0, cache_modifier=".cg")
             x = words_of_sums(x, branch)
             if total_ptr is not None:
                 tl.store(total_ptr + offsets, x, mask=mask, cache_modifier=".cs")
