@@ -71,7 +71,7 @@ PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mx
 PROXY = (*sweep("spike_proxy"), "spike_proxy")
 GRADIENT_BIAS = sweep("gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
-TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b"
+TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b train_step_llama_125m_small train_step_llama_1b_small"
 RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
 
 comparison = partial(Figure, script="loss_comparison")
