@@ -24,7 +24,7 @@ from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
 from mxstudy.numerics.kernels.norm_codes import row_tile
 from mxstudy.numerics.kernels.operands import format_constants
 
-POINTERS = {"x_ptr": "*bf16", "branch_ptr": "*bf16", "total_ptr": "*bf16", "codes_ptr": "*u8", "scales_ptr": "*u8"}
+POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_ptr": "*u8", "scales_ptr": "*u8"}
 
 
 def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding: str, branch: bool, whole: bool) -> Any:
@@ -43,6 +43,7 @@ def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding:
         "CHUNK": tile.chunk,
         "TILE_ROWS": tile.rows,
         "WHOLE_TILES": whole,
+        "PAIRS": True,
     }
     if not branch:
         constants |= {"branch_ptr": None, "total_ptr": None}

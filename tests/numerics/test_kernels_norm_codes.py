@@ -92,6 +92,14 @@ def test_nvfp4_roundings(rounding):
         assert_codes(x, RowNorm(), "NVFP4", BlockCast(16, rounding=rounding, operand_pre_round=pre_round))
 
 
+@pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
+def test_gpus_without_instructions_for_pairs(fmt, monkeypatch):
+    monkeypatch.setitem(run.__globals__, "is_capable_of", lambda *_: False)
+    x, _, _ = norm_inputs((37, 256), BF16)
+    for rule in ("floor", "rceil"):
+        assert_codes(x, RowNorm(p=2.0), fmt, BlockCast(32, rule))
+
+
 def test_numbers_that_begin_amid_a_word():
     x, _, _ = norm_inputs((1, 4 * 64 + 1), BF16)
     assert_codes(x.flatten()[1:].view(4, 64), RowNorm(p=2.0), "E4M3")

@@ -10,7 +10,7 @@ from torch import Tensor, library
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up
 from mxstudy.numerics.kernels.norm import RowNorm
-from mxstudy.numerics.kernels.operands import BF16, BLOCK_SIZES, format_constants, launch
+from mxstudy.numerics.kernels.operands import BF16, BLOCK_SIZES, format_constants, is_capable_of, launch
 from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
 from mxstudy.reader import require
 
@@ -166,6 +166,7 @@ def run(
         CHUNK=tile.chunk,
         TILE_ROWS=tile.rows,
         WHOLE_TILES=rows % tile.rows == 0,
+        PAIRS=is_capable_of(9, 0),
     )
     return results
 

@@ -99,10 +99,14 @@ def constants(
 
 
 @cache
+def is_capable_of(*capability: int) -> bool:
+    """Whether kernels are run by a GPU of that compute capability or a later one, or by Triton's interpreter."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= capability
+
+
 def converted(fmt: str) -> str | None:
-    """The format, if it is one that GPUs convert to from compute capability 8.9 on, or Triton's interpreter."""
-    converts = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
-    return fmt if fmt in ("E4M3", "E5M2") and converts else None
+    """The format, if it is one that there are conversions to."""
+    return fmt if fmt in ("E4M3", "E5M2") and is_capable_of(8, 9) else None
 
 
 def format_constants(fmt: str | None, scale_rule: str) -> FormatConstants | None:

@@ -7,8 +7,8 @@ numbers of a word at once is.
 Where all numbers of a program are NEAR, which `codes` explains, it goes on with what it has in registers; else it reads
 its rows again and divides, a chunk at a time.
 
-SHAPE is (rows of the tile, spans of a chunk, words of a vector, BLOCK, COLUMNS, WHOLE_TILES), CAST is (ELEMENT, FORMAT,
-E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+SHAPE is (rows of the tile, spans of a chunk, words of a vector, BLOCK, COLUMNS, WHOLE_TILES, PAIRS), CAST is (ELEMENT,
+FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
 """
 
 import triton
@@ -23,7 +23,9 @@ from mxstudy.numerics.kernels.device.codes import (
     encode_e4m3_scales,
     encode_e8m0_scales,
 )
+from mxstudy.numerics.kernels.device.counting import count_e2m1, summands
 from mxstudy.numerics.kernels.device.norm import finish_block_maxima, finish_squares, power
+from mxstudy.numerics.kernels.device.pairs import TWICE, largest_magnitude
 
 MAGNITUDES = tl.constexpr(0x7FFF7FFF)  # of both numbers of a word
 
@@ -51,15 +53,17 @@ def norm_codes_kernel(
     CHUNK: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """x [rows, COLUMNS] bf16 -> codes, scales [rows, COLUMNS // BLOCK] of one byte each, rms [rows] float32.
 
     x, branch and total are int32, two numbers each. `branch`, or None, is added to x first, and the sum, rounded to
     bf16, written to `total`. P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which
-    two are a byte. E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows.
+    two are a byte. E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows. PAIRS: there are
+    instructions for pairs of 16-bit integers.
     """
     SPANS: tl.constexpr = CHUNK // 16
-    SHAPE: tl.constexpr = (TILE_ROWS, SPANS, 4, BLOCK, COLUMNS, WHOLE_TILES)
+    SHAPE: tl.constexpr = (TILE_ROWS, SPANS, 4, BLOCK, COLUMNS, WHOLE_TILES, PAIRS)
     CAST: tl.constexpr = (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND)
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
     first = tl.program_id(0).to(tl.int64) * TILE_ROWS
@@ -108,9 +112,12 @@ def norm_codes_kernel(
     near = near & (most.to(tl.float32, bitcast=True) <= rms * FAR) & (rms >= 1 / FARTHEST) & (rms <= FARTHEST)
     if tl.min(tl.min(near.to(tl.int32), axis=1), axis=0) == 1:
         codes_of_scales = ()
+        counted = ()
+        if PAIRS and ELEMENT is None and not E4M3_SCALES:
+            counted = summands(rms, inverse, CAST)
         for near_chunk in tl.static_range(8):
             if near_chunk < CHUNKS:
-                y = (chunks[near_chunk], maxima[near_chunk], rms, inverse, tensor_scale)
+                y = (chunks[near_chunk], maxima[near_chunk], rms, inverse, tensor_scale, counted)
                 codes_of_scales += (store_codes(y, codes_ptr, near_chunk, left, True, CAST, SHAPE),)
             else:
                 codes_of_scales += (codes_of_scales[0],)
@@ -118,7 +125,7 @@ def norm_codes_kernel(
     else:
         for far_chunk in range(CHUNKS):
             far = load_chunk(x_ptr, branch_ptr, None, far_chunk, left, SHAPE)
-            z = (far, block_maxima(far, SHAPE), rms, inverse, tensor_scale)
+            z = (far, block_maxima(far, SHAPE), rms, inverse, tensor_scale, ())
             scale = store_codes(z, codes_ptr, far_chunk, left, False, CAST, SHAPE)
             store_items(scales_ptr, scale, far_chunk, left, 1, SHAPE)
 
@@ -171,15 +178,16 @@ def words_of_sums(x, y):
 @triton.jit
 def block_maxima(vectors, SHAPE: tl.constexpr):
     """The bits of the largest magnitude of every block, as of a float32: int32 [rows, blocks]."""
-    most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[2]), tl.int32)
-    for v in tl.static_range(2):
-        word = vectors[v] & MAGNITUDES
-        most = tl.maximum(
-            tl.maximum(most, word), word << 16
-        )  # the second's, with the first's below it, and the first's
-    of_span = tl.max(most, axis=2) & -0x10000
+    if SHAPE[6]:
+        of_span = largest_magnitude(vectors[0], vectors[1])
+    else:
+        most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[2]), tl.int32)
+        for v in tl.static_range(2):
+            word = vectors[v] & MAGNITUDES
+            most = tl.maximum(tl.maximum(most, word), word << 16)
+        of_span = tl.max(most, axis=2)
     BLOCKS: tl.constexpr = SHAPE[1] * 4 * SHAPE[2] // SHAPE[3]
-    return tl.max(tl.reshape(of_span, (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS)), axis=2)
+    return tl.max(tl.reshape(of_span & -0x10000, (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS)), axis=2)
 
 
 @triton.jit
@@ -206,9 +214,32 @@ def invertible(bits):
 def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr):
     """Of a chunk; returns the codes of its scales, uint8 [rows, blocks].
 
-    y: its vectors, its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale.
+    y: its vectors, its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale, and what codes are
+    counted with, or nothing.
     """
-    vectors, maxima, rms, inverse, tensor_scale = y
+    if len(y[5]) > 0:
+        scale, codes = counted_codes(y, CAST, SHAPE)
+    else:
+        scale, codes = divided_codes(y, NEAR, CAST, SHAPE)
+    store_items(codes_ptr, side_by_side(codes), i, left, 1, SHAPE)
+    return scale
+
+
+@triton.jit
+def counted_codes(y, CAST: tl.constexpr, SHAPE: tl.constexpr):
+    vectors, maxima, rms, inverse, _, summands = y
+    absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, True, CAST)
+    scale, power_of_two, _ = encode_e8m0_scales(absmax, True, CAST[1])
+    moved = (power_of_two.to(tl.int32, bitcast=True) >> 16) * TWICE
+    terms = ()
+    for i in tl.static_range(4):
+        terms += (for_spans(summands[i] - moved, SHAPE),)
+    return scale, (count_e2m1(vectors[0], terms), count_e2m1(vectors[1], terms))
+
+
+@triton.jit
+def divided_codes(y, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr):
+    vectors, maxima, rms, inverse, tensor_scale, _ = y
     absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, NEAR, CAST)
     if CAST[2]:
         scale, factor = encode_e4m3_scales(absmax, tensor_scale, NEAR)
@@ -227,8 +258,7 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
             low, high = low * factor, high * factor
         code = encode_e2m1(low, high, word, NEAR, CAST) if CAST[0] is None else encode_bytes(low, high, NEAR, CAST)
         codes += (code,)
-    store_items(codes_ptr, side_by_side(codes), i, left, 1, SHAPE)
-    return scale
+    return scale, codes
 
 
 @triton.jit
