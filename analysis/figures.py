@@ -163,7 +163,7 @@ FIGURES = (
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
     students(10, "optimizers", "--columns optimizer"),
     students(11, "initialisation", "--columns model.init"),
-    Figure("student_decisive", "what makes students diverge, arm by arm", RUNS, *sweep("decisive"), "decisive"),
+    Figure("student_decisive", "why students diverge, arm by arm", RUNS, *sweep("decisive"), "decisive decisive_2"),
     Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), TRAIN_STEPS),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
     fits(
