@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from mxstudy.numerics.formats import FORMATS
 from mxstudy.numerics.kernels.device.codes import ELEMENTS
 from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
-from mxstudy.numerics.kernels.norm_codes import row_tile
+from mxstudy.numerics.kernels.norm_codes import Cast, Norm, Shape, row_tile
 from mxstudy.numerics.kernels.operands import format_constants
 
 POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_ptr": "*u8", "scales_ptr": "*u8"}
@@ -30,20 +30,16 @@ POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_p
 def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding: str, branch: bool, whole: bool) -> Any:
     tile = row_tile(columns, block_size)
     constants: dict[str, Any] = {
-        "P": p,
-        "COEFFICIENT": None if p is None else 0.5,
-        "EPS": 1e-5,
-        "ELEMENT": ELEMENTS[fmt],
-        "FORMAT": format_constants(fmt, "rceil"),
-        "E4M3_SCALES": FORMATS[fmt].scale == "E4M3",
-        "AWAY": rounding == "away",
-        "PRE_ROUND": False,
-        "BLOCK": block_size,
-        "COLUMNS": columns,
-        "CHUNK": tile.chunk,
-        "TILE_ROWS": tile.rows,
-        "WHOLE_TILES": whole,
-        "PAIRS": True,
+        "NORM": Norm(p, None if p is None else 0.5, 1e-5),
+        "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, whole, True),
+        "CAST": Cast(
+            ELEMENTS[fmt],
+            format_constants(fmt, "rceil"),
+            FORMATS[fmt].scale == "E4M3",
+            rounding == "away",
+            False,
+            fmt == "E2M1",
+        ),
     }
     if not branch:
         constants |= {"branch_ptr": None, "total_ptr": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, library
@@ -10,14 +10,22 @@ from torch import Tensor, library
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up
 from mxstudy.numerics.kernels.norm import RowNorm
-from mxstudy.numerics.kernels.operands import BF16, BLOCK_SIZES, format_constants, is_capable_of, launch
+from mxstudy.numerics.kernels.operands import (
+    BF16,
+    BLOCK_SIZES,
+    FormatConstants,
+    format_constants,
+    is_capable_of,
+    launch,
+)
 from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
 from mxstudy.reader import require
 
 CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
 MAX_COLUMNS = 2**16  # a program has rows whole in its registers
 CHUNKS = 8  # at most, of a row
-WARP = 32 * 16  # elements of a chunk: a span a thread
+SPAN = 16  # elements of a chunk that a thread has side by side
+WARP = 32 * SPAN
 
 
 class NormCodes(NamedTuple):
@@ -43,6 +51,55 @@ class RowTile(NamedTuple):
     rows: int
     chunk: int
     warps: int
+
+
+class Norm(NamedTuple):
+    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
+
+    p: float | None
+    coefficient: float | None
+    eps: float
+
+
+class Shape(NamedTuple):
+    """What one program of a kernel has; `block` and `columns` in numbers, `chunk` too."""
+
+    rows: int
+    chunk: int
+    block: int
+    columns: int
+    whole_tiles: bool  # the tile's rows divide all rows
+    pairs: bool  # there are instructions for pairs of 16-bit integers
+    words: int = 4  # of a vector, two numbers each; a span is two vectors
+
+    @property
+    def spans(self) -> int:
+        """Of a chunk."""
+        return self.chunk // SPAN
+
+    @property
+    def blocks(self) -> int:
+        """Of a chunk."""
+        return self.chunk // self.block
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.columns // self.chunk)
+
+
+class Cast(NamedTuple):
+    """What becomes of x / rms; `element`: Triton's type of an element, None for E2M1, of which two are a byte."""
+
+    element: Any
+    format: FormatConstants | None
+    e4m3_scales: bool  # relative to a scale of the tensor
+    away: bool
+    pre_round: bool
+    counted: bool  # E2M1 without dividing each number
+
+    @property
+    def numbers_a_byte(self) -> int:
+        return 2 if self.element is None else 1
 
 
 def norm_codes(
@@ -148,25 +205,18 @@ def run(
     added = (None, None) if branch is None else (in_words(branch), in_words(total))
     columns = x.shape[-1]
     rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
+    pairs, e4m3_scales = is_capable_of(9, 0), FORMATS[fmt].scale == "E4M3"
+    counted = pairs and fmt == "E2M1"
     launch(
         norm_codes_kernel,
         (-(-rows // tile.rows),),
         (in_words(x), *added, codes, scales, rms, rows, tensor_scale or 1.0),
         tile.warps,
-        P=p,
-        COEFFICIENT=None if p is None else rms_coefficient(p, block_size),
-        EPS=eps,
-        ELEMENT=ELEMENTS[fmt],
-        FORMAT=format_constants(fmt, scale_rule),
-        E4M3_SCALES=FORMATS[fmt].scale == "E4M3",
-        AWAY=rounding == "away",
-        PRE_ROUND=pre_round,
-        BLOCK=block_size,
-        COLUMNS=columns,
-        CHUNK=tile.chunk,
-        TILE_ROWS=tile.rows,
-        WHOLE_TILES=rows % tile.rows == 0,
-        PAIRS=is_capable_of(9, 0),
+        NORM=Norm(p, None if p is None else rms_coefficient(p, block_size), eps),
+        SHAPE=Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
+        CAST=Cast(
+            ELEMENTS[fmt], format_constants(fmt, scale_rule), e4m3_scales, rounding == "away", pre_round, counted
+        ),
     )
     return results
 

@@ -3,7 +3,7 @@
 x / rms is that of a division, in three operations where they give its bits (`division`). That needs finite numbers, and
 none that matters near an end of FP32's range: NEAR. Anything else is divided.
 
-CAST is (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+CAST is a `Cast` of mxstudy.numerics.kernels.norm_codes.
 """
 
 import triton
@@ -27,7 +27,7 @@ E4M3_MAX = tl.constexpr(448.0)
 def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
     """x / rms rounded once, and to bf16 half away from zero after that where PRE_ROUND. A zero keeps its sign."""
     q = quotient(x, rms, inverse) if NEAR else tl.div_rn(x, rms + tl.zeros_like(x))
-    if CAST[4]:
+    if CAST.pre_round:
         q = round_to_bf16_away(q)
     return q
 
@@ -71,11 +71,12 @@ def encode_bytes(low, high, NEAR: tl.constexpr, CAST: tl.constexpr):
 
     The conversion saturates.
     """
+    FORMAT: tl.constexpr = CAST.format
     x = tl.reshape(tl.join(low, high), (low.shape[0], low.shape[1], 2 * low.shape[2]))
     y = x
-    if CAST[3]:
-        y = round_to_grid(x, CAST[1], True)
-    codes = y.to(CAST[0]).to(tl.uint8, bitcast=True)
+    if CAST.away:
+        y = round_to_grid(x, FORMAT, True)
+    codes = y.to(CAST.element).to(tl.uint8, bitcast=True)
     if not NEAR:
         codes = tl.where(x == x, codes, 0x7F).to(tl.uint8)
     return codes
@@ -104,12 +105,13 @@ def code_of_e2m1(m, NEAR: tl.constexpr, CAST: tl.constexpr):
     anchor that is rounded once, to a whole number; the anchor's last byte is 0. None is negative, so that their bits
     compare as they do.
     """
+    FORMAT: tl.constexpr = CAST.format
     finite = m < float("inf")
-    if CAST[3]:
-        m = round_to_grid(m, CAST[1], True)
+    if CAST.away:
+        m = round_to_grid(m, FORMAT, True)
     least = tl.minimum(bits(tl.fma(m, 2.0, ANCHOR)), bits(m + (ANCHOR + 2.0)))
     least = tl.minimum(least, bits(tl.fma(m, 0.5, ANCHOR + 4.0)))
-    if CAST[1][4] is not None:
+    if FORMAT[4] is not None:
         least = tl.minimum(least, ANCHOR_BITS + 7)
     return least if NEAR else tl.where(finite, least, 7)
 

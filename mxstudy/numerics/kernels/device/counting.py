@@ -19,7 +19,7 @@ WHOLE = tl.constexpr(0x01800180)  # a pair's whole binades, up to three
 @triton.jit
 def summands(rms, inverse, CAST: tl.constexpr):
     """What bits of magnitudes become counts with, for scales 2^-127: four of int32 pairs, as rms [rows, 1] is."""
-    EVEN: tl.constexpr = not CAST[3]  # then the ties 0.25, 1.25, 2.5 and 5 are rounded down
+    EVEN: tl.constexpr = not CAST.away  # then the ties 0.25, 1.25, 2.5 and 5 are rounded down
     least = threshold(0.25, EVEN, rms, inverse, CAST) - 1
     next = threshold(0.75, False, rms, inverse, CAST) - 1
     lower = threshold(1.25, EVEN, rms, inverse, CAST) - BINADE
@@ -37,7 +37,7 @@ def less(x):
 def threshold(b, ABOVE: tl.constexpr, rms, inverse, CAST: tl.constexpr):
     """bf16's bits of the least x whose quotient is at least b, or ABOVE it: int32."""
     guess = (rms * b).to(tl.int32, bitcast=True) >> 16  # with PRE_ROUND it may be two too small
-    AFTER: tl.constexpr = 1 if CAST[4] else 0
+    AFTER: tl.constexpr = 1 if CAST.pre_round else 0
     found = guess + AFTER + 1
     for i in tl.static_range(-AFTER, AFTER + 1):
         q = divide(((guess + i) << 16).to(tl.float32, bitcast=True), rms, inverse, True, CAST)

@@ -7,8 +7,7 @@ numbers of a word at once is.
 Where all numbers of a program are NEAR, which `codes` explains, it goes on with what it has in registers; else it reads
 its rows again and divides, a chunk at a time.
 
-SHAPE is (rows of the tile, spans of a chunk, words of a vector, BLOCK, COLUMNS, WHOLE_TILES, PAIRS), CAST is (ELEMENT,
-FORMAT, E4M3_SCALES, AWAY, PRE_ROUND), each as `norm_codes_kernel` has it.
+NORM, SHAPE and CAST are a `Norm`, a `Shape` and a `Cast` of mxstudy.numerics.kernels.norm_codes.
 """
 
 import triton
@@ -40,39 +39,25 @@ def norm_codes_kernel(
     rms_ptr,
     rows,
     tensor_scale,
-    P: tl.constexpr,
-    COEFFICIENT: tl.constexpr,
-    EPS: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    FORMAT: tl.constexpr,
-    E4M3_SCALES: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-    PAIRS: tl.constexpr,
+    NORM: tl.constexpr,
+    SHAPE: tl.constexpr,
+    CAST: tl.constexpr,
 ):
-    """x [rows, COLUMNS] bf16 -> codes, scales [rows, COLUMNS // BLOCK] of one byte each, rms [rows] float32.
+    """x [rows, columns] bf16 -> codes, scales [rows, columns // block] of one byte each, rms [rows] float32.
 
     x, branch and total are int32, two numbers each. `branch`, or None, is added to x first, and the sum, rounded to
-    bf16, written to `total`. P is None for the exact RMS. ELEMENT: Triton's type of an element, None for E2M1, of which
-    two are a byte. E4M3_SCALES: relative to the tensor scale. WHOLE_TILES: TILE_ROWS divides the rows. PAIRS: there are
-    instructions for pairs of 16-bit integers.
+    bf16, written to `total`.
     """
-    SPANS: tl.constexpr = CHUNK // 16
-    SHAPE: tl.constexpr = (TILE_ROWS, SPANS, 4, BLOCK, COLUMNS, WHOLE_TILES, PAIRS)
-    CAST: tl.constexpr = (ELEMENT, FORMAT, E4M3_SCALES, AWAY, PRE_ROUND)
-    CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
-    first = tl.program_id(0).to(tl.int64) * TILE_ROWS
+    CHUNKS: tl.constexpr = SHAPE.chunks
+    COLUMNS: tl.constexpr = SHAPE.columns
+    BLOCK: tl.constexpr = SHAPE.block
+    first = tl.program_id(0).to(tl.int64) * SHAPE.rows
     left = (rows - first).to(tl.int32)
     x_ptr += first * (COLUMNS // 2)
     if branch_ptr is not None:
         branch_ptr += first * (COLUMNS // 2)
         total_ptr += first * (COLUMNS // 2)
-    codes_ptr += first * (COLUMNS // 2 if ELEMENT is None else COLUMNS)
+    codes_ptr += first * (COLUMNS // CAST.numbers_a_byte)
     scales_ptr += first * (COLUMNS // BLOCK)
 
     chunks = ()
@@ -87,23 +72,23 @@ def norm_codes_kernel(
     for i in tl.static_range(1, CHUNKS):
         most = tl.maximum(most, maxima[i])
         least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
-    if P is None:
-        squares = tl.zeros((TILE_ROWS, SPANS, 4), tl.float32)
+    if NORM.p is None:
+        squares = tl.full((SHAPE.rows, SHAPE.spans, SHAPE.words), 0.0, tl.float32)
         for i in tl.static_range(CHUNKS):
             for v in tl.static_range(2):
                 low, high = numbers(chunks[i][v])
                 squares = tl.fma(high, high, tl.fma(low, low, squares))
         total = tl.sum(tl.sum(squares, axis=2), axis=1)
-        _, rms = finish_squares(tl.zeros_like(total), total, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
+        _, rms = finish_squares(tl.zeros_like(total), total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps)
     else:
         largest, inverse_of_largest = invertible(tl.max(most, axis=1))
         powers = tl.zeros_like(most.to(tl.float32))
         for i in tl.static_range(CHUNKS):
-            powers += power(maxima[i].to(tl.float32, bitcast=True) * inverse_of_largest[:, None], P)
+            powers += power(maxima[i].to(tl.float32, bitcast=True) * inverse_of_largest[:, None], NORM.p)
         bits, total = largest.to(tl.int32, bitcast=True), tl.sum(powers, axis=1)
-        _, rms = finish_block_maxima(bits, total, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
-    row = tl.arange(0, TILE_ROWS)
-    tl.store(rms_ptr + first + row, rms, mask=None if WHOLE_TILES else row < left)
+        _, rms = finish_block_maxima(bits, total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps)
+    row = tl.arange(0, SHAPE.rows)
+    tl.store(rms_ptr + first + row, rms, mask=None if SHAPE.whole_tiles else row < left)
 
     rms = rms[:, None]
     inverse = tl.div_rn(tl.zeros_like(rms) + 1.0, rms)
@@ -113,7 +98,7 @@ def norm_codes_kernel(
     if tl.min(tl.min(near.to(tl.int32), axis=1), axis=0) == 1:
         codes_of_scales = ()
         counted = ()
-        if PAIRS and ELEMENT is None and not E4M3_SCALES:
+        if CAST.counted:
             counted = summands(rms, inverse, CAST)
         for near_chunk in tl.static_range(8):
             if near_chunk < CHUNKS:
@@ -136,18 +121,18 @@ def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
 
     It is read once, and then in nobody's way in the cache. `total_ptr`: where the sum with a branch goes, or None.
     """
-    WIDTH: tl.constexpr = 2 * SHAPE[2]  # of a span
-    ITEMS: tl.constexpr = SHAPE[4] // 2
-    row = tl.arange(0, SHAPE[0])[:, None, None]
-    first = (i * SHAPE[1] + tl.arange(0, SHAPE[1])[None, :, None]) * WIDTH
-    mask = tl.full((SHAPE[0], SHAPE[1], SHAPE[2]), True, tl.int1)
-    if not SHAPE[5]:
+    WIDTH: tl.constexpr = 2 * SHAPE.words  # of a span
+    ITEMS: tl.constexpr = SHAPE.columns // 2
+    row = tl.arange(0, SHAPE.rows)[:, None, None]
+    first = (i * SHAPE.spans + tl.arange(0, SHAPE.spans)[None, :, None]) * WIDTH
+    mask = tl.full((SHAPE.rows, SHAPE.spans, SHAPE.words), True, tl.int1)
+    if not SHAPE.whole_tiles:
         mask = mask & (row < left)
-    if ITEMS % (SHAPE[1] * WIDTH) != 0:
+    if ITEMS % (SHAPE.spans * WIDTH) != 0:
         mask = mask & (first < ITEMS)
     vectors = ()
     for v in tl.static_range(2):
-        offsets = row * ITEMS + first + v * SHAPE[2] + tl.arange(0, SHAPE[2])[None, None, :]
+        offsets = row * ITEMS + first + v * SHAPE.words + tl.arange(0, SHAPE.words)[None, None, :]
         x = tl.load(x_ptr + offsets, mask=mask, other=0, cache_modifier=".cg")
         if branch_ptr is not None:
             branch = tl.load(branch_ptr + offsets, mask=mask, other=0, cache_modifier=".cg")
@@ -178,24 +163,23 @@ def words_of_sums(x, y):
 @triton.jit
 def block_maxima(vectors, SHAPE: tl.constexpr):
     """The bits of the largest magnitude of every block, as of a float32: int32 [rows, blocks]."""
-    if SHAPE[6]:
+    if SHAPE.pairs:
         of_span = largest_magnitude(vectors[0], vectors[1])
     else:
-        most = tl.zeros((SHAPE[0], SHAPE[1], SHAPE[2]), tl.int32)
+        most = tl.full((SHAPE.rows, SHAPE.spans, SHAPE.words), 0, tl.int32)
         for v in tl.static_range(2):
             word = vectors[v] & MAGNITUDES
             most = tl.maximum(tl.maximum(most, word), word << 16)
         of_span = tl.max(most, axis=2)
-    BLOCKS: tl.constexpr = SHAPE[1] * 4 * SHAPE[2] // SHAPE[3]
-    return tl.max(tl.reshape(of_span & -0x10000, (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS)), axis=2)
+    return tl.max(tl.reshape(of_span & -0x10000, (SHAPE.rows, SHAPE.blocks, SHAPE.spans // SHAPE.blocks)), axis=2)
 
 
 @triton.jit
 def for_spans(x, SHAPE: tl.constexpr):
     """What a block has [rows, blocks], for each number of its spans: [rows, spans, 1]."""
     BLOCKS: tl.constexpr = x.shape[1]
-    every = tl.broadcast_to(x[:, :, None], (SHAPE[0], BLOCKS, SHAPE[1] // BLOCKS))
-    return tl.reshape(every, (SHAPE[0], SHAPE[1]))[:, :, None]
+    every = tl.broadcast_to(x[:, :, None], (SHAPE.rows, BLOCKS, SHAPE.spans // BLOCKS))
+    return tl.reshape(every, (SHAPE.rows, SHAPE.spans))[:, :, None]
 
 
 @triton.jit
@@ -227,9 +211,10 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
 
 @triton.jit
 def counted_codes(y, CAST: tl.constexpr, SHAPE: tl.constexpr):
+    FORMAT: tl.constexpr = CAST.format
     vectors, maxima, rms, inverse, _, summands = y
     absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, True, CAST)
-    scale, power_of_two, _ = encode_e8m0_scales(absmax, True, CAST[1])
+    scale, power_of_two, _ = encode_e8m0_scales(absmax, True, FORMAT)
     moved = (power_of_two.to(tl.int32, bitcast=True) >> 16) * TWICE
     terms = ()
     for i in tl.static_range(4):
@@ -239,24 +224,25 @@ def counted_codes(y, CAST: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def divided_codes(y, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr):
+    FORMAT: tl.constexpr = CAST.format
     vectors, maxima, rms, inverse, tensor_scale, _ = y
     absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, NEAR, CAST)
-    if CAST[2]:
+    if CAST.e4m3_scales:
         scale, factor = encode_e4m3_scales(absmax, tensor_scale, NEAR)
     else:
-        scale, power_of_two, factor = encode_e8m0_scales(absmax, NEAR, CAST[1])
-    if NEAR and not CAST[2]:  # x / (rms 2^k) is (x / rms) / 2^k, bit by bit
+        scale, power_of_two, factor = encode_e8m0_scales(absmax, NEAR, FORMAT)
+    if NEAR and not CAST.e4m3_scales:  # x / (rms 2^k) is (x / rms) / 2^k, bit by bit
         rms, inverse = for_spans(rms * power_of_two, SHAPE), for_spans(inverse * factor, SHAPE)
     else:
         rms, inverse, factor = rms[:, :, None], inverse[:, :, None], for_spans(factor, SHAPE)
     codes = ()
     for v in tl.static_range(2):
         word = vectors[v]
-        low, high = numbers(word & MAGNITUDES if CAST[0] is None else word)
+        low, high = numbers(word & MAGNITUDES if CAST.element is None else word)
         low, high = divide(low, rms, inverse, NEAR, CAST), divide(high, rms, inverse, NEAR, CAST)
-        if CAST[2] or not NEAR:
+        if CAST.e4m3_scales or not NEAR:
             low, high = low * factor, high * factor
-        code = encode_e2m1(low, high, word, NEAR, CAST) if CAST[0] is None else encode_bytes(low, high, NEAR, CAST)
+        code = encode_e2m1(low, high, word, NEAR, CAST) if CAST.element is None else encode_bytes(low, high, NEAR, CAST)
         codes += (code,)
     return scale, codes
 
@@ -274,20 +260,20 @@ def store_all_scales(s, scales_ptr, left, SHAPE: tl.constexpr):
     low = tl.join(tl.join(s[0], s[1]), tl.join(s[2], s[3]))
     high = tl.join(tl.join(s[4], s[5]), tl.join(s[6], s[7]))
     together = tl.permute(tl.join(low, high), (0, 4, 3, 2, 1))
-    together = tl.reshape(together, (SHAPE[0], 8 * s[0].shape[1]))
+    together = tl.reshape(together, (SHAPE.rows, 8 * s[0].shape[1]))
     store_items(scales_ptr, together, 0, left, 8, SHAPE)
 
 
 @triton.jit
 def store_items(ptr, x, i, left, CHUNKS: tl.constexpr, SHAPE: tl.constexpr):
     """x [rows, items of so many chunks], the i-th that are so many; they are not read soon."""
-    WIDTH: tl.constexpr = CHUNKS * SHAPE[1] * SHAPE[2] * 4
-    ITEMS: tl.constexpr = x.shape[1] * SHAPE[4] // WIDTH
+    WIDTH: tl.constexpr = CHUNKS * SHAPE.spans * SHAPE.words * 4
+    ITEMS: tl.constexpr = x.shape[1] * SHAPE.columns // WIDTH
     row = tl.arange(0, x.shape[0])[:, None]
     item = i * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
     mask = tl.full((x.shape[0], x.shape[1]), True, tl.int1)
-    if not SHAPE[5]:
+    if not SHAPE.whole_tiles:
         mask = mask & (row < left)
-    if SHAPE[4] % WIDTH != 0:
+    if SHAPE.columns % WIDTH != 0:
         mask = mask & (item < ITEMS)
     tl.store(ptr + row * ITEMS + item, x, mask=mask, cache_modifier=".cs")
