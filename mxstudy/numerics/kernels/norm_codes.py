@@ -53,55 +53,6 @@ class RowTile(NamedTuple):
     warps: int
 
 
-class Norm(NamedTuple):
-    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
-
-    p: float | None
-    coefficient: float | None
-    eps: float
-
-
-class Shape(NamedTuple):
-    """What one program of a kernel has; `block` and `columns` in numbers, `chunk` too."""
-
-    rows: int
-    chunk: int
-    block: int
-    columns: int
-    whole_tiles: bool  # the tile's rows divide all rows
-    pairs: bool  # there are instructions for pairs of 16-bit integers
-    words: int = 4  # of a vector, two numbers each; a span is two vectors
-
-    @property
-    def spans(self) -> int:
-        """Of a chunk."""
-        return self.chunk // SPAN
-
-    @property
-    def blocks(self) -> int:
-        """Of a chunk."""
-        return self.chunk // self.block
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.columns // self.chunk)
-
-
-class Cast(NamedTuple):
-    """What becomes of x / rms; `element`: Triton's type of an element, None for E2M1, of which two are a byte."""
-
-    element: Any
-    format: FormatConstants | None
-    e4m3_scales: bool  # relative to a scale of the tensor
-    away: bool
-    pre_round: bool
-    counted: bool  # E2M1 without dividing each number
-
-    @property
-    def numbers_a_byte(self) -> int:
-        return 2 if self.element is None else 1
-
-
 def norm_codes(
     x: Tensor,
     norm: RowNorm,
@@ -219,6 +170,55 @@ def run(
         ),
     )
     return results
+
+
+class Norm(NamedTuple):
+    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
+
+    p: float | None
+    coefficient: float | None
+    eps: float
+
+
+class Shape(NamedTuple):
+    """What one program of a kernel has; `block` and `columns` in numbers, `chunk` too."""
+
+    rows: int
+    chunk: int
+    block: int
+    columns: int
+    whole_tiles: bool  # the tile's rows divide all rows
+    pairs: bool  # there are instructions for pairs of 16-bit integers
+    words: int = 4  # of a vector, two numbers each; a span is two vectors
+
+    @property
+    def spans(self) -> int:
+        """Of a chunk."""
+        return self.chunk // SPAN
+
+    @property
+    def blocks(self) -> int:
+        """Of a chunk."""
+        return self.chunk // self.block
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.columns // self.chunk)
+
+
+class Cast(NamedTuple):
+    """What becomes of x / rms; `element`: Triton's type of an element, None for E2M1, of which two are a byte."""
+
+    element: Any
+    format: FormatConstants | None
+    e4m3_scales: bool  # relative to a scale of the tensor
+    away: bool
+    pre_round: bool
+    counted: bool  # E2M1 without dividing each number
+
+    @property
+    def numbers_a_byte(self) -> int:
+        return 2 if self.element is None else 1
 
 
 def in_words(x: Tensor) -> Tensor:
