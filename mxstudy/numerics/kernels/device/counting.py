@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from mxstudy.numerics.kernels.device.codes import divide
-from mxstudy.numerics.kernels.device.pairs import TWICE, half_bytes, sums_up_to
+from mxstudy.numerics.kernels.device.pairs import MAGNITUDES, TWICE, half_bytes, sums_up_to
 
 BINADE = tl.constexpr(128)  # of bf16's bits
 WHOLE = tl.constexpr(0x01800180)  # a pair's whole binades, up to three
@@ -20,11 +20,11 @@ WHOLE = tl.constexpr(0x01800180)  # a pair's whole binades, up to three
 def summands(rms, inverse, CAST: tl.constexpr):
     """What bits of magnitudes become counts with, for scales 2^-127: four of int32 pairs, as rms [rows, 1] is."""
     EVEN: tl.constexpr = not CAST.away  # then the ties 0.25, 1.25, 2.5 and 5 are rounded down
-    least = threshold(0.25, EVEN, rms, inverse, CAST) - 1
-    next = threshold(0.75, False, rms, inverse, CAST) - 1
+    first = threshold(0.25, EVEN, rms, inverse, CAST) - 1
+    second = threshold(0.75, False, rms, inverse, CAST) - 1
     lower = threshold(1.25, EVEN, rms, inverse, CAST) - BINADE
     upper = threshold(1.75, False, rms, inverse, CAST) - BINADE
-    return less(least), less(next), less(lower), less(upper)
+    return less(first), less(second), less(lower), less(upper)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def threshold(b, ABOVE: tl.constexpr, rms, inverse, CAST: tl.constexpr):
 @triton.jit
 def count_e2m1(word, terms):
     """Codes of a word's two numbers, uint8; `terms`: the summands of their blocks, which broadcast with it."""
-    magnitudes = word & 0x7FFF7FFF
+    magnitudes = word & MAGNITUDES
     low = sums_up_to(magnitudes, terms[2], 4 * BINADE - 1) & WHOLE
     high = sums_up_to(magnitudes, terms[3], 3 * BINADE - 1)
     first = sums_up_to(magnitudes, terms[0], 1)

@@ -24,9 +24,7 @@ from mxstudy.numerics.kernels.device.codes import (
 )
 from mxstudy.numerics.kernels.device.counting import count_e2m1, summands
 from mxstudy.numerics.kernels.device.norm import finish_block_maxima, finish_squares, power
-from mxstudy.numerics.kernels.device.pairs import TWICE, largest_magnitude
-
-MAGNITUDES = tl.constexpr(0x7FFF7FFF)  # of both numbers of a word
+from mxstudy.numerics.kernels.device.pairs import MAGNITUDES, TWICE, largest_magnitude
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+MAGNITUDES = tl.constexpr(0x7FFF7FFF)  # of two bf16 numbers
 TWICE = tl.constexpr(0x10001)  # a product with it has a small number twice
 SUMS = tl.constexpr("{ .reg .b32 sum; add.s16x2 sum, $1, $2; min.s16x2.relu $0, sum, $3; }")
 LARGER = tl.constexpr("max.s16x2 $0, $1, $2;")
