@@ -18,7 +18,6 @@ BLOCK_SIZES = (16, 32, 64)
 BF16, FP32 = torch.bfloat16, torch.float32
 UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is of no elements
 
-FormatConstants = tuple[int, int, int, int, float | None, str | None]
 Settings = tuple[str | None, str | None, int, str, str, bool]  # of both formats and a BlockCast, as operators take them
 
 
@@ -31,6 +30,17 @@ class Held(NamedTuple):
     forward: Tensor
     dgrad: Tensor
     settings: Settings
+
+
+class FormatConstants(NamedTuple):
+    """What a kernel must know of an element format and the scale rule."""
+
+    rule: int  # what is added to the bits of an absmax before its exponent is taken
+    emax: int
+    least_normal: int  # the bits of 2^emin in FP32
+    mantissa_bits: int
+    limit: float | None  # the largest element, where a block may exceed it
+    converted: str | None  # the format, where there are conversions to it
 
 
 class Tile(NamedTuple):
@@ -110,17 +120,18 @@ def converted(fmt: str) -> str | None:
 
 
 def format_constants(fmt: str | None, scale_rule: str) -> FormatConstants | None:
-    """The rule's summand, emax, the FP32 bits of 2^emin, mantissa bits, max where a block may exceed it, and the
-    format where it is `converted`.
+    """None where nothing is cast.
 
-    A block may under rules that round k up less often than ceil(log2(absmax / max)) does, and under rounded scales.
+    A block may exceed the largest element under rules that round k up less often than ceil(log2(absmax / max)) does,
+    and under rounded scales.
     """
     if fmt is None or fmt == UNREAD:
         return None
     element = FORMATS[fmt]
     rule, never_exceeds = SCALE_RULES[scale_rule](element), SCALE_RULES["rceil"](element)
     limit = element.max if rule < never_exceeds or element.scale != "E8M0" else None
-    return rule, element.emax, (element.emin + 127) << MANTISSA_BITS, element.mantissa_bits, limit, converted(fmt)
+    least_normal = (element.emin + 127) << MANTISSA_BITS
+    return FormatConstants(rule, element.emax, least_normal, element.mantissa_bits, limit, converted(fmt))
 
 
 def written(operand: Tensor) -> Tensor | None:

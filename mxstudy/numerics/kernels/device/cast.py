@@ -145,18 +145,16 @@ def scales(bits, FORMAT: tl.constexpr):
 @triton.jit
 def scale_code(bits, FORMAT: tl.constexpr):
     """k + 127 of blocks with these absmax bits, if they are finite: int32, at most 255 - emax."""
-    RULE: tl.constexpr = FORMAT[0]
-    EMAX: tl.constexpr = FORMAT[1]
-    return tl.maximum(((bits + RULE) >> 23) - EMAX, 0)
+    return tl.maximum(((bits + FORMAT.rule) >> 23) - FORMAT.emax, 0)
 
 
 @triton.jit
 def round_to_grid(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
     """v float32 to the nearest element value; garbage for a NaN or an infinity, whose block's scale is NaN."""
-    ELEMENT: tl.constexpr = FORMAT[5]
-    if ELEMENT == "E4M3" and not AWAY:  # there and back, two numbers an instruction
+    CONVERTED: tl.constexpr = FORMAT.converted
+    if CONVERTED == "E4M3" and not AWAY:  # there and back, two numbers an instruction
         rounded = v.to(tl.float8e4nv).to(tl.float32)
-    elif ELEMENT == "E5M2" and not AWAY:
+    elif CONVERTED == "E5M2" and not AWAY:
         rounded = v.to(tl.float8e5).to(tl.float32)
     else:
         rounded = round_by_sums(v, FORMAT, AWAY)
@@ -169,14 +167,11 @@ def round_by_sums(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
 
     The sum has the step as its last place, so that the addition rounds half to even.
     """
-    EMIN_BITS: tl.constexpr = FORMAT[2]
-    MANTISSA: tl.constexpr = FORMAT[3]
-    LIMIT: tl.constexpr = FORMAT[4]
     magnitude = tl.abs(v)
-    if LIMIT is not None:
-        magnitude = tl.minimum(magnitude, LIMIT)
-    binade = tl.maximum(magnitude.to(tl.int32, bitcast=True) & EXPONENT_MASK, EMIN_BITS)
-    anchor = (binade + ((23 - MANTISSA) << 23)).to(tl.float32, bitcast=True)
+    if FORMAT.limit is not None:
+        magnitude = tl.minimum(magnitude, FORMAT.limit)
+    binade = tl.maximum(magnitude.to(tl.int32, bitcast=True) & EXPONENT_MASK, FORMAT.least_normal)
+    anchor = (binade + ((23 - FORMAT.mantissa_bits) << 23)).to(tl.float32, bitcast=True)
     rounded = (magnitude + anchor) - anchor
     if AWAY:
         rounded = tl.where(magnitude - rounded == anchor * 2.0**-24, rounded + anchor * 2.0**-23, rounded)

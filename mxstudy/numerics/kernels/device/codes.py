@@ -111,7 +111,7 @@ def code_of_e2m1(m, NEAR: tl.constexpr, CAST: tl.constexpr):
         m = round_to_grid(m, FORMAT, True)
     least = tl.minimum(bits(tl.fma(m, 2.0, ANCHOR)), bits(m + (ANCHOR + 2.0)))
     least = tl.minimum(least, bits(tl.fma(m, 0.5, ANCHOR + 4.0)))
-    if FORMAT[4] is not None:
+    if FORMAT.limit is not None:
         least = tl.minimum(least, ANCHOR_BITS + 7)
     return least if NEAR else tl.where(finite, least, 7)
 
