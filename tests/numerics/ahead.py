@@ -18,29 +18,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mxstudy.numerics.formats import FORMATS
-from mxstudy.numerics.kernels.device.codes import ELEMENTS
 from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
-from mxstudy.numerics.kernels.norm_codes import Cast, Norm, Shape, row_tile
-from mxstudy.numerics.kernels.operands import format_constants
+from mxstudy.numerics.kernels.norm_codes import known, row_tile
 
 POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_ptr": "*u8", "scales_ptr": "*u8"}
 
 
 def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding: str, branch: bool, whole: bool) -> Any:
     tile = row_tile(columns, block_size)
-    constants: dict[str, Any] = {
-        "NORM": Norm(p, None if p is None else 0.5, 1e-5),
-        "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, whole, True),
-        "CAST": Cast(
-            ELEMENTS[fmt],
-            format_constants(fmt, "rceil"),
-            FORMATS[fmt].scale == "E4M3",
-            rounding == "away",
-            False,
-            fmt == "E2M1",
-        ),
-    }
+    rows = 16 * tile.rows if whole else 16 * tile.rows + 1
+    constants = known(tile, columns, rows, p, 1e-5, fmt, block_size, "rceil", rounding, pre_round=False)
     if not branch:
         constants |= {"branch_ptr": None, "total_ptr": None}
     types = (

@@ -18,7 +18,8 @@ VARIANTS = [
     (4096, "E4M3", 32, 2.0, "even", False, True),
     (16384, "E2M1", 16, None, "even", False, True),
     (7168, "NVFP4", 16, 2.0, "even", True, True),
-    (1056, "E5M2", 32, 0.7, "away", True, False),
+    (1056, "E5M2", 32, 0.7, "away", True, True),
+    (160, "E5M2", 32, 0.7, "away", True, False),
 ]
 
 

@@ -149,27 +149,51 @@ def run(
     tile: RowTile | None = None,
 ) -> Tensors:
     """`tile`: another one than `row_tile`; then the RMS may differ in its last bits."""
-    from mxstudy.numerics.kernels.device.codes import ELEMENTS
     from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
 
     codes, scales, rms, total = results = empty_results(x, branch is not None, fmt, block_size)
     added = (None, None) if branch is None else (in_words(branch), in_words(total))
     columns = x.shape[-1]
     rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
-    pairs, e4m3_scales = is_capable_of(9, 0), FORMATS[fmt].scale == "E4M3"
-    counted = pairs and fmt == "E2M1"
+    constants = known(tile, columns, rows, p, eps, fmt, block_size, scale_rule, rounding, pre_round)
     launch(
         norm_codes_kernel,
         (-(-rows // tile.rows),),
         (in_words(x), *added, codes, scales, rms, rows, tensor_scale or 1.0),
         tile.warps,
-        NORM=Norm(p, None if p is None else rms_coefficient(p, block_size), eps),
-        SHAPE=Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
-        CAST=Cast(
-            ELEMENTS[fmt], format_constants(fmt, scale_rule), e4m3_scales, rounding == "away", pre_round, counted
-        ),
+        **constants,
     )
     return results
+
+
+def known(
+    tile: RowTile,
+    columns: int,
+    rows: int,
+    p: float | None,
+    eps: float,
+    fmt: str,
+    block_size: int,
+    scale_rule: str,
+    rounding: str,
+    pre_round: bool,
+) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    from mxstudy.numerics.kernels.device.codes import ELEMENTS
+
+    pairs = is_capable_of(9, 0)
+    return {
+        "NORM": Norm(p, None if p is None else rms_coefficient(p, block_size), eps),
+        "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
+        "CAST": Cast(
+            element=ELEMENTS[fmt],
+            format=format_constants(fmt, scale_rule),
+            e4m3_scales=FORMATS[fmt].scale == "E4M3",
+            away=rounding == "away",
+            pre_round=pre_round,
+            counted=pairs and fmt == "E2M1",
+        ),
+    }
 
 
 class Norm(NamedTuple):
