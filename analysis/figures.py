@@ -69,8 +69,10 @@ def students(number: int, name: str, arguments: str) -> Figure:
 APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximation")
 PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mxnorm_pretrain", "mxnorm_pretrain")
 PROXY = (*sweep("spike_proxy"), "spike_proxy")
-GRADIENT_BIAS = sweep("gradient_bias")
+GRID = (*sweep("learning_rate_grid"), "learning_rate_grid")
+GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
+DECISIVE = "decisive decisive_2 decisive_3"
 TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b train_step_llama_125m_small train_step_llama_1b_small"
 RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
 
@@ -152,18 +154,13 @@ FIGURES = (
         script="student_sharpness",
         arguments="--around-divergence 2000",
     ),
-    Figure(
-        "instability_fig06_learning_rate_grid",
-        "instability paper, figure 6",
-        TRAINED,
-        *sweep("learning_rate_grid"),
-    ),
+    Figure("instability_fig06_learning_rate_grid", "instability paper, figure 6", TRAINED, *GRID),
     students(7, "attention", "--columns model"),
     students(8, "loss", "--columns loss"),
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
     students(10, "optimizers", "--columns optimizer"),
     students(11, "initialisation", "--columns model.init"),
-    Figure("student_decisive", "why students diverge, arm by arm", RUNS, *sweep("decisive"), "decisive decisive_2"),
+    Figure("student_decisive", "why students diverge, arm by arm", RUNS, *sweep("decisive"), DECISIVE),
     Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), TRAIN_STEPS),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
     fits(

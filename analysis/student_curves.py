@@ -33,10 +33,11 @@ def by_replica(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def losses_by_replica(metrics: pd.DataFrame) -> pd.DataFrame:
-    """So too, but a loss that is not finite is infinite, and stays so after the stack's end."""
-    losses = metrics.assign(loss=metrics["loss"].where(np.isfinite(metrics["loss"]), np.inf))
+    """So too, but where a replica is not finite its loss is infinite, and stays so after the stack's end."""
+    is_alive = np.isfinite(metrics[["loss", "grad_norm"]]).all(axis=1)
+    losses = metrics.assign(loss=metrics["loss"].where(is_alive, np.inf))
     wide = losses.pivot(index="step", columns=REPLICA, values="loss").astype(float)
-    return wide.mask(wide.bfill().isna(), np.inf)
+    return wide.mask(wide.bfill().isna() & np.isinf(wide.ffill()), np.inf)
 
 
 def bins(values: pd.DataFrame) -> np.ndarray:

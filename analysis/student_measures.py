@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -15,6 +16,15 @@ from analysis.student_curves import band, by_replica, grid, limit, loss_lines, l
 from analysis.style import figure_parser, load_chosen, save
 
 LOSS_COLOR = "#000000"
+RECENT = 20  # measurements that the last before a divergence is held against
+HEADER = (
+    "| arm | measured | before the divergence | the last time before it | above the 20 before that | after it |\n"
+    "|---|---|---:|---:|---:|---:|"
+)
+LEGEND = """\
+Medians over replicas of each replica's median, with the least and the most. Before the divergence: all steps where
+there is none. Above the 20 before that: replicas whose last value before their divergence is above all of the 20
+measured before it, which by chance one of 21 is."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,40 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Seque
     return figure
 
 
+def medians(runs: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> str:
+    """As Markdown, a line an arm and quantity: before and after each replica's divergence."""
+    said = [HEADER]
+    for arm in sorted_arms(arms):
+        own = runs.loc[arms == arm, [*REPLICA, "outcome.diverged_at"]]
+        for row in rows:
+            for name, (column, _) in row.lines.items():
+                if column in row.frame:
+                    found = row.frame.merge(own).dropna(subset=column).sort_values("step")
+                    said.append(f"| {arm} | {row.title} of {name} | ".replace("\n", " ") + cells(found, column) + " |")
+    return "\n".join(said) + f"\n\n{LEGEND}\n"
+
+
+def cells(found: pd.DataFrame, column: str) -> str:
+    is_after = found["step"] >= found["outcome.diverged_at"]
+    before = {of: values.to_numpy(float) for of, values in found[~is_after].groupby(REPLICA)[column]}
+    after = {of: values.to_numpy(float) for of, values in found[is_after].groupby(REPLICA)[column]}
+    last = [before[of][-1 - RECENT :] for of in after if len(before.get(of, ())) > RECENT]
+    above = sum(values[-1] > values[:-1].max() for values in last)
+    middles = [[np.median(values) for values in part.values()] for part in (before, after)]
+    return " | ".join(
+        [
+            spread(middles[0]),
+            spread([values[-1] for values in last]),
+            f"{above} of {len(last)}" if last else "-",
+            spread(middles[1]),
+        ]
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{np.median(values):.3g} ({min(values):.3g} .. {max(values):.3g})" if len(values) else "-"
+
+
 def around_divergence(runs: pd.DataFrame, rows: pd.DataFrame, steps: int) -> pd.DataFrame:
     """Of the replicas that diverged the rows at most so many steps from there, which is step 0.
 
@@ -83,16 +127,18 @@ def make_measures(
     chosen = options.parse_args(arguments)
     runs, metrics, *frames = load_chosen(options, chosen, "runs", "metrics", *probes)
     runs = ended(runs)
+    try:
+        arms = named(runs, chosen.columns)
+    except ValueError as error:
+        options.error(str(error))
+    said = medians(runs, arms, rows_of(*frames))
     if chosen.around_divergence:
         metrics, *frames = (around_divergence(runs, rows, chosen.around_divergence) for rows in (metrics, *frames))
         runs = runs[runs["diverged"] > 0]
         if runs.empty:
             options.error("--around-divergence: no replica diverged")
-    try:
-        arms = named(runs, chosen.columns)
-    except ValueError as error:
-        options.error(str(error))
+        arms = arms[runs.index]
     figure = draw(runs, metrics, arms, rows_of(*frames))
     if chosen.around_divergence:
         figure.supxlabel("steps from the divergence", fontsize=8)
-    save(figure, chosen.name, f"{of_arms(runs, arms, shows)}\n{table(runs, arms)}")
+    save(figure, chosen.name, f"{of_arms(runs, arms, shows)}\n{said}\n{table(runs, arms)}")

@@ -39,4 +39,4 @@ def frame(*rows: dict[str, object]) -> pd.DataFrame:
 def curve(fingerprint: str, number: int, losses: np.ndarray, **columns: object) -> pd.DataFrame:
     step = np.arange(len(losses))
     identity = {"fingerprint": fingerprint, "label": fingerprint, "replica": number, "step": step}
-    return pd.DataFrame(identity | {"loss": losses} | columns)
+    return pd.DataFrame(identity | {"loss": losses, "grad_norm": losses} | columns)

@@ -200,13 +200,40 @@ def test_around_a_divergence_steps_are_those_from_there() -> None:
     assert list(student_measures.around_divergence(runs, metrics, 2)["step"]) == [-2, -1, 0, 1, 2]
 
 
+def test_what_was_measured_before_a_divergence_is_told_from_what_was_after_it() -> None:
+    """The third replica of MXFP8 diverges at step 590, between the 66th and the 67th row."""
+    runs, _ = two_arms()
+    first, *later = (
+        measured().drop_duplicates("fingerprint").assign(step=step, replica=2) for step in range(0, 900, 9)
+    )
+    rows = pd.concat([first, *later])
+    row = student_measures.Row("size", rows.assign(size=rows["step"]), {"this": ("size", "red")})
+    said = student_measures.medians(runs, student_arms.named(runs, ["precision"]), [row])
+    assert [line for line in said.splitlines() if line.startswith("| precision")] == [
+        "| precision fp32 | size of this | 446 (446 .. 446) | - | - | - |",
+        "| precision mxfp8 | size of this | 292 (292 .. 292) | 585 (585 .. 585) | 1 of 1 | 742 (742 .. 742) |",
+    ]
+    row = student_measures.Row("size", rows.assign(size=-rows["step"]), {"this": ("size", "red")})
+    assert "| 0 of 1 |" in student_measures.medians(runs, student_arms.named(runs, ["precision"]), [row])
+
+
 def test_a_stack_that_ended_early_counts_as_infinite_in_the_median() -> None:
     fall = np.linspace(1.0, 0.1, STEPS)
-    metrics = pd.concat([curve("lives", 0, fall), curve("dead", 0, fall[:600]), curve("dead", 1, fall[:600])])
-    losses = student_curves.losses_by_replica(metrics)
-    assert np.isfinite(losses.loc[:599]).all(axis=None)
-    assert {run: np.isinf(losses[run]).sum() for run in losses} == {("lives", 0): 0, ("dead", 0): 300, ("dead", 1): 300}
+    lives, *dead = curve("lives", 0, fall), curve("dead", 0, fall[:600]), curve("dead", 1, fall[:600])
+    for record in dead:
+        record.loc[599, "grad_norm"] = np.inf  # the record's last step, whose loss may be finite
+    losses = student_curves.losses_by_replica(pd.concat([lives, *dead]))
+    assert np.isfinite(losses.loc[:598]).all(axis=None)
+    assert {run: np.isinf(losses[run]).sum() for run in losses} == {("lives", 0): 0, ("dead", 0): 301, ("dead", 1): 301}
     axes = style.plt.figure().subplots()
     student_curves.band(axes, losses, "black")
     (median,) = axes.lines
     assert np.nanmax(median.get_xdata()[np.isfinite(median.get_ydata())]) < 600
+
+
+def test_a_record_that_ends_while_its_replica_is_finite_is_not_infinite_after_it() -> None:
+    """So it is of replicas that are drawn from where each diverged: they have other steps left."""
+    fall = np.linspace(1.0, 0.1, STEPS)
+    losses = student_curves.losses_by_replica(pd.concat([curve("longer", 0, fall), curve("shorter", 0, fall[:600])]))
+    assert not np.isinf(losses).any(axis=None)
+    assert losses["shorter", 0].isna().sum() == STEPS - 600
