@@ -9,10 +9,13 @@ python -m analysis.instability_fig06_learning_rate_grid --runs runs/learning_rat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
+from analysis.compare import SEEDS
 from analysis.student_arms import ended, named, of_arms, sorted_arms, table
 from analysis.student_curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note
 from analysis.style import figure_parser, load_chosen, plt, save
@@ -54,13 +57,28 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
     note(axes, f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged", (0.98, 0.97))
 
 
+def pairs(runs: pd.DataFrame) -> str:
+    """As Markdown: how many replicas diverged that in another precision, of the same size, rate and seeds, did not."""
+    runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"])).dropna(subset="diverged")
+    wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
+    said = ["| rate | pairs | one alone | the other alone | exact sign test |\n|---|---:|---:|---:|---:|"]
+    for rate in sorted_arms(runs["rate"]):
+        for one, other in combinations(sorted_arms(runs["precision"]), 2):
+            both = wide.loc[rate, [one, other]].dropna()
+            alone = [int((both[a] > both[b]).sum()) for a, b in ((one, other), (other, one))]
+            if sum(alone):
+                p = stats.binomtest(alone[0], sum(alone)).pvalue
+                said.append(f"| {rate} | {len(both)} | {one}: {alone[0]} | {other}: {alone[1]} | {p:.2g} |")
+    return "\n".join(said) + "\n\nPairs: replicas of one size, rate and seeds; where neither alone diverged: no line.\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser(__file__, __doc__)
     chosen = options.parse_args(arguments)
     runs, metrics = load_chosen(options, chosen, "runs", "metrics")
     runs = ended(runs)
     arms = named(runs, ["precision"]) + ", " + rates(runs)
-    save(draw(runs, metrics), chosen.name, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
+    save(draw(runs, metrics), chosen.name, f"{of_arms(runs, arms, __doc__)}\n{pairs(runs)}\n{table(runs, arms)}")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from analysis.style import figure_parser, load_chosen, save
 LOSS_COLOR = "#000000"
 RECENT = 20  # measurements that the last before a divergence is held against
 HEADER = (
-    "| arm | measured | before the divergence | the last time before it | above the 20 before that | after it |\n"
-    "|---|---|---:|---:|---:|---:|"
+    "| arm | measured | before the divergence | the last time before it | steps before | above the 20 before that "
+    "| after it |\n|---|---|---:|---:|---:|---:|---:|"
 )
 LEGEND = """\
 Medians over replicas of each replica's median, with the least and the most. Before the divergence: all steps where
@@ -85,18 +85,19 @@ def medians(runs: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> str:
 
 
 def cells(found: pd.DataFrame, column: str) -> str:
-    is_after = found["step"] >= found["outcome.diverged_at"]
-    before = {of: values.to_numpy(float) for of, values in found[~is_after].groupby(REPLICA)[column]}
-    after = {of: values.to_numpy(float) for of, values in found[is_after].groupby(REPLICA)[column]}
+    since = found["step"] - found["outcome.diverged_at"]
+    before = {of: part[column].to_numpy(float) for of, part in found[~(since >= 0)].groupby(REPLICA)}
+    after = {of: part[column].to_numpy(float) for of, part in found[since >= 0].groupby(REPLICA)}
     last = [before[of][-1 - RECENT :] for of in after if len(before.get(of, ())) > RECENT]
+    steps = -since[since < 0].groupby([found[key] for key in REPLICA]).max()
     above = sum(values[-1] > values[:-1].max() for values in last)
-    middles = [[np.median(values) for values in part.values()] for part in (before, after)]
     return " | ".join(
         [
-            spread(middles[0]),
+            spread([np.median(values) for values in before.values()]),
             spread([values[-1] for values in last]),
+            f"{steps.min():.0f} .. {steps.max():.0f}" if last else "-",
             f"{above} of {len(last)}" if last else "-",
-            spread(middles[1]),
+            spread([np.median(values) for values in after.values()]),
         ]
     )
 

@@ -210,8 +210,8 @@ def test_what_was_measured_before_a_divergence_is_told_from_what_was_after_it() 
     row = student_measures.Row("size", rows.assign(size=rows["step"]), {"this": ("size", "red")})
     said = student_measures.medians(runs, student_arms.named(runs, ["precision"]), [row])
     assert [line for line in said.splitlines() if line.startswith("| precision")] == [
-        "| precision fp32 | size of this | 446 (446 .. 446) | - | - | - |",
-        "| precision mxfp8 | size of this | 292 (292 .. 292) | 585 (585 .. 585) | 1 of 1 | 742 (742 .. 742) |",
+        "| precision fp32 | size of this | 446 (446 .. 446) | - | - | - | - |",
+        "| precision mxfp8 | size of this | 292 (292 .. 292) | 585 (585 .. 585) | 5 .. 5 | 1 of 1 | 742 (742 .. 742) |",
     ]
     row = student_measures.Row("size", rows.assign(size=-rows["step"]), {"this": ("size", "red")})
     assert "| 0 of 1 |" in student_measures.medians(runs, student_arms.named(runs, ["precision"]), [row])
