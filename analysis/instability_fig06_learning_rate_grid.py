@@ -58,18 +58,27 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
 
 
 def pairs(runs: pd.DataFrame) -> str:
-    """As Markdown: how many replicas diverged that in another precision, of the same size, rate and seeds, did not."""
+    """As Markdown: how many replicas diverged that in another precision, of the same size, rate and seeds, did not.
+
+    Those of one size are no independent runs, so the last lines count sizes.
+    """
     runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"])).dropna(subset="diverged")
     wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
-    said = ["| rate | pairs | one alone | the other alone | exact sign test |\n|---|---:|---:|---:|---:|"]
-    for rate in sorted_arms(runs["rate"]):
-        for one, other in combinations(sorted_arms(runs["precision"]), 2):
-            both = wide.loc[rate, [one, other]].dropna()
-            alone = [int((both[a] > both[b]).sum()) for a, b in ((one, other), (other, one))]
-            if sum(alone):
-                p = stats.binomtest(alone[0], sum(alone)).pvalue
-                said.append(f"| {rate} | {len(both)} | {one}: {alone[0]} | {other}: {alone[1]} | {p:.2g} |")
-    return "\n".join(said) + "\n\nPairs: replicas of one size, rate and seeds; where neither alone diverged: no line.\n"
+    said = ["| rate | pairs | more in one | more in the other | exact sign test |\n|---|---:|---:|---:|---:|"]
+    for one, other in combinations(sorted_arms(runs["precision"]), 2):
+        less = (wide[one] - wide[other]).dropna()
+        said += [signs(rate, less[rate], one, other) for rate in sorted_arms(runs["rate"])]
+        said.append(signs("all rates, by size", less.groupby([DEPTH, WIDTH]).sum(), one, other))
+    return "\n".join(line for line in said if line) + "\n\nPairs: replicas of one size, rate and seeds.\n"
+
+
+def signs(what: str, less: pd.Series, one: str, other: str) -> str:
+    """A line, or nothing where there is no difference."""
+    above, below = int((less > 0).sum()), int((less < 0).sum())
+    if not above + below:
+        return ""
+    p = stats.binomtest(above, above + below).pvalue
+    return f"| {what} | {len(less)} | {one}: {above} | {other}: {below} | {p:.2g} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
