@@ -24,6 +24,10 @@ REFUSED = [
     (["tracking.uri=file:///tmp/mlruns"], "would be a file store", "give sqlite:///mlflow.db or http://HOST:PORT"),
     (["tracking.uri=ftp://host"], "tracking.uri: 'ftp://host' is none of sqlite, postgresql"),
     (["precision=mxfp8", "train.micro_batch_size=1", "train.sequence_length=40"], "train.micro_batch_size: 40 tokens"),
+    (
+        ["precision.schedule=[{plan: {layers.*: bf16}}, {from_step: 9000, plan: {layers.*: mxfp8}}]"],
+        "precision.schedule: a row starts at step 9000, after the last of",
+    ),
     (["train.device=gpu"], "train.device: 'gpu' is not a choice", "cpu"),
 ]
 

@@ -96,6 +96,16 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ({"schedule__decay_fraction": 0.5}, "schedule.decay_fraction: only wsd has one, not cosine"),
         ({"schedule__warmup_fraction": 2}, "schedule.warmup_fraction: must lie in 0..1, not 2.0"),
         ({"optimizer__lr": 0}, "optimizer.lr: must be positive, not 0.0"),
+        ({"optimizer__betas": [0.9, 1.5]}, "optimizer.betas: must lie in 0 .. 1, not [0.9, 1.5]"),
+        ({"optimizer__eps": -1}, "optimizer.eps: must not be negative, not -1.0"),
+        ({"optimizer__weight_decay": -1}, "optimizer.weight_decay: must not be negative, not -1.0"),
+        (
+            {"schedule__warmup_fraction": 0, "schedule__initial_ratio": 0.1},
+            "schedule.initial_ratio: it is a warm-up's, and warmup_fraction is 0",
+        ),
+        ({"validation__sequences": 0}, "validation.sequences: at least 1, not 0"),
+        ({"validation__every_steps": -1}, "validation.every_steps: must not be negative, not -1"),
+        ({"checkpoint__every_steps": -1}, "checkpoint.every_steps: must not be negative, not -1"),
         ({"checkpoint__keep_last": 0}, "checkpoint.keep_last: at least 1, not 0"),
     ],
 )

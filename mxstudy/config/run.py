@@ -38,7 +38,7 @@ class Run:
     rerun: bool = cosmetic(False)
     wait: bool = cosmetic(False)
     dry_run: bool = cosmetic(False)  # say what would be done, and what it would cost
-    baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm that a sweep compares with
+    baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices: the arm that models are compared with
     tracking: Tracking = cosmetic(default_factory=Tracking)
 
 
@@ -251,6 +251,10 @@ class Fork(Run):
         for fraction in self.fractions:
             require(0 < fraction < 1, f"fractions: must lie between 0 and 1, not {list(self.fractions)}")
         require(self.at_step is None or self.at_step >= 0, f"at_step: must not be negative, not {self.at_step}")
+        require(
+            self.at_step is None or (self.intervene_before, self.fractions) == (10, (0.88,)),
+            "at_step: replicas are forked there and nowhere else; leave out intervene_before and fractions",
+        )
 
 
 STUDIES: dict[str, type[Run]] = {

@@ -18,6 +18,10 @@ class AdamW:
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"lr: must be positive, not {self.lr}")
+        for beta in self.betas:
+            require(0 <= beta < 1, f"betas: must lie in 0 .. 1, not {list(self.betas)}")
+        for name in ("eps", "weight_decay"):
+            require(getattr(self, name) >= 0, f"{name}: must not be negative, not {getattr(self, name)}")
         require(self.max_grad_norm > 0, f"max_grad_norm: must be positive (.inf: none), not {self.max_grad_norm}")
 
 
@@ -41,6 +45,8 @@ class Schedule:
             require(self.decay_fraction == 0.2, f"decay_fraction: only wsd has one, not {self.kind}")
         if self.kind == "constant":
             require(self.final_ratio == 0.01, "final_ratio: a constant schedule has none")
+        if self.warmup_fraction == 0:
+            require(self.initial_ratio == 0, "initial_ratio: it is a warm-up's, and warmup_fraction is 0")
         require(
             self.kind != "wsd" or self.warmup_fraction + self.decay_fraction <= 1,
             "decay_fraction: warm-up and decay together are longer than the run",
@@ -54,6 +60,10 @@ class Validation:
     sequences: int = 64
     every_steps: int = cosmetic(0)
 
+    def __post_init__(self) -> None:
+        require(self.sequences >= 1, f"sequences: at least 1, not {self.sequences}")
+        require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}")
+
 
 @schema
 class Checkpoint:
@@ -63,6 +73,7 @@ class Checkpoint:
     keep_last: int = cosmetic(2)
 
     def __post_init__(self) -> None:
+        require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}")
         require(self.keep_last >= 1, f"keep_last: at least 1, not {self.keep_last}")
 
 

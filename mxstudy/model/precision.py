@@ -62,6 +62,16 @@ def apply_precision(
     return rows
 
 
+def check_starts(precision: config.Precision, steps: int) -> None:
+    """ConfigError where a row of the schedule would never be reached."""
+    for row in precision.schedule:
+        if row.from_step >= steps:
+            raise ConfigError(
+                f"precision.schedule: a row starts at step {row.from_step}, after the last of {steps}; "
+                f"give at most {steps - 1}"
+            )
+
+
 def is_native(backend: str, linear: MXLinear, gemms: Gemms, compute: torch.dtype, device: torch.device) -> bool:
     """Whether the linear's GEMMs, in those formats, run on the hardware's MX units.
 

@@ -283,6 +283,10 @@ def check_norm(norm: Norm, gain: Gain, vector_ops: str, norm_ops: str | None) ->
         "norm_ops: a folded gain joins the norm to the linear, unrounded; set it to null",
     )
     require(
+        norm_ops != "bf16" or VECTOR_OPS[vector_ops].residual == BF16,
+        f"norm_ops: bf16 rounds to the residual stream's dtype, which is FP32 with vector_ops={vector_ops}; take code",
+    )
+    require(
         VECTOR_OPS[vector_ops].norm != "op_by_op" or not norm.fold_gain,
         f"vector_ops: {vector_ops} rounds every step of the norm, and a folded gain joins it to the linear; take bf16",
     )

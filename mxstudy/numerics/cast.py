@@ -45,6 +45,10 @@ class BlockCast:
     operand_pre_round: bool = False
     pad_blocks: bool = False
 
+    def pre_rounded(self, x: Tensor) -> Tensor:
+        """x [...] float32 as its blocks are made of it, and as what exceeds their scales is counted."""
+        return round_to_bf16_away(x) if self.operand_pre_round else x
+
 
 @dataclass(frozen=True)
 class Quantized:
@@ -145,9 +149,7 @@ def block_cast(
     if not -x.ndim <= axis < x.ndim:
         raise ConfigError(f"axis: {axis} is not one of shape {list(x.shape)}")
     axis %= x.ndim
-    x = to_dtype(x, torch.float32)
-    if cast.operand_pre_round:
-        x = round_to_bf16_away(x)
+    x = cast.pre_rounded(to_dtype(x, torch.float32))
     blocks = split_blocks(x, cast.block_size, axis, cast.pad_blocks)
     if element.scale == "E4M3":
         return nvfp4_cast(blocks, element, axis, cast, tensor_scale)

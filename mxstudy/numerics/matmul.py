@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import FORMATS, ElementFormat, look_up
-from mxstudy.numerics.grid import round_to_bf16_away, round_to_grid, to_dtype
+from mxstudy.numerics.grid import round_to_grid, to_dtype
 from mxstudy.numerics.native import mx_tensor
 from mxstudy.numerics.scales import absmax_bits, fill_scale, nvfp4_tensor_scale
 
@@ -128,7 +128,7 @@ def operand(
         values, scale = tensor_cast(x, look_up(FORMATS, fmt, "format"), cast)
         return Operand(to_dtype(values, gemm_dtype), scale)
     if fmt == NVFP4 and tensor_scale is None:
-        tensor_scale = nvfp4_tensor_scale(replica_absmax(pre_rounded(x, cast)))
+        tensor_scale = nvfp4_tensor_scale(replica_absmax(cast.pre_rounded(x)))
     quantized = block_cast(x, fmt, axis, cast, tensor_scale)
     if gemms.native:
         return Operand(mx_tensor(quantized, gemm_dtype))
@@ -139,13 +139,9 @@ def operand(
 
 def tensor_cast(x: Tensor, fmt: ElementFormat, cast: BlockCast) -> tuple[Tensor, Tensor]:
     """x (fp32) on the element grid, and its FP32 scale absmax / max, one a replica: FP8 with current scaling."""
-    x = pre_rounded(x, cast)
+    x = cast.pre_rounded(x)
     scale = fill_scale(replica_absmax(x), fmt.max)
     return round_to_grid(x / scale, fmt, cast.rounding), scale
-
-
-def pre_rounded(x: Tensor, cast: BlockCast) -> Tensor:
-    return round_to_bf16_away(x) if cast.operand_pre_round else x
 
 
 def replica_absmax(x: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Saturation:
             gemms, cast = capture.linear.gemms, capture.linear.cast
             for operand, quantized, x in quantized_operands(capture.linear, sources(capture)):
                 key = f"{name}/{operand}"
-                quantities = quality(quantized, x) | scale_exponents(quantized)
+                quantities = quality(quantized, x, cast) | scale_exponents(quantized)
                 measured |= {f"{key}/{quantity}": value for quantity, value in quantities.items()}
                 gaussian = gaussian_quality(getattr(gemms, operand), gemms.scaling, cast)
                 values |= {f"{key}/{quantity}_gaussian": value for quantity, value in gaussian.items()}
@@ -93,9 +93,9 @@ def quantized_as(
     return Quantized(values, ones, replace(element, scale="E4M3"), axis, x.shape[axis], scale)
 
 
-def quality(quantized: Quantized, x: Tensor) -> dict[str, Tensor]:
+def quality(quantized: Quantized, x: Tensor, cast: BlockCast) -> dict[str, Tensor]:
     return {
-        "overflow_fraction": overflow_fraction(quantized, x),
+        "overflow_fraction": overflow_fraction(quantized, cast.pre_rounded(to_dtype(x, torch.float32))),
         "max_fraction": max_fraction(quantized),
         "underflow_fraction": underflow_fraction(quantized, x),
         "sqnr_db": sqnr_db(quantized.dequantize(), x),
@@ -123,4 +123,4 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 def gaussian_quality(fmt: str, scaling: str, cast: BlockCast) -> dict[str, float]:
     """`quality` of a million numbers of N(0, 1), on the CPU, the same in every run."""
     x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
-    return {name: value.item() for name, value in quality(quantized_as(x, fmt, 1, scaling, cast), x).items()}
+    return {name: value.item() for name, value in quality(quantized_as(x, fmt, 1, scaling, cast), x, cast).items()}

@@ -19,7 +19,6 @@ from mxstudy.model.seeds import generator_of
 from mxstudy.numerics import BlockCast
 from mxstudy.numerics.cast import block_cast
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES
-from mxstudy.numerics.grid import round_to_bf16_away
 from mxstudy.numerics.norm import norm_cast, normalize, rms_coefficient
 from mxstudy.numerics.quality import (
     max_fraction,
@@ -223,11 +222,11 @@ def casts(config: Approximation) -> list[tuple[str, BlockCast]]:
 
 def graded(x: Tensor, fmt: str, cast: BlockCast) -> dict[str, float]:
     quantised = block_cast(x, fmt, -1, cast)
-    decoded, operand = quantised.dequantize(), round_to_bf16_away(x) if cast.operand_pre_round else x
+    decoded = quantised.dequantize()
     return {
         "gain": quantisation_gain(decoded, x).item(),
         "sqnr_db": sqnr_db(decoded, x).item(),
-        "overflow": overflow_fraction(quantised, operand).item(),
+        "overflow": overflow_fraction(quantised, cast.pre_rounded(x)).item(),
         "at_max": max_fraction(quantised).item(),
         "underflow": underflow_fraction(quantised, x).item(),
     }

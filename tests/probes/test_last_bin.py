@@ -20,10 +20,10 @@ from mxstudy.probes.student.last_bin import last_bin
 SEEDS = [5, 0, 9]
 
 
-def cast_by(model: ResidualMLP, scale_rule: str) -> None:
+def cast_by(model: ResidualMLP, scale_rule: str, **options: Any) -> None:
     for module in model.modules():
         if isinstance(module, MXLinear):
-            module.cast = BlockCast(scale_rule=scale_rule)
+            module.cast = BlockCast(scale_rule=scale_rule, **options)
 
 
 def counted(values: Tensor, emax: int = 8, largest: float = 448.0) -> float:
@@ -59,6 +59,30 @@ def test_fractions_are_those_of_the_papers_count() -> None:
             want = pytest.approx(counted(values), abs=2.5 / values.numel())  # rounding may move a number or two
             assert found[f"layers.0.{place}/floor/overflow_fraction"][r] == want, place
     assert not any("rceil" in name for name in found)
+
+
+def test_a_norm_that_rounds_is_counted_as_its_linear_reads_it() -> None:
+    model, x = student(small(), LAYER_NORM, SEEDS, "mxfp8", vector_ops="bf16"), samples(16 * TOKENS, SIZE)
+    cast_by(model, "floor")
+    found, rounded, exact = last_bin(model, x), [], []
+    for r in range(len(SEEDS)):
+        norm = model.layers[0].up.norm
+        y = F.layer_norm(x.bfloat16().float(), (SIZE,), norm.weight[r, 0], norm.bias[r, 0])
+        rounded.append(counted(y.bfloat16()))
+        exact.append(counted(y))
+    assert found["layers.0.up.input/floor/overflow_fraction"] == pytest.approx(rounded, abs=2.5 / x.numel())
+    assert min(np.subtract(exact, rounded)) > 10 / x.numel()
+
+
+def test_operands_that_are_rounded_to_bf16_first_are_counted_so() -> None:
+    model, x = student(small(), LAYER_NORM, SEEDS, "mxfp8"), samples(TOKENS, SIZE)
+    cast_by(model, "floor", operand_pre_round=True)
+    weight = model.layers[0].up.weight
+    weight.data[:, 0, :] = torch.tensor([1.0] * (SIZE - 1) + [1.7501])  # in bf16 1.75, the last that is not beyond
+    pre_rounded = last_bin(model, x)["layers.0.up.weight/floor/overflow_fraction"]
+    cast_by(model, "floor")
+    more = np.subtract(last_bin(model, x)["layers.0.up.weight/floor/overflow_fraction"], pre_rounded)
+    assert (more >= 1 / weight[0].numel()).all()
 
 
 def test_attention_has_places_of_its_own() -> None:

@@ -91,7 +91,8 @@ def test_a_made_up_layer() -> None:
     [(operand, quantized, source)] = quantized_operands(linear, Sources(x, linear.weight, linear.weight, x))
     assert operand == "forward_x"
     assert source is x
-    got = {name: value.item() for name, value in (quality(quantized, x) | scale_exponents(quantized)).items()}
+    measured = quality(quantized, x, linear.cast) | scale_exponents(quantized)
+    got = {name: value.item() for name, value in measured.items()}
     noise = 0.01**2 + 0.001**2 + (1.7 - 1.75) ** 2 + 2.0**-38  # 1.7 is 435 of scale 2^-8: nearer to 448 than to 416
     signal = sum(v * v for v in (1.76, 1.751, 1.75, 1.7, 2.0**-19))
     assert got == {
@@ -103,6 +104,8 @@ def test_a_made_up_layer() -> None:
         "scale_exponent_min": -8,
         "scale_exponent_max": -8,
     }
+    pre_rounding = replace(linear.cast, operand_pre_round=True)  # -1.751 is 1.75 in bf16, where the block ends
+    assert quality(quantized_as(x, "E4M3", 1, "block", pre_rounding), x, pre_rounding)["overflow_fraction"] == 1 / 64
 
 
 def test_one_scale_a_tensor() -> None:
@@ -111,8 +114,8 @@ def test_one_scale_a_tensor() -> None:
     scale = x.abs().max().item() / 448
     exponents = scale_exponents(quantized)
     assert {value.item() for value in exponents.values()} == {math.floor(math.log2(scale))}
-    assert quality(quantized, x)["overflow_fraction"] == 0
-    assert quality(quantized, x)["max_fraction"].item() == (x.abs() >= 432 * scale).double().mean().item()
+    assert quality(quantized, x, BlockCast())["overflow_fraction"] == 0
+    assert quality(quantized, x, BlockCast())["max_fraction"].item() == (x.abs() >= 432 * scale).double().mean().item()
     torch.testing.assert_close(quantized.dequantize(), quantized.values * scale, rtol=1e-6, atol=0)
 
 

@@ -17,7 +17,6 @@ from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32
 from mxstudy.numerics.kernels.norm import NormCast, RowNorm, norm_cast_both
 from mxstudy.numerics.kernels.norm_backward import norm_backward_add
 from mxstudy.numerics.kernels.norm_codes import NormCodes, norm_codes
-from mxstudy.numerics.kernels.sums import mean_in_order
 
 __all__ = [
     "NormCast",
@@ -31,7 +30,6 @@ __all__ = [
     "heads_cast_both",
     "linear_fp32",
     "linear_gradients",
-    "mean_in_order",
     "norm_backward_add",
     "norm_cast_both",
     "norm_codes",

@@ -51,7 +51,8 @@ def last_bin(model: ResidualMLP, x_TD: Tensor) -> Rows:
         measured[f"{name}/literal_fraction"] = share(near_absmax(place))
         for rule in dict.fromkeys((place.cast.scale_rule, PAPERS_RULE)):
             quantized = block_cast(place.values, place.fmt, -1, replace(place.cast, scale_rule=rule))
-            measured[f"{name}/{rule}/overflow_fraction"] = share(overflows(quantized, place.values))
+            values = place.cast.pre_rounded(place.values.float())
+            measured[f"{name}/{rule}/overflow_fraction"] = share(overflows(quantized, values))
             measured[f"{name}/{rule}/max_fraction"] = share(is_max(quantized))
             if rule == CODE_BUMP:  # its scales depend on how many blocks there are beside each other
                 continue
@@ -108,7 +109,8 @@ def operand_of(linear: MXLinear, x: Tensor) -> Tensor:
         return x
     if linear.norm.fold_gain:
         return linear.norm.normalize(x)
-    return linear.norm.apply_affine(x.float(), *linear.gain_and_bias(x))
+    x = x.float() if linear.norm.output == "joined" else x  # else rounded to x's dtype before it is cast
+    return linear.norm.apply_affine(x, *linear.gain_and_bias(x))
 
 
 def weight_of(linear: MXLinear) -> Tensor:

@@ -13,7 +13,7 @@ from mxstudy.data import corpus, tokenizer
 from mxstudy.data.batches import rows_of_rank
 from mxstudy.evaluation import questions
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast, has_token_blocks
+from mxstudy.model.precision import DTYPES, apply_precision, block_cast, check_starts, has_token_blocks
 from mxstudy.reader import require
 from mxstudy.train.runtime import resolve_device
 
@@ -46,6 +46,7 @@ def check(config: Pretrain, ranks: int = 1) -> None:
 
 def check_model(config: Pretrain, device: torch.device, ranks: int) -> None:
     """What model, norm, precision and train decide alone."""
+    check_starts(config.precision, config.train.steps)
     with torch.device("meta"):
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))

@@ -9,7 +9,7 @@ from torch import nn
 
 from mxstudy.config import StudentTeacher
 from mxstudy.model.linear import NormLinear
-from mxstudy.model.precision import apply_precision, has_token_blocks
+from mxstudy.model.precision import apply_precision, check_starts, has_token_blocks
 from mxstudy.model.teacher import Teacher
 from mxstudy.numerics.formats import FORMATS
 from mxstudy.reader import ConfigError, require
@@ -28,12 +28,8 @@ def check(config: StudentTeacher) -> None:
     except ConfigError as error:  # the model does not know where its options stand
         is_students = str(error).partition(":")[0] in vars(config.student)
         raise ConfigError(f"student.{error}" if is_students else str(error)) from None
+    check_starts(precision, train.steps)
     for row in precision.schedule:
-        require(
-            row.from_step < train.steps,
-            f"precision.schedule: a row starts at step {row.from_step}, after the last of {train.steps}; "
-            f"give at most {train.steps - 1}",
-        )
         apply_precision(model, precision, row.from_step, train.compute, device)
         check_gain(model, config.student.gain)
         if config.teacher.quantized:
