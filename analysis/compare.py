@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from mxstudy import results
+
 SEEDS = ("config.seed", "config.data_seed")
 CONFIDENCE = 0.95
-# Fields that change no number of a run.
-COSMETIC = (
-    *("config.experiment", "config.runs_dir", "config.cache_dir", "config.rerun", "config.wait", "config.baseline"),
-    *("config.tracking", "config.probe", "config.checkpoint", "config.validation.every_steps", "config.train.device"),
-)
+# What changes no number of a run: the runs that are compared here are of pre-training.
+COSMETIC = tuple(f"{column}." for column in results.cosmetic_columns("pretrain"))
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def mean(values: pd.Series) -> Mean:
 
 def differing(runs: pd.DataFrame) -> list[str]:
     """The config columns in which the runs differ, seeds and what changes no number left out."""
-    config = [c for c in runs if c.startswith("config.") and c not in SEEDS and not c.startswith(COSMETIC)]
+    config = [c for c in runs if c.startswith("config.") and c not in SEEDS and not f"{c}.".startswith(COSMETIC)]
     return [column for column in config if runs[column].map(str).nunique() > 1]
 
 

@@ -34,6 +34,7 @@ NUMBERS = {
     "memory_gib": "memory, GiB",
 }
 BASELINE = "config.baseline."  # columns: by group the choice that the others are compared with
+CONTENT = "config.data.unigram_entropy_nats"  # tells corpora apart, whose names are not compared
 MOST_RUNS = 9  # in a figure with a panel or a line a run
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
@@ -47,7 +48,8 @@ h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min
 
 
 def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
-    runs = runs.assign(arm=runs["label"].fillna("unnamed").map(arm_of))
+    arm = runs["label"].fillna("unnamed").map(arm_of)
+    runs = runs.assign(arm=arm, **{CONTENT: runs["unigram_entropy_nats"].round(6)})
     experiments = ", ".join(sorted(runs["config.experiment"].unique()))
     parts = {
         "What was asked": commands(runs),
@@ -103,17 +105,21 @@ def short(found: Mean, column: str) -> Number:
 def differences(runs: pd.DataFrame) -> str:
     """To the arm that the sweep names as its baseline, of the same seeds and all else; without one to the first arm."""
     groups = [c.removeprefix(BASELINE) for c in runs if c.startswith(BASELINE)]
-    wanted = runs[[f"{BASELINE}{group}" for group in groups]].to_numpy()
-    is_baseline = pd.Series((runs[[f"choice.{group}" for group in groups]].to_numpy() == wanted).all(1), runs.index)
-    if not groups or not is_baseline.any():
-        is_baseline, groups = runs["arm"] == runs["arm"].iloc[0], every_group(runs)
+    made, wanted = (
+        runs.reindex(columns=[f"{prefix}{group}" for group in groups]).to_numpy() for prefix in ("choice.", BASELINE)
+    )
+    is_baseline = pd.Series((made == wanted).all(1), runs.index)
+    if groups and is_baseline.any():
+        choices = zip(groups, made[is_baseline.argmax()], strict=True)
+        name = " ".join(f"{group}={choice}" for group, choice in choices)
+    else:
+        name = runs["arm"].iloc[0]
+        is_baseline, groups = runs["arm"] == name, every_group(runs)
     rows = [
-        [html.escape(name), paired(runs, "validation_loss", runs["arm"] == name, is_baseline, groups)]
-        for name in dict.fromkeys(runs["arm"][~is_baseline])
+        [html.escape(arm), paired(runs, "validation_loss", runs["arm"] == arm, is_baseline, groups)]
+        for arm in dict.fromkeys(runs["arm"][~is_baseline])
     ]
-    names = ", ".join(dict.fromkeys(arm for arm in runs["arm"][is_baseline]))
-    shared = " ".join(f"{group}={wanted[0][number]}" for number, group in enumerate(groups)) if wanted.size else names
-    return table(["arm", f"validation loss less that of {html.escape(shared)}, same seeds and all else"], rows)
+    return table(["arm", f"validation loss less that of {html.escape(name)}, same seeds and all else"], rows)
 
 
 def every_group(runs: pd.DataFrame) -> list[str]:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from lm_eval.api.model import LM
 
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
+from benchmarks.timing import synchronize
 from mxstudy import config
 from mxstudy.evaluation import checkpoints, questions
 from mxstudy.evaluation.checkpoints import Trained
@@ -80,11 +81,6 @@ class Timed(torch.nn.Module):
         synchronize(self.device)
         self.seconds += time.perf_counter() - began_s
         return found
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def contenders(
@@ -150,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens-per-batch", type=int, default=65_536)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 128, 256, 512], help="of HFLM")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    json_option(parser, "evaluation")
     chosen = parser.parse_args(arguments)
     settings = config.Evaluation(
         tasks=tuple(chosen.tasks),
@@ -162,8 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = checkpoints.find(chosen.checkpoint, chosen.runs_dir)
     rows = measure(path, settings, chosen.batch_sizes, chosen.rounds)
     show(rows)
-    if chosen.json:
-        measured(rows, chosen.json, limit=chosen.limit, rounds=chosen.rounds, tokens_per_batch=chosen.tokens_per_batch)
+    measured(rows, chosen.json, limit=chosen.limit, rounds=chosen.rounds, tokens_per_batch=chosen.tokens_per_batch)
 
 
 if __name__ == "__main__":

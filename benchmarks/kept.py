@@ -27,9 +27,12 @@ class Kept:
         written = [json.loads(line) for line in whole]
         self.rows = [each["row"] for each in written if each["same"] == self.same]
 
+    def rows_with(self, **case: Any) -> list[dict[str, Any]]:
+        """Those that have all these values."""
+        return [row for row in self.rows if case.items() <= row.items()]
+
     def has(self, **case: Any) -> bool:
-        """Whether a row has all these values."""
-        return any(case.items() <= row.items() for row in self.rows)
+        return bool(self.rows_with(**case))
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.compilers import OURS
 from benchmarks.floor import copies, moved_bytes
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
 from benchmarks.timing import microseconds
 from mxstudy.numerics.kernels.norm_codes import CHUNKS, WARP, RowTile, row_tile, run
 
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--block", type=int, choices=[16, 32, 64], default=32)
     parser.add_argument("--norms", nargs="+", choices=OURS, default=["mxnorm"])
     parser.add_argument("--case-seconds", type=float, default=0.5, help="of measuring all tiles of a shape")
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    json_option(parser, "kernel_tiles")
     chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("tiles are a GPU's, and there is none here")
@@ -87,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     found = measure(x, norm, fmt, chosen.block, chosen.case_seconds)
                     show([row for i, row in enumerate(found) if i < 5 or row["usual"]])
                     rows += found
-    if chosen.json:
-        measured(rows, chosen.json)
+    measured(rows, chosen.json)
 
 
 if __name__ == "__main__":

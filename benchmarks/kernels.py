@@ -10,8 +10,9 @@ The grid is that of the MXNorm paper, appendix H.1. Columns, microseconds:
                       and tunes on the most tokens; "static" compiles, and tunes, for every number of tokens anew;
                       "eager" does not compile. Row by row the work is the same, so dynamic is the default.
 
-A case that is finished is written at once, beside the JSON, and not measured again by the same code on the same GPU:
-what --seconds cuts off, another call goes on with. Compilers run side by side before anything is measured.
+A case that is finished is written at once, beside the JSON, and not measured again by the same code on the same GPU,
+with the same --compile: what --seconds cuts off, another call goes on with. Compilers run side by side before anything
+is measured.
 
 python -m benchmarks.kernels [--json runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
 """
@@ -24,7 +25,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ import torch
 from benchmarks.compilers import MODES, OURS, Compilers, Plain, compiled
 from benchmarks.floor import EVEN, copies, moved_bytes
 from benchmarks.kept import Kept
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
 from benchmarks.timing import Calls, Microseconds, microseconds
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import norm_codes
@@ -142,9 +142,7 @@ def batches(formats: Sequence[str], blocks: Sequence[int], hidden: Sequence[int]
 def main(arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--json", type=Path, default=Path("runs/kernels.json"), help="with machine, versions and commit"
-    )
+    json_option(parser, "kernels")
     parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
     parser.add_argument("--blocks", type=int, nargs="+", choices=[16, 32, 64], default=[32, 16, 64])
     parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
@@ -157,26 +155,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)
     done = Kept(chosen.json, device)
+    settings = {"compile": " ".join(mode for mode in MODES if mode in chosen.compile)}
     tokens = sorted(chosen.tokens, reverse=True)
 
     def is_over() -> bool:
         return time.monotonic() - began_s > chosen.seconds
 
+    def is_done(group: Group, tokens: int) -> bool:
+        return done.has(**settings, **group._asdict(), tokens=tokens)
+
     with Compilers(chosen.workers if device.type == "cuda" else 0) as compilers:
         for batch in batches(chosen.formats, chosen.blocks, chosen.hidden):
-            todo = [group for group in batch if any(not done.has(**group._asdict(), tokens=each) for each in tokens)]
+            todo = [group for group in batch if not all(is_done(group, each) for each in tokens)]
             if todo and not is_over():
                 compilers.compile(todo, tokens, chosen.compile, chosen.seconds + began_s)
             for group in todo:
                 peers = compiled(group.format, group.block_size, chosen.compile)
                 for number in tokens:
-                    if not is_over() and not done.has(**group._asdict(), tokens=number):
-                        done.add(measure_case(group, inputs(group, number, device), peers, chosen.case_seconds))
-            show(summary([row for row in done.rows if of_cast(row) == batch[0][:2]]))
-    print(f"{len(done.rows)} cases measured on {done.where}{'; time is up' if is_over() else ''}")
-    means = summary(done.rows)
+                    if not is_over() and not is_done(group, number):
+                        x = inputs(group, number, device)
+                        done.add(settings | measure_case(group, x, peers, chosen.case_seconds))
+            show(summary([row for row in done.rows_with(**settings) if of_cast(row) == batch[0][:2]]))
+    rows = done.rows_with(**settings)
+    print(f"{len(rows)} cases measured on {done.where}{'; time is up' if is_over() else ''}")
+    means = summary(rows)
     show(means)
-    measured(done.rows, chosen.json, device=device.type, compiled_as=chosen.compile, geometric_means=means)
+    measured(rows, chosen.json, device=device.type, compiled_as=chosen.compile, geometric_means=means)
 
 
 if __name__ == "__main__":

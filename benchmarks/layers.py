@@ -20,7 +20,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.kept import Kept
 from benchmarks.layer import KERNELS, NORMS, PRECISIONS, SIZES, NormCast, Precision, Size, Weights, layer
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
 from mxstudy.numerics.cast import fake_quantize
 from mxstudy.train.runtime import resolve_device
 
@@ -172,7 +171,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=Path("runs/layers.json"), help="with machine, versions and commit")
+    json_option(parser, "layers")
     parser.add_argument("--size", choices=SIZES, default="llama3_8b")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8], help="sequences")
@@ -185,9 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device, size = resolve_device(chosen.device), SIZES[chosen.size]
     kept = Kept(chosen.json, device)
     torch._dynamo.config.recompile_limit = 64
+    settings = {"size": chosen.size, "compile": chosen.compile}
     for precision in chosen.precisions:
-        settings = {"size": chosen.size, "precision": precision, "compile": chosen.compile}
-        cases = [settings | {"batch": b, "tokens": t} for t in sorted(chosen.tokens) for b in chosen.batches]
+        of_all = settings | {"precision": precision}
+        cases = [of_all | {"batch": b, "tokens": t} for t in sorted(chosen.tokens) for b in chosen.batches]
         todo = [case for case in cases if not kept.has(**case)]
         if not todo or time.monotonic() - began_s > chosen.seconds:
             continue
@@ -204,10 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for each in rows:
                     kept.add(each)
         del weights, arms
-    means = summary(kept.rows)
-    print(f"{len(kept.rows)} rows measured on {kept.where}")
+    rows = kept.rows_with(**settings)
+    means = summary(rows)
+    print(f"{len(rows)} rows measured on {kept.where}")
     show(means)
-    measured(kept.rows, chosen.json, device=device.type, left_out=LEFT_OUT, geometric_means=means)
+    measured(rows, chosen.json, device=device.type, left_out=LEFT_OUT, geometric_means=means)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
+from benchmarks.timing import synchronize
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
@@ -136,11 +137,6 @@ def step_s(run: Run, step: int) -> float:
     return time.perf_counter() - began_s
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def measure(size: str, rounds: int) -> list[dict[str, Any]]:
     """A row a set: median milliseconds of a step without it and with it, and the overhead at its schedule.
 
@@ -181,12 +177,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="llama_125m")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    json_option(parser, "probes")
     chosen = parser.parse_args(arguments)
     rows = measure(chosen.size, chosen.rounds)
     show(rows)
-    if chosen.json:
-        measured(rows, chosen.json, size=chosen.size, rounds=chosen.rounds)
+    measured(rows, chosen.json, size=chosen.size, rounds=chosen.rounds)
 
 
 if __name__ == "__main__":

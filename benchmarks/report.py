@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import pandas as pd
 
 from mxstudy.tracking.provenance import provenance
+
+
+def json_option(parser: argparse.ArgumentParser, name: str) -> None:
+    """Where the rows of the benchmark of that name go."""
+    what = "with machine, versions and commit; %(default)s if not given"
+    parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"), help=what)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

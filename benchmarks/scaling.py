@@ -29,7 +29,7 @@ import yaml
 
 from benchmarks.kept import Kept
 from benchmarks.probes import RandomTokens
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
 from mxstudy import config
 from mxstudy.model.precision import apply_precision
 from mxstudy.numerics.ranks import is_first, largest_over_ranks, world_size
@@ -207,9 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument(
-        "--json", type=Path, default=Path("runs/scaling.json"), help="with machine, versions and commit"
-    )
+    json_option(parser, "scaling")
     parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.work:

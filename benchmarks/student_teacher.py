@@ -22,7 +22,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
+from benchmarks.timing import synchronize
 from mxstudy import config
 from mxstudy.studies import student_teacher
 from mxstudy.tracking.columns import ROWS, read_columns
@@ -93,11 +94,6 @@ def replayed(function: Callable[[], object], device: torch.device) -> Callable[[
     with torch.cuda.graph(graph):
         function()
     return graph.replay
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def eager(run: config.StudentTeacher, device: torch.device, least_s: float) -> float:
@@ -188,12 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--teachers", nargs="+", default=["code", "paper"])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement beside the study's")
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    json_option(parser, "student_teacher")
     chosen = parser.parse_args(arguments)
     rows = measure(chosen.size, chosen.replicas, chosen.teachers, chosen.steps, chosen.seconds)
     show(rows)
-    if chosen.json:
-        measured(rows, chosen.json, size=chosen.size, steps=chosen.steps)
+    measured(rows, chosen.json, size=chosen.size, steps=chosen.steps)
 
 
 if __name__ == "__main__":

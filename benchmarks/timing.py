@@ -90,3 +90,9 @@ def once_us(function: Callable[[], object]) -> float:
     before, after = recorded(function)
     torch.cuda.synchronize()
     return before.elapsed_time(after) * 1e3
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what was launched there; a CPU has nothing to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

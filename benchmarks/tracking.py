@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from benchmarks.mlflow_server import Server, make_writable
-from benchmarks.report import measured, show
+from benchmarks.report import json_option, measured, show
 from mxstudy import config
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoint-steps", type=int, default=50, help="more than there are: only at the end")
     parser.add_argument("--away-s", type=float, default=20.0)
     parser.add_argument("--workers", type=int, default=1, help="of the server, seconds of CPU each to start")
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    json_option(parser, "tracking")
     chosen = vars(parser.parse_args(arguments))
     cases, path = chosen.pop("cases"), chosen.pop("json")
     load = Load(**chosen)
@@ -233,9 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(problem)
         rows = [measure(load, case, folder / case, folder / "empty.db") for case in cases]
     show(rows)
-    if path:
-        versions = {"mlflow": version("mlflow"), "sqlite": sqlite3.sqlite_version}
-        measured(rows, path, **asdict(load), **versions, cores=psutil.cpu_count())
+    versions = {"mlflow": version("mlflow"), "sqlite": sqlite3.sqlite_version}
+    measured(rows, path, **asdict(load), **versions, cores=psutil.cpu_count())
 
 
 if __name__ == "__main__":

@@ -19,16 +19,16 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.probes import RandomTokens, synchronize
-from benchmarks.report import measured, show
+from benchmarks.probes import RandomTokens
+from benchmarks.report import json_option, measured, show
 from benchmarks.scaling import Silent, model_of
 from benchmarks.student_teacher import bandwidth
+from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
 from mxstudy.model.decoder import MLPS, Block, Decoder
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--profile", action="store_true", help="also a step's longest kernels, an arm")
-    parser.add_argument("--json", type=Path, help="where the rows go, with machine, versions and commit")
+    json_option(parser, "train_step")
     chosen = parser.parse_args(arguments)
     model = model_of(chosen.model)
     model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
@@ -246,16 +246,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"\n{name}")
         show(table)
     show(rows)
-    if chosen.json:
-        sizes = {
-            "ffn": model.ffn_size,
-            "vocabulary": model.vocab_size,
-            "batch": batch_size,
-            "sequence": chosen.sequence,
-        }
-        sizes |= {"copied_bytes_per_s": copied_per_s, "floor_over_bf16": floor}
-        settings = {"model": chosen.model, **sizes, "checkpointing": chosen.checkpointing, "compile": not chosen.eager}
-        measured(rows, chosen.json, **settings, **({"kernels": kernels} if kernels else {}))
+    sizes = {
+        "ffn": model.ffn_size,
+        "vocabulary": model.vocab_size,
+        "batch": batch_size,
+        "sequence": chosen.sequence,
+    }
+    sizes |= {"copied_bytes_per_s": copied_per_s, "floor_over_bf16": floor}
+    settings = {"model": chosen.model, **sizes, "checkpointing": chosen.checkpointing, "compile": not chosen.eager}
+    measured(rows, chosen.json, **settings, **({"kernels": kernels} if kernels else {}))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from analysis import mxnorm_fig08_kernels
-from benchmarks import kernel_tiles, kernels
+from benchmarks import compilers, kernel_tiles, kernels
 from benchmarks.compilers import Compilers
 from benchmarks.plain_norms import NORMS
 from mxstudy import results
@@ -75,6 +76,25 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [axes.get_title()[:13] for axes in panels] == [f"{f}, B = {b}:" for f in ("E2M1", "E4M3") for b in (16, 32)]
     drawn = {(x, y) for axes in panels for line in axes.lines[1:] for x, y in line.get_xydata().tolist()}
     assert {(row["hidden_size"], row["over_compiled_rmsnorm"]) for row in written["rows"]} <= drawn
+
+
+def test_what_was_compiled_otherwise_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured by a call of its own, and in no mean of the others; the first call's rows are still there."""
+    monkeypatch.setitem(compilers.MODES, "static", compilers.eager)
+    out = tmp_path / "kernels.json"
+
+    def rows(*modes: str) -> list[dict[str, Any]]:
+        case = ["--hidden", "64", "--tokens", "16", "--blocks", "32", "--formats", "E4M3", "--case-seconds", "0"]
+        kernels.main([*case, "--device", "cpu", "--json", str(out), "--compile", *modes])
+        written = json.loads(out.read_text())
+        assert [mean["cases"] for mean in written["settings"]["geometric_means"]] == [1]
+        return written["rows"]
+
+    (eager,), (static,), (both,) = rows("eager"), rows("static"), rows("static", "eager")
+    assert (eager["rmsnorm_compiled_by"], static["rmsnorm_compiled_by"]) == ("eager", "static")
+    assert rows("eager") == [eager]
+    assert rows("eager", "static") == [both]
+    assert len(out.with_suffix(".jsonl").read_text().splitlines()) == 3
 
 
 def test_compilers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 from collections import Counter
@@ -83,11 +84,12 @@ def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "of_ceiling" in capsys.readouterr().out
 
 
-def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
     words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--profile"]
-    train_step.main([*words, "--json", str(tmp_path / "train_step.json")])
-    written = json.loads((tmp_path / "train_step.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    train_step.main(words)
+    written = json.loads((tmp_path / "runs" / "train_step.json").read_text())  # where analysis.figures looks for it
     assert [row["arm"] for row in written["rows"]] == list(train_step.ARMS)
     assert written["rows"][0]["over_bf16"] == 1
     for row in written["rows"]:
@@ -98,12 +100,22 @@ def test_train_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (written["settings"]["ffn"], written["settings"]["vocabulary"]) == (96, 64)
     assert written["settings"]["floor_over_bf16"] > 1
     assert "over_bf16" in capsys.readouterr().out
-    frame = results.load([tmp_path / "train_step"], "benchmark")
+    frame = results.load(["runs/train_step"], "benchmark")
     assert set(frame["setting.ffn"]) == {96}
     times, _ = train_step_cost.draw(frame.assign(peak_over_bf16=1.0)).axes
     (marks,) = times.containers
     drawn = dict(zip((label.get_text() for label in times.get_yticklabels()), marks[0].get_xdata(), strict=True))
     assert drawn == {row["arm"]: row["over_bf16"] for row in written["rows"][1:]}
+
+
+NAMES = ("evaluation", "kernel_tiles", "kernels", "layers", "probes", "scaling", "student_teacher", "tracking")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "train_step"])
+def test_a_benchmark_writes_without_being_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"benchmarks.{name}").main(["--help"])
+    assert f"runs/{name}.json if not given" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

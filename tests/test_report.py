@@ -72,6 +72,19 @@ def test_pairs_share_seed_and_everything_but_what_is_compared() -> None:
     assert differing(frame) == ["config.norm.kind", "config.optimizer.lr"]
 
 
+def test_what_changes_no_number_parts_no_pairs() -> None:
+    """All that is cosmetic in a run's schema, and nothing that merely begins like it."""
+    frame = runs([*arms("rmsnorm", [1.0, 2.0]), *arms("mxnorm_p2", [1.1, 2.1])])
+    elsewhere = frame["norm"].map({"rmsnorm": "here", "mxnorm_p2": "there"})
+    names = ("evaluation.limit", "data.mirror", "data.paths.0", "data.revision", "tokenizer.name", "dry_run")
+    frame = frame.assign(**{f"config.{name}": elsewhere for name in (*names, "probe.weights.every_steps")})
+    one, other = frame["norm"] == "mxnorm_p2", frame["norm"] == "rmsnorm"
+    assert paired(frame, "validation_loss", one, other, varied=["norm"]).count == 2
+    frame = frame.assign(**{"config.data.named": elsewhere})
+    assert differing(frame) == ["config.norm.kind", "config.data.named"]
+    assert paired(frame, "validation_loss", one, other, varied=["norm"]).count == 0
+
+
 # ----------------------------------------------------------------------------------------------------- verdicts
 
 
@@ -134,6 +147,43 @@ def test_the_scale_rule_is_compared_within_a_precision() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- page
+
+
+def shown(frame: pd.DataFrame) -> tuple[str, dict[str, str]]:
+    """Of the table of differences: what it compares with, and each arm's cell."""
+    found = report.differences(frame.assign(arm=frame["label"]))
+    (against,) = re.findall("less that of (.*?), same seeds", found)
+    return against, dict(re.findall(r"<tr><td>(.*?)</td><td class=\"number\">(.*?)</td>", found))
+
+
+def swept(*norms: str) -> pd.DataFrame:
+    """Two seeds of each norm, all a tenth of a nat apart, by a sweep that names its baseline."""
+    frame = runs([row for i, norm in enumerate(norms) for row in arms(norm, [2 + i / 10, 3 + i / 10], label=norm)])
+    return frame.assign(**{"config.baseline.precision": "mxfp8", "config.baseline.norm": "rmsnorm"})
+
+
+def test_differences_are_to_the_arm_that_the_sweep_names() -> None:
+    against, found = shown(swept("mxnorm_p1", "rmsnorm", "mxnorm_p2"))
+    assert against == "precision=mxfp8 norm=rmsnorm"
+    assert {arm: text.split()[0] for arm, text in found.items()} == {"mxnorm_p1": "-0.1000", "mxnorm_p2": "0.1000"}
+
+
+@pytest.mark.parametrize("others", [{}, {"rate": [1, 1, 2, 2], "head": [1, 1, 2, 2]}])
+def test_where_the_baseline_was_not_run_the_first_arm_is_named(others: dict[str, list[int]]) -> None:
+    """However many groups the arms differ in, and also of a group that no run has."""
+    frame = swept("mxnorm_p1", "mxnorm_p2").assign(**{f"config.{name}.n": values for name, values in others.items()})
+    for asked in (frame, frame.assign(**{"config.baseline.nrom": "rmsnorm"})):
+        against, found = shown(asked)
+        assert against == "mxnorm_p1"
+        assert {arm: text.split()[0] for arm, text in found.items()} == {"mxnorm_p2": "0.1000"}
+
+
+def test_runs_on_two_corpora_are_no_pairs() -> None:
+    """Whatever the corpora are called: a name is cosmetic, what it holds is not."""
+    frame = swept("rmsnorm", "mxnorm_p2").assign(command="", unigram_entropy_nats=[6.5, 6.5, 6.5, 7.0])
+    frame["config.experiment"] = frame["commit"] = frame["torch"] = frame["gpu"] = "a"
+    frame = frame.assign(dirty=False, **dict.fromkeys(("tokens_per_s", "mfu", "memory_gib"), 1.0))
+    assert '<td class="number">0.1000 (1)</td>' in report.page(frame, {})
 
 
 @pytest.mark.integration

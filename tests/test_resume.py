@@ -151,6 +151,13 @@ def test_a_signal_in_the_last_step_comes_too_late_to_stop_anything(
     assert losses(tmp_path) == losses(undisturbed)
 
 
+def test_but_the_jobs_after_it_do_not_start(tmp_path: Path, cache: str) -> None:
+    fault = Fault(r'os\.write .*"step": 23, "tokens"', signal.SIGTERM)
+    code, said = run(tmp_path, *COMMAND, "seed=0,1", cache, fault=fault)
+    assert code == 143, said
+    assert state(tmp_path) == ("finished", "SIGTERM", STEPS)
+
+
 def test_a_resumed_run_may_be_watched(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     watched = (*COMMAND, cache, "probe=activations", "probe.norm_output_rms.every_steps=5")
     assert run(tmp_path, *watched, fault=killed_at(WRITES_STEP_11))[0] == -signal.SIGKILL

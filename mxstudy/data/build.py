@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mxstudy import config
-from mxstudy.data.corpus import Place, ignore, read_from, source_of, unique_documents
+from mxstudy.data.corpus import Place, read_from, source_of, unique_documents
 from mxstudy.data.encode import Batch, encode_all
 from mxstudy.data.hashes import sha256_of
 from mxstudy.data.partial import SEEN, Counts, Partial, clear
@@ -77,7 +77,7 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
         how.report(f"going on after {summary(partial.counts)}")
     noted_s = reported_s = started_s = time.monotonic()
     had = tokens(partial.counts)
-    batches = batched(read_from(source, partial.place, ignore))
+    batches = batched(read_from(source, partial.place))
     try:
         for encoded in encode_all(batches, tokenizer, dtype, how.workers):
             partial.add(encoded, data.validation_fraction)

@@ -27,7 +27,7 @@ from mxstudy.reader import require
 INSTALLED = ("site-packages", "dist-packages")
 OPENED_AT_ONCE = 16  # files, on the hub perhaps
 
-OnSkip = Callable[[Path], None]
+OnSkip = Callable[[], None]
 
 
 class Source(Protocol):
@@ -39,7 +39,7 @@ class Source(Protocol):
     def parts(self) -> Sequence[str]: ...
 
     def read(self, part: int, skip: int, on_skip: OnSkip) -> Iterator[str]:
-        """The part's documents from row `skip` on, empty ones too; `on_skip` is told of one that is no text."""
+        """The part's documents from row `skip` on, empty ones too; `on_skip` is told of a part that is no text."""
 
     def identity(self) -> dict[str, Any]: ...
 
@@ -70,16 +70,15 @@ def check(data: config.Data) -> None:
     source = source_of(data)
     first = {name.rpartition("/")[0]: part for part, name in reversed(list(enumerate(source.parts)))}
     with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
-        list(pool.map(lambda part: next(source.read(part, 0, ignore), None), first.values()))
+        list(pool.map(lambda part: next(source.read(part, 0, lambda: None), None), first.values()))
 
 
-def documents(data: config.Data, on_skip: OnSkip | None = None) -> Iterator[str]:
+def documents(data: config.Data) -> Iterator[str]:
     """Every document that is not empty, in the same order each time.
 
-    `on_skip` is told of each file of Python source that is not UTF-8. Raises ConfigError, with the place, for what
-    cannot be read.
+    Raises ConfigError, with the place, for what cannot be read.
     """
-    return (text for _, text in read_from(source_of(data), Place(), on_skip or ignore) if text)
+    return (text for _, text in read_from(source_of(data), Place()) if text)
 
 
 def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
@@ -92,14 +91,16 @@ def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
             yield split_of(text, data.validation_fraction), text
 
 
-def read_from(source: Source, place: Place, on_skip: OnSkip) -> Iterator[tuple[Place, str]]:
-    """Every row from `place` on, with the place behind it; at the end once more the place, with an empty text."""
+def read_from(source: Source, place: Place) -> Iterator[tuple[Place, str]]:
+    """Every row from `place` on, with the place behind it.
+
+    After the last part, unless the limit came before it, once more the place, with an empty text.
+    """
     skipped, rows = place.skipped, place.rows
 
-    def skip(path: Path) -> None:
+    def skip() -> None:
         nonlocal skipped
         skipped += 1
-        on_skip(path)
 
     for part in range(place.part, len(source.parts)):
         if rows == source.limit:
@@ -110,10 +111,6 @@ def read_from(source: Source, place: Place, on_skip: OnSkip) -> Iterator[tuple[P
             rows += 1
             yield Place(part, row, rows, skipped), text
     yield Place(len(source.parts), 0, rows, skipped), ""
-
-
-def ignore(path: Path) -> None:
-    """A file that is no text is passed over."""
 
 
 # ------------------------------------------------------------------------------------------- Python source text
@@ -142,7 +139,7 @@ class PythonSource:
             try:
                 yield self.files[part].read_bytes().decode()
             except UnicodeDecodeError:
-                on_skip(self.files[part])
+                on_skip()
 
     def identity(self) -> dict[str, Any]:
         python = f"{platform.python_implementation()} {platform.python_version()}"

@@ -55,7 +55,7 @@ class HuggingFaceDataset:
         root = f"{os.path.abspath(self.root)}/" if self.root else "hf://datasets/"
         return [path.removeprefix(root) for path in self.files] if self.by_file else [self.data.name]
 
-    def read(self, part: int, skip: int, on_skip: Callable[[Path], None]) -> Iterator[str]:
+    def read(self, part: int, skip: int, on_skip: Callable[[], None]) -> Iterator[str]:
         if not self.by_file:
             rows = enumerate(itertools.islice(self.rows(), skip, None), start=skip + 1)
             return (text_in(row, self.data.text_field, f"{self.data.name}, row {number}") for number, row in rows)

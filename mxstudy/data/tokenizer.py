@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,6 @@ class Tokenizer:
         """Ids of each text, uint32 [tokens], without EOS; in parallel on all cores."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json: all of it or nothing."""

@@ -20,7 +20,7 @@ from mxstudy.launch.queues import Queues
 from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
-from mxstudy.reader import ConfigError, plain, require, suggest
+from mxstudy.reader import ConfigError, plain, read, require, suggest
 from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder
 
@@ -42,7 +42,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
     which = [a for a in arguments if a not in settings and a.partition("=")[0] not in named]
     runs_dir = Path(named.get("runs_dir", "runs"))
     folders = select(which, runs_dir)
-    return COMMANDS[command](folders, runs_dir, changes_of(settings), named.get("wait") == "true")
+    wait: bool = read(bool, yaml.safe_load(named.get("wait", "false")), "wait")
+    return COMMANDS[command](folders, runs_dir, changes_of(settings), wait)
 
 
 def status(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:

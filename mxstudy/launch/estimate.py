@@ -12,6 +12,7 @@ from mxstudy.config import Inline, Launcher, Pretrain, StudentTeacher
 from mxstudy.launch import local, ranks
 from mxstudy.launch.plan import Job
 from mxstudy.launch.table import aligned
+from mxstudy.numerics.ranks import world_size
 from mxstudy.studies.checks.pretrain import build_model
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import PEAK_FLOPS
@@ -60,9 +61,9 @@ def columns(of: Cost) -> list[str]:
 
 
 def gpus_of(job: Job, settings: Launcher) -> int:
-    """Inline there is one, where there is any."""
+    """Inline one for each of the processes that were started together, where there is any."""
     if isinstance(settings, Inline):
-        return min(1, torch.cuda.device_count())
+        return world_size() if torch.cuda.is_available() else 0
     ranks.tasks_per_node(job.config.study, settings)
     if settings.kind == "local":
         return local.share(settings)[0]

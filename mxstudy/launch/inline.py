@@ -31,9 +31,11 @@ def run(jobs: list[Job]) -> int:
         is_ours = job.state in ("new", "resume")
         state = run_one(job) if is_ours else job.state
         done.append(replace(job, state=state))
-        if state == "preempted" or (world_size() > 1 and is_ours and state not in DONE):  # the others have left
+        caught = on_first_rank(partial(told, job)) if is_ours and state in DONE else None
+        is_stopped = state == "preempted" or (caught is not None and number < len(jobs))
+        if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the others have left
             conclude(done + jobs[number:], {})
-            return stopped(job, number, len(jobs)) if state == "preempted" else 1
+            return stopped(done[-1], number, len(jobs)) if is_stopped else 1
     conclude(done, summarize(done) if is_first() and len(done) > 1 else {})
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
@@ -81,10 +83,16 @@ def catch_up(job: Job) -> None:
         say(f"tracking: {behind}; the journal has everything")
 
 
-def stopped(job: Job, number: int, total: int) -> int:
+def told(job: Job) -> signal.Signals | None:
+    """The signal that reached the job, perhaps too late to stop it."""
     reason = RunFolder(job.folder).status().reason or ""
-    caught = next((s for s in signal.Signals if s.name in reason.split()), signal.SIGTERM)
-    say(f"stopped by {caught.name} in job {number} of {total}; the same command goes on from {job.folder}")
+    return next((s for s in signal.Signals if s.name in reason.split()), None)
+
+
+def stopped(job: Job, number: int, total: int) -> int:
+    caught = told(job) or signal.SIGTERM
+    where = "after" if job.state in DONE else "from"
+    say(f"stopped by {caught.name} in job {number} of {total}; the same command goes on {where} {job.folder}")
     return 128 + caught
 
 

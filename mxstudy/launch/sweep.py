@@ -83,7 +83,8 @@ def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
 def state_of(jobs: list[Job]) -> str:
     """The worst of the jobs' states; what diverged is done."""
     states, from_worst = {job.state for job in jobs}, ("preempted", "failed", "cancelled", "running", "queued")
-    return next((state for state in from_worst if state in states), "finished")
+    not_begun = "preempted" if states & {"new", "resume"} else "finished"  # a signal came before their turn
+    return next((state for state in from_worst if state in states), not_begun)
 
 
 def not_done(jobs: list[Job]) -> str:

@@ -23,6 +23,8 @@ from mxstudy.train.progress import clock
 
 POLL_S = 2.0
 TAIL_BYTES = 1 << 16  # of a journal: some hundred rows
+LOSS_OF_STACK = "train/loss"
+TOGETHER_S = 0.01  # a stack's rows are written some at a time, and the last of them when its step is done
 ORDER = ("running", "preempted", "failed", "queued", "cancelled", "diverged", "finished")
 COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reason")
 
@@ -69,8 +71,11 @@ def status_row(one: Seen) -> dict[str, str]:
 
 
 def left_s(rows: Sequence[Mapping[str, Any]], steps: int) -> float:
-    first, last = rows[0], rows[-1]
-    return float((last["time_s"] - first["time_s"]) / (last["step"] - first["step"]) * (steps - 1 - last["step"]))
+    return step_s(rows[0], rows[-1]) * (steps - 1 - rows[-1]["step"])
+
+
+def step_s(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
+    return float((last["time_s"] - first["time_s"]) / (last["step"] - first["step"]))
 
 
 def last_rows(journal: Path) -> list[dict[str, Any]]:
@@ -86,7 +91,17 @@ def last_rows(journal: Path) -> list[dict[str, Any]]:
                     rows = []
                 elif "loss" in row:
                     rows.append(row)
+                elif LOSS_OF_STACK in row.get("values", ()):
+                    if rows and row["time_s"] - rows[-1]["time_s"] < TOGETHER_S:
+                        rows.pop()
+                    rows.append(stack_row(row, rows))
     return rows
+
+
+def stack_row(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A stack's median as the loss, and its pace since the first of the rows before."""
+    rate = {"steps_per_s": 1 / step_s(before[0], row)} if before else {}
+    return {"step": row["step"], "time_s": row["time_s"], "loss": row["values"][LOSS_OF_STACK]} | rate
 
 
 def wait_for(folders: Sequence[RunFolder]) -> list[Seen]:

@@ -16,7 +16,8 @@ NAME = "job.json"
 class Ticket:
     """`launch`: the folder of the launch, with its code, logs and what its queue needs. `log`: what the job prints.
 
-    `cwd`: where it was submitted from, which is what the paths in its config are relative to.
+    `submitted_s`: a unix time, for whoever reads the file. `cwd`: where it was submitted from, which is what the paths
+    in its config are relative to.
     `cancelled`: somebody has asked for its end, whatever its queue or status says meanwhile.
     """
 

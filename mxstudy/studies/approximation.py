@@ -18,9 +18,9 @@ from rich.table import Table
 from mxstudy import results
 from mxstudy.config import Approximation
 from mxstudy.studies.approximation_tables import TABLES
+from mxstudy.studies.ending import end_mirrored
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
 
 FIGURES = ("mxnorm_fig02_approximation", "mxnorm_theorem1_bounds", "cast_quality", "formats_table")
@@ -36,14 +36,8 @@ def run(config: Approximation, folder: RunFolder, label: str) -> str:
                 results.save_table(folder, name, pd.DataFrame(measure(config)))
             folder.update(step=step + 1)
         record(folder)
-        follow = mirror_of(config, folder, label)
-        if follow:
-            follow.start()
         report(folder)
-        folder.update(state="finished")
-        behind = follow.finish("finished") if follow else None
-        if behind:
-            print(f"tracking: {behind}; the tables are in {folder.path}", flush=True)
+        end_mirrored(config, folder, label)
     return "finished"
 
 

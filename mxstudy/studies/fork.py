@@ -16,12 +16,12 @@ from mxstudy.config import Fork, StudentTeacher
 from mxstudy.probes.outcomes import outcome_of
 from mxstudy.reader import plain
 from mxstudy.studies.checks.fork import parent_of
+from mxstudy.studies.ending import end_mirrored
 from mxstudy.studies.summary import short
 from mxstudy.studies.tables import markdown, show
 from mxstudy.tracking.columns import read_columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
 from mxstudy.train.checkpoint import PREFIX, Checkpoints
 from mxstudy.train.forks import (
@@ -70,13 +70,8 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
         results.save_table(folder, "fork_metrics", metrics_table(points, values))
         record(folder, config.steps)
         show_forks({label: folder})
-        follow = mirror_of(config, folder, label)
-        if follow:
-            follow.start()
-        folder.update(state="finished", step=config.steps)
-        behind = follow.finish("finished") if follow else None
-        if behind:
-            print(f"tracking: {behind}; the tables are in {folder.path}", flush=True)
+        folder.update(step=config.steps)
+        end_mirrored(config, folder, label)
     return "finished"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
+from mxstudy.studies.ending import end_mirrored
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, read_journal
-from mxstudy.tracking.mlflow import add_rows, mirror_of
+from mxstudy.tracking.mlflow import add_rows
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 
@@ -67,15 +69,9 @@ def write_journal(folder: RunFolder, path: Path, probe: str, values: Mapping[str
 
 def finish(config: OfCheckpoint, folder: RunFolder, label: str, path: Path) -> None:
     """The run has finished: it is mirrored, and so is, beside its training, what the model is as it was trained."""
-    follow = mirror_of(config, folder, label)
-    if follow:
-        follow.start()
-    folder.update(state="finished")
-    behind = follow.finish("finished") if follow else None
-    if (config.norm, config.precision, config.compute) == (None, None, None):
-        behind = behind or tell_training_run(config, path, folder)
-    if behind:
-        print(f"tracking: {behind}; the tables are in {folder.path}", flush=True)
+    as_trained = (config.norm, config.precision, config.compute) == (None, None, None)
+    tell = partial(tell_training_run, config, path, folder) if as_trained else None
+    end_mirrored(config, folder, label, tell)
 
 
 def tell_training_run(config: OfCheckpoint, path: Path, folder: RunFolder) -> str | None:

@@ -17,10 +17,10 @@ from typing import Any
 from mxstudy.config import PrepareData
 from mxstudy.data.partial import Counts
 from mxstudy.data.shards import Shards, locate, prepare, verify
+from mxstudy.studies.ending import end_mirrored
 from mxstudy.studies.tables import markdown, show
 from mxstudy.tracking.folder import RunFolder, replace_file
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
 
 PROBE = "prepare_data"  # what its rows in a journal are called
@@ -42,13 +42,8 @@ def run(config: PrepareData, folder: RunFolder, label: str) -> str:
         files = shards.manifest["files"]
         show(label, COLUMNS, rows_of(shards), [f"shards: {shards.folder}"])
         print(f"sha256 of {len(files)} files verified in {time.monotonic() - began_s:.1f} s", flush=True)
-        follow = mirror_of(config, folder, label)
-        if follow:
-            follow.start()
-        folder.update(state="finished", steps=folder.status().step)  # how many documents there are is known only now
-        behind = follow.finish("finished") if follow else None
-        if behind:
-            print(f"tracking: {behind}; the journal has everything", flush=True)
+        folder.update(steps=folder.status().step)  # how many documents there are is known only now
+        end_mirrored(config, folder, label)
     return "finished"
 
 

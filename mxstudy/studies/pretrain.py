@@ -30,6 +30,7 @@ from mxstudy.probes.ranks import Ranks
 from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.reader import plain, require
 from mxstudy.studies.checks.pretrain import build_model, check, check_vocabulary
+from mxstudy.studies.ending import end_told
 from mxstudy.studies.recorder import Follower, Recorder, State
 from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking.folder import RunFolder
@@ -82,8 +83,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             evaluate = evaluation_of(config, model, tokenizer_of_run)
             running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
             state = train(running, start, leave)
-            signal = leave.signal.name if leave.signal else None
-            recorder.end(state, divergence(read_journal(folder.journal_path)) if state == "diverged" else signal)
+            why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
+            end_told(recorder, folder, state, why, leave)
     return state
 
 

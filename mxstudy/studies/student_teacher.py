@@ -16,6 +16,7 @@ import torch
 from mxstudy.config import StudentTeacher
 from mxstudy.model.precision import describe
 from mxstudy.reader import plain
+from mxstudy.studies.ending import end_told
 from mxstudy.studies.recorder import Recorder, State
 from mxstudy.studies.student_teacher_tables import show_arms
 from mxstudy.studies.student_teacher_tables import summarize as summarize
@@ -53,8 +54,8 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
         with Leave() as leave, StackRecorder(config, folder, label, start, checkpoints, tensors) as recorder:
             recorder.record({"step": start, "precision": rows, "parameters": parameters})
             state = train(StackProbes(config.probe, stack, twin), start, recorder, leave)
-            signal = leave.signal.name if leave.signal else None
-            recorder.end(state, f"none of {replicas} replicas is finite" if state == "diverged" else signal)
+            why = f"none of {replicas} replicas is finite" if state == "diverged" else None
+            end_told(recorder, folder, state, why, leave)
         if state != "preempted":
             show_arms({label: folder})
     return state

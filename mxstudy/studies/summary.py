@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
@@ -48,7 +49,7 @@ def has_diverged(folder: RunFolder) -> bool:
 
 def short(label: str) -> str:
     """'precision=mxfp8 norm=rmsnorm' as 'mxfp8 rmsnorm': these choices say what they are."""
-    return label.replace("norm=", "").replace("precision=", "")
+    return re.sub(r"(?<!\S)(norm|precision)=", "", label)
 
 
 def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:

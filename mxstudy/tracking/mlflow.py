@@ -143,10 +143,6 @@ class Mirror:
     def position(self) -> Position | None:
         return position_of(self.folder, self.uri)
 
-    @property
-    def run_id(self) -> str | None:
-        return self.position.run_id if self.position else None
-
     def _follow(self) -> None:
         pause_s = None  # until there is something to do
         while not self._gave_up:

@@ -37,9 +37,9 @@ def test_a_mirror_is_read_as_the_hub_lays_it_out(mirror, request):
 @every
 def test_it_is_read_on_from_every_place(mirror):
     source = corpus.source_of(mirror)
-    everything = list(corpus.read_from(source, Place(), corpus.ignore))
+    everything = list(corpus.read_from(source, Place()))
     for number, (place, _) in enumerate(everything, start=1):
-        assert list(corpus.read_from(source, place, corpus.ignore))[: len(everything) - number] == everything[number:]
+        assert list(corpus.read_from(source, place))[: len(everything) - number] == everything[number:]
 
 
 @every

@@ -64,7 +64,7 @@ def documents(shards, split) -> list[str]:
     tokenizer = shards.tokenizer()
     *parts, rest = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
     assert len(rest) == 0
-    return [tokenizer.decode(part[:-1]) for part in parts]
+    return [tokenizer.backend.decode(part[:-1].tolist(), skip_special_tokens=False) for part in parts]
 
 
 @pytest.mark.parametrize("tokenizer", [config.Bytes(), BPE])

@@ -12,7 +12,7 @@ from fake_slurm import FakeSlurm
 from fake_study import FakeStudy, composed, seeds
 
 from mxstudy.config import Slurm
-from mxstudy.launch import remote
+from mxstudy.launch import commands, remote
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.tracking.folder import RunFolder
@@ -79,6 +79,26 @@ def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: p
     }
     assert total == "1 running, 2 preempted, 2 failed, 1 queued, 1 finished"
     assert all(f"quick/{run.path.name}" in "\n".join(lines) for run in runs.values())
+
+
+def test_status_of_a_stack_is_that_of_its_replicas(
+    tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows for every 50th step, written when 500 are done: 100 ms a step, and 549 are left."""
+    rows = [
+        {"step": n, "probe": "replicas", "values": {"train/loss": 5 - n / 1000}, "time_s": 50 * (n // 500) + n / 1e6}
+        for n in range(0, 2500, 50)
+    ]
+    runs["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs["running"].update(step=2500, steps=3000)
+
+    def shown() -> str:
+        assert launch(tmp_path, "status", "seed=1") == (0, "")
+        return " ".join(capsys.readouterr().out.splitlines()[1].split()[2:])
+
+    assert shown() == "running 2500/3000 2.5500 10 steps/s 0:55 1_1"
+    runs["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows[:10]))
+    assert shown() == "running 2500/3000 4.5500 1_1"  # all at once: nobody knows how long they took
 
 
 def test_runs_are_chosen_by_choices_values_and_names(
@@ -162,6 +182,21 @@ def test_retry_submits_what_failed_or_was_preempted_and_nothing_else(
         assert runs[name].status().reason is None
 
 
+@pytest.mark.parametrize(("said", "waits"), [("true", 1), ("True", 1), ("false", 0)])
+def test_retry_waits_if_it_is_told_to(
+    tmp_path: Path,
+    runs: dict[str, RunFolder],
+    submitted: list[tuple[Slurm, list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    waits: int,
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(commands, "wait_for", lambda folders: waited.append(len(folders)) or [])
+    assert launch(tmp_path, "retry", f"wait={said}") == (0, "")
+    assert waited == [3] * waits
+
+
 def test_retry_refuses_what_todays_code_or_settings_cannot_run(
     tmp_path: Path, runs: dict[str, RunFolder], study: FakeStudy, submitted: list[tuple[Slurm, list[str]]]
 ) -> None:
@@ -169,6 +204,7 @@ def test_retry_refuses_what_todays_code_or_settings_cannot_run(
         1,
         "hydra.launcher.node: no such key; did you mean 'nodes'?",
     )
+    assert launch(tmp_path, "retry", "wait=1") == (1, "wait: 1 is not true or false")
     study.invalid = {4}
     assert launch(tmp_path, "retry") == (1, "seed: 4 is unlucky")
     assert submitted == []

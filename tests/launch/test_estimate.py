@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from commands import call
+from fake_study import FakeStudy, seeds
+
+from mxstudy.config import Inline
+from mxstudy.launch import estimate
+from mxstudy.launch.plan import plan
 
 WORDS = ("+experiment=mxnorm_pretrain", "dry_run=true", "tracking=none")
 
@@ -62,6 +68,17 @@ def test_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     line = lines["1"]
     assert line[:4] == ["of", "1", "jobs", "to"]
     assert line[6:] == [f"{10 * 32 * 4:.3g}", f"{6 * 4 * (2 * 2 * 64 * 256) * 320:.3g}"]
+
+
+def test_inline_every_process_has_a_gpu_where_there_are_any(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = plan(seeds(tmp_path, 1))
+    for processes in (1, 8):
+        monkeypatch.setattr(estimate, "world_size", lambda n=processes: n)
+        for has_gpus in (False, True):
+            monkeypatch.setattr(torch.cuda, "is_available", lambda has=has_gpus: has)
+            assert estimate.gpus_of(job, Inline()) == processes * has_gpus
 
 
 def test_a_launcher_that_does_not_suit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

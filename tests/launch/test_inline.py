@@ -135,6 +135,25 @@ def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
     assert f"goes on: was preempted at step {after.step} of 10" in capsys.readouterr().out
 
 
+def signalled_too_late(folder: RunFolder) -> str:
+    folder.update(reason="SIGTERM")
+    return "finished"
+
+
+def test_a_signal_that_comes_too_late_for_its_job_ends_the_sequence_too(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.outcomes = dict.fromkeys(("seed=1", "seed=2"), signalled_too_late)
+    jobs = plan(seeds(tmp_path, 1, 2))
+    assert inline.run(jobs) == 143
+    assert study.ran == ["seed=1"]
+    assert study.summarized == []
+    said = capsys.readouterr().out
+    assert f"stopped by SIGTERM in job 1 of 2; the same command goes on after {jobs[0].folder}" in said
+    assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0  # nothing is left that it could stop
+    assert study.ran == ["seed=1", "seed=2"]
+
+
 def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
     before = [signal.getsignal(s) for s in worker.STOPPING]
     study.outcomes["norm=rmsnorm"] = fail

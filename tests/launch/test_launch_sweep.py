@@ -124,3 +124,13 @@ def test_a_server_that_is_away_is_a_line_at_the_start_and_one_at_the_end(
         "tracking: away; the runs go on with their journals",
         f"tracking: {URI}: ConnectionError: nobody there; the same command, run again, puts it right",
     ]
+
+
+def test_a_sweep_with_jobs_that_never_began_has_not_finished(tmp_path: Path, study: FakeStudy, store: Store) -> None:
+    def end_too_late(folder: RunFolder) -> str:
+        folder.update(reason="SIGTERM")
+        return "finished"
+
+    study.outcomes["seed=1"] = end_too_late
+    assert inline.run(tracked(tmp_path, 1, 2)) == 143
+    assert store.ended["quick: seed"] == ("preempted", "\n\nNot done:\n\n- new: seed=2")

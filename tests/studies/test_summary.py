@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from mxstudy.studies.pretrain import divergence
-from mxstudy.studies.summary import baseline_arm, markdown_table, terminal_table
+from mxstudy.studies.summary import baseline_arm, markdown_table, short, terminal_table
 
 RUNS = pd.DataFrame(
     {
@@ -66,6 +66,11 @@ def test_markdown_has_all_columns():
         "| mxfp8 rmsnorm | 4.7500 | +0.0000 | 900 | - |",
         f"| mxfp8 mxnorm_p1 (diverged) | - | - | 800 | {'c' * 32} |",
     ]
+
+
+def test_only_the_groups_own_names_are_left_out():
+    assert short("precision=mxfp8 norm=rmsnorm seed=1") == "mxfp8 rmsnorm seed=1"
+    assert short("optimizer.max_grad_norm=2 norm=rmsnorm") == "optimizer.max_grad_norm=2 rmsnorm"
 
 
 NAN = float("nan")

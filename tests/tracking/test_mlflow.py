@@ -53,7 +53,7 @@ def test_every_number_arrives_with_the_journals_time(uri: str, folder: RunFolder
     write_rows(folder, rows)
     follower = send(uri, folder)
     client, run_id = connect(uri), the_run(uri).info.run_id
-    assert follower.run_id == folder.status().mlflow_run_id == run_id
+    assert follower.position.run_id == folder.status().mlflow_run_id == run_id
     found = {
         (name, point.step, point.value, point.timestamp)
         for name in the_run(uri).data.metrics
@@ -151,11 +151,11 @@ def test_many_more_points_than_fit_a_call(uri: str, folder: RunFolder) -> None:
 
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run_without_doubled_steps(uri: str, folder: RunFolder) -> None:
     write_rows(folder, [training_row(step) for step in range(8)])
-    first = send(uri, folder, "preempted", covered=5).run_id
+    first = send(uri, folder, "preempted", covered=5).position.run_id
     assert [step for step, _ in points(uri)] == list(range(5))
     write_rows(folder, [training_row(step, loss=1.0) for step in range(5, 10)], resumed_from=5)
     params = flatten(plain(folder.config())) | {"experiment": "renamed", "new": 1}
-    assert send(uri, folder, params=params).run_id == first
+    assert send(uri, folder, params=params).position.run_id == first
     assert points(uri) == losses(folder)
     assert points(uri)[4:6] == [(4, 4.6), (5, 1.0)]
     assert the_run(uri).info.status == "FINISHED"
@@ -165,14 +165,14 @@ def test_an_id_that_was_lost_is_found_by_tag_and_a_position_that_lags_doubles_no
     uri: str, folder: RunFolder
 ) -> None:
     write_rows(folder, [training_row(step) for step in range(5)])
-    first = send(uri, folder).run_id
+    first = send(uri, folder).position.run_id
     state = folder.path / "mirror.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"next_step": 2, "state": "running"}))
     write_rows(folder, [training_row(5)])
-    assert send(uri, folder).run_id == first
+    assert send(uri, folder).position.run_id == first
     state.unlink()
     write_rows(folder, [training_row(6)])
-    assert send(uri, folder).run_id == first
+    assert send(uri, folder).position.run_id == first
     assert points(uri) == losses(folder)
     assert len(points(uri)) == 7
 
@@ -189,7 +189,7 @@ def test_the_same_fingerprint_trained_again_is_another_run(uri: str, folder: Run
 
 def test_a_run_that_was_deleted_in_mlflow_is_sent_anew(uri: str, folder: RunFolder) -> None:
     write_rows(folder, [training_row(step) for step in range(3)])
-    deleted = send(uri, folder, "preempted", covered=3).run_id
+    deleted = send(uri, folder, "preempted", covered=3).position.run_id
     connect(uri).delete_run(deleted)
-    assert send(uri, folder).run_id != deleted
+    assert send(uri, folder).position.run_id != deleted
     assert points(uri) == losses(folder)

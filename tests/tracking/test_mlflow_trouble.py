@@ -129,7 +129,7 @@ def test_a_run_that_is_deleted_while_it_is_sent_is_sent_anew(uri: str, folder: R
     follower.covered(3)
     while (follower.position or Position("", "")).next_step < 3:
         time.sleep(0.01)
-    connect(uri).delete_run(follower.run_id)
+    connect(uri).delete_run(follower.position.run_id)
     write_rows(folder, [training_row(step) for step in range(3, 6)])
     follower.covered(6)
     assert follower.finish("finished") is None
@@ -189,4 +189,4 @@ def test_a_server_that_is_killed_and_restarted_gets_every_point_once(
     assert [step for step, _ in arrived] == list(range(400))
     assert [(step, loss) for step, loss in arrived if step != 333] == journal
     assert the_run(server.uri).info.status == "FINISHED"
-    assert [file.path for file in connect(server.uri).list_artifacts(follower.run_id)] == ARTIFACTS
+    assert [file.path for file in connect(server.uri).list_artifacts(follower.position.run_id)] == ARTIFACTS

@@ -32,7 +32,7 @@ def send(folder: RunFolder, parent_id: str | None = None) -> str:
     follow = mirror_of(folder.config(), folder, "norm=rmsnorm")
     follow.start()
     assert follow.finish("finished") is None
-    return follow.run_id
+    return follow.position.run_id
 
 
 def get(uri: str, run_id: str) -> Any:

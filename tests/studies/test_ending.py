@@ -1,0 +1,58 @@
+"""How runs end: a signal that comes late, and a server that is away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tracked import make_folder
+
+from mxstudy.studies import ending
+from mxstudy.studies.ending import end_mirrored, end_told
+from mxstudy.studies.recorder import Recorder
+from mxstudy.train.signals import Leave
+
+
+class Slow(Recorder):
+    """Its mirror takes so long that somebody sends a signal."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def end(self, state: str, reason: str | None) -> None:
+        self.folder.update(state=state, reason=reason)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "reason"),
+    [("finished", None, "SIGTERM"), ("diverged", "loss nan at step 7", "loss nan at step 7; SIGTERM")],
+)
+def test_a_signal_while_the_mirror_takes_its_time_is_kept(
+    tmp_path: Path, state: str, why: str | None, reason: str
+) -> None:
+    folder = make_folder(tmp_path)
+    with Leave() as leave:
+        end_told(Slow(folder), folder, state, why, leave)
+    assert (folder.status().state, folder.status().reason) == (state, reason)
+
+
+@pytest.mark.parametrize("away", [None, "URI: ConnectionRefusedError"])
+def test_a_server_that_is_away_is_a_line_and_is_told_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], away: str | None
+) -> None:
+    class Mirror:
+        def start(self) -> None:
+            pass
+
+        def finish(self, state: str) -> str | None:
+            assert folder.status().state == state == "finished"
+            return away
+
+    folder, tellings = make_folder(tmp_path), []
+    monkeypatch.setattr(ending, "mirror_of", lambda *of: Mirror())
+    end_mirrored(folder.config(), folder, "label", lambda: tellings.append(1))
+    assert len(tellings) == (away is None)
+    assert capsys.readouterr().out == (f"tracking: {away}; everything is in {folder.path}\n" if away else "")
