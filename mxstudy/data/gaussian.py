@@ -17,7 +17,7 @@ from mxstudy.data.batches import mix
 from mxstudy.numerics.constant import constant
 from mxstudy.reader import require
 
-STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed, and independent; places are numbers
+STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed; a place is a number
 LABEL_STD = 0.005  # instability paper's public code
 INCREMENT, FIRST, SECOND = (
     int(np.uint64(x).astype(np.int64))

@@ -18,7 +18,7 @@ from mxstudy.data.gaussian import label_noise, student_inputs
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.model.stacks import stack
-from mxstudy.model.teacher import Quantized, build_teacher
+from mxstudy.model.teacher import Rounding, build_teacher
 from mxstudy.numerics.kernels.aside import aside, join
 from mxstudy.tracking.columns import ROWS
 from mxstudy.train.schedule import lr_ratio
@@ -58,9 +58,9 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
     return model
 
 
-def quantized(run: config.StudentTeacher) -> Quantized | None:
+def quantized(run: config.StudentTeacher) -> Rounding | None:
     """How the run's teacher is, None if it is not."""
-    return Quantized(block_cast(run.precision), DTYPES[run.train.compute]) if run.teacher.quantized else None
+    return Rounding(block_cast(run.precision), DTYPES[run.train.compute]) if run.teacher.quantized else None
 
 
 def apply_run_precision(

@@ -49,13 +49,13 @@ class StackProbes:
         batch = self.stack.batch()
         return [{"step": step, "probe": name, "values": values} for name, values in self.measured(due, step, *batch)]
 
-    def measured(self, due: set[str], step: int, x_TD: Tensor, target_TD: Tensor) -> Iterator[tuple[str, Rows]]:
+    def measured(self, due: set[str], step: int, x_STD: Tensor, target_STD: Tensor) -> Iterator[tuple[str, Rows]]:
         model, twin = self.stack.model, self.twin
         if "last_bin" in due:
-            yield "last_bin", last_bin(model, x_TD)
+            yield "last_bin", last_bin(model, x_STD)
         if due & {"gradient_bias", "sharpness"}:
-            own = gradients(model.sharing(joined=True), self.loss, x_TD, target_TD)
-            bias = gradient_bias(own, gradients(in_fp32(model), self.loss, x_TD, target_TD))
+            own = gradients(model.sharing(joined=True), self.loss, x_STD, target_STD)
+            bias = gradient_bias(own, gradients(in_fp32(model), self.loss, x_STD, target_STD))
         if "gradient_bias" in due:
             yield "gradient_bias", bias
         if "gradient_bias" in due and self.probes.gradient_bias.coupled:
@@ -63,16 +63,16 @@ class StackProbes:
             yield "coupled_gradient_bias", gradient_bias(own, gradients(twin.model, self.loss, *twin.batch()))
         if "sharpness" in due:
             own = {}  # the Hessian needs the memory
-            yield "sharpness", self.sharpness(step, bias[f"{WHOLE}/ratio"], x_TD, target_TD)
+            yield "sharpness", self.sharpness(step, bias[f"{WHOLE}/ratio"], x_STD, target_STD)
 
-    def sharpness(self, step: int, zeta: list[float], x_TD: Tensor, target_TD: Tensor) -> Rows:
+    def sharpness(self, step: int, zeta: list[float], x_STD: Tensor, target_STD: Tensor) -> Rows:
         """'hessian/...', and with Adam from its first update on 'preconditioned/...': eigenvalue, residual, stability.
 
         stability is the left side of Eq. 10 (`mxstudy.probes.student.sharpness`) with the eigenvalue as lambda and, as
         ||zeta||, the lower bound that gradient_bias/model/ratio is at the same weights; both are here, and `lr`.
         """
         lr = (self.stack.lrs * self.stack.lr_ratios[step]).double()
-        product = hessian(self.stack.model, self.loss, x_TD, target_TD)
+        product = hessian(self.stack.model, self.loss, x_STD, target_STD)
         operators = {"hessian": product}
         diagonal = self.adam_diagonal(step)
         if diagonal is not None:

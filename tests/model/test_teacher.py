@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from mxstudy import config
 from mxstudy.model import MXLinear
 from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.model.teacher import TEACHERS, Quantized, build_teacher
+from mxstudy.model.teacher import TEACHERS, Rounding, build_teacher
 from mxstudy.numerics import BlockCast, fake_quantize
 from mxstudy.numerics.grid import round_to_bf16_away
 from mxstudy.numerics.matmul import PRECISIONS
@@ -122,7 +122,7 @@ def test_quantized_as_in_the_public_code() -> None:
     """One block of width 64: the targets change by 8.6 % (measured on that code); GELU is tanh's, in bf16."""
     mlp = student(num_layers=1)
     cast = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
-    exact, rounded = (build_teacher("code", mlp, 0, how) for how in (None, Quantized(cast, torch.bfloat16)))
+    exact, rounded = (build_teacher("code", mlp, 0, how) for how in (None, Rounding(cast, torch.bfloat16)))
     for linear in rounded.modules():
         if isinstance(linear, MXLinear):
             linear.gemms = PRECISIONS["mxfp8"]

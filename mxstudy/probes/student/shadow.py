@@ -1,6 +1,6 @@
 """FP32 versions of a student, which read its parameters as they are, and gradients by parameter.
 
-`loss` maps the student's output [S, T, D] and the targets [T, D] to [S].
+`loss` maps the student's output [S, T, D] and the targets, so too, to [S].
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def blocks_of(model: ResidualMLP) -> dict[str, Block]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Block)}
 
 
-def gradients(model: nn.Module, loss: Loss, x_TD: Tensor, target_TD: Tensor) -> dict[str, Tensor]:
+def gradients(model: nn.Module, loss: Loss, x_STD: Tensor, target_STD: Tensor) -> dict[str, Tensor]:
     """Of each replica's loss, by trainable parameter [S, ...]; eager, and `.grad` stays what it is."""
     parameters = trainable(model)
     with torch.enable_grad():
-        losses = loss(model(x_TD), target_TD)
+        losses = loss(model(x_STD), target_STD)
     return dict(zip(parameters, torch.autograd.grad(losses.sum(), list(parameters.values())), strict=True))
 
 
@@ -54,14 +54,14 @@ def in_fp32(model: ResidualMLP) -> ResidualMLP:
     return shadow
 
 
-def smooth_forward(model: ResidualMLP, x_TD: Tensor) -> Tensor:
+def smooth_forward(model: ResidualMLP, x_STD: Tensor) -> Tensor:
     """The FP32 student's output [S, T, D] by torch's own operations alone, which can be differentiated twice.
 
     The derivatives are those of the function: of a norm that estimates its RMS not the straight-through ones, and of
     PostRoundMXNorm, whose estimate moves in steps, those between two steps.
     """
     replicas = next(model.parameters()).shape[:-2]
-    x = x_TD.expand(*replicas, *x_TD.shape[-2:])
+    x = x_STD.expand(*replicas, *x_STD.shape[-2:])
     for block in blocks_of(model).values():
         if block.attention is not None:
             qkv = smooth_linear(block.attention.qkv, x)

@@ -36,11 +36,11 @@ class Eigenpair(NamedTuple):
     vector: Vector
 
 
-def hessian(model: ResidualMLP, loss: Loss, x_TD: Tensor, target_TD: Tensor) -> Operator:
+def hessian(model: ResidualMLP, loss: Loss, x_STD: Tensor, target_STD: Tensor) -> Operator:
     """Products of a vector with the Hessian of each replica's FP32 loss by its trainable parameters."""
     parameters = list(trainable(model).values())
     with torch.enable_grad():
-        losses = loss(smooth_forward(model, x_TD), target_TD)
+        losses = loss(smooth_forward(model, x_STD), target_STD)
         gradients = torch.autograd.grad(losses.sum(), parameters, create_graph=True)
     return lambda vector: torch.autograd.grad(gradients, parameters, vector, retain_graph=True)
 
