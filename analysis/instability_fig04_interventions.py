@@ -25,11 +25,15 @@ from mxstudy import results
 
 CONTROL = "none"
 BLACK = "#000000"
-HEADER = "| intervention | at | forks | open | diverged | 95 % | less the control's, paired | final loss |"
+HEADER = (
+    "| intervention | at | forks | open | diverged | 95 % | steps from the fork | less the control's, paired "
+    "| final loss |\n|---|---|" + "---:|" * 7
+)
 MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps; open:
-it is up there at the end, and too late to say so. The 95 % are Wilson's. Final loss: median and quartiles."""
+it is up there at the end, and too late to say so. The 95 % are Wilson's. Steps from the fork: to each divergence. Final
+loss: median and quartiles."""
 
 
 def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -110,7 +114,7 @@ def marker(number: int, color: str) -> dict[str, Any]:
 
 
 def table(forks: pd.DataFrame) -> str:
-    lines = [HEADER, "|---|---|" + "---:|" * 6]
+    lines = [HEADER]
     for point, at_point in forks.groupby("point"):
         control = at_point[at_point["intervention"] == CONTROL]
         for name in interventions(at_point):
@@ -127,6 +131,7 @@ def table(forks: pd.DataFrame) -> str:
                 str(len(own) - len(known)),
                 f"{known.sum():.0f} of {len(known)}",
                 f"{interval.low:.2f} .. {interval.high:.2f}" if interval else "-",
+                ", ".join(f"{steps:.0f}" for steps in sorted((own["diverged_at"] - own["step"]).dropna())) or "-",
                 less,
                 f"{middle:.3g} ({low:.3g} .. {high:.3g})",
             ]

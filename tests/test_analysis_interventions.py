@@ -19,7 +19,8 @@ def forks(intervention: str, points: tuple[str, ...] = ("0.88", "before 10"), lo
     """Of four parents; the first `lost` of every point diverge, the last is open."""
     rows = [
         {"fork": 4 * number + seed, "point": point, "seed": seed, "data_seed": 0, "step": 100 * seed}
-        | {"loss": 1.0 + seed, "diverged_at": 7.0 if seed < lost else np.nan, "rising_at": 9.0 if seed == 3 else np.nan}
+        | {"loss": 1.0 + seed, "diverged_at": 100.0 * seed + 7 if seed < lost else np.nan}
+        | {"rising_at": 9.0 if seed == 3 else np.nan}
         for number, point in enumerate(points)
         for seed in range(4)
     ]
@@ -49,12 +50,13 @@ def test_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in caption.splitlines() if line.startswith("| ")]
     named = {(line[0], line[1]): line[2:] for line in lines[1:]}
     assert list(named)[:3] == [("none", "0.88"), ("fp32", "0.88"), ("rceil", "0.88")]
-    forks_, open_, diverged, _, less, loss = named["fp32", "before 10"]
-    assert (forks_, open_, diverged) == ("4", "1", "0 of 3")
+    forks_, open_, diverged, _, steps, less, loss = named["fp32", "before 10"]
+    assert (forks_, open_, diverged, steps) == ("4", "1", "0 of 3", "-")
+    assert named["none", "0.88"][4] == "7, 7, 7"
     assert less.startswith("-1.00 (-1.00 .. ")
     assert less.endswith("3: cannot tell")  # three pairs
     assert loss == "2 (1 .. 3)"
-    assert named["rceil", "0.88"][4].startswith("+0.00")
+    assert named["rceil", "0.88"][5].startswith("+0.00")
     assert (tmp_path / "figures/instability_fig04_interventions.png").stat().st_size > 10_000
 
 

@@ -252,7 +252,7 @@ class Fork(Run):
             require(0 < fraction < 1, f"fractions: must lie between 0 and 1, not {list(self.fractions)}")
         require(self.at_step is None or self.at_step >= 0, f"at_step: must not be negative, not {self.at_step}")
         require(
-            self.at_step is None or (self.intervene_before, self.fractions) == (10, (0.88,)),
+            self.at_step is None or (self.intervene_before, self.fractions) == (Fork.intervene_before, Fork.fractions),
             "at_step: replicas are forked there and nowhere else; leave out intervene_before and fractions",
         )
 

@@ -18,7 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
+from mxstudy.numerics.kernels.norm import RowNorm
 from mxstudy.numerics.kernels.norm_codes import known, row_tile
 
 POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_ptr": "*u8", "scales_ptr": "*u8"}
@@ -27,7 +29,7 @@ POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_p
 def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding: str, branch: bool, whole: bool) -> Any:
     tile = row_tile(columns, block_size)
     rows = 16 * tile.rows if whole else 16 * tile.rows + 1
-    constants = known(tile, columns, rows, p, 1e-5, fmt, block_size, "rceil", rounding, pre_round=False)
+    constants = known(tile, columns, rows, RowNorm(p), fmt, BlockCast(block_size, rounding=rounding))
     if not branch:
         constants |= {"branch_ptr": None, "total_ptr": None}
     types = (

@@ -155,7 +155,8 @@ def run(
     added = (None, None) if branch is None else (in_words(branch), in_words(total))
     columns = x.shape[-1]
     rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
-    constants = known(tile, columns, rows, p, eps, fmt, block_size, scale_rule, rounding, pre_round)
+    cast = BlockCast(block_size, scale_rule, rounding, pre_round)
+    constants = known(tile, columns, rows, RowNorm(p=p, eps=eps), fmt, cast)
     launch(
         norm_codes_kernel,
         (-(-rows // tile.rows),),
@@ -166,31 +167,20 @@ def run(
     return results
 
 
-def known(
-    tile: RowTile,
-    columns: int,
-    rows: int,
-    p: float | None,
-    eps: float,
-    fmt: str,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-) -> dict[str, Any]:
+def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast: BlockCast) -> dict[str, Any]:
     """What the kernel is compiled for."""
     from mxstudy.numerics.kernels.device.codes import ELEMENTS
 
-    pairs = is_capable_of(9, 0)
+    pairs, block_size = is_capable_of(9, 0), cast.block_size
     return {
-        "NORM": Norm(p, None if p is None else rms_coefficient(p, block_size), eps),
+        "NORM": Norm(norm.p, None if norm.p is None else rms_coefficient(norm.p, block_size), norm.eps),
         "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
         "CAST": Cast(
             element=ELEMENTS[fmt],
-            format=format_constants(fmt, scale_rule),
+            format=format_constants(fmt, cast.scale_rule),
             e4m3_scales=FORMATS[fmt].scale == "E4M3",
-            away=rounding == "away",
-            pre_round=pre_round,
+            away=cast.rounding == "away",
+            pre_round=cast.operand_pre_round,
             counted=pairs and fmt == "E2M1",
         ),
     }
