@@ -41,6 +41,7 @@ def value(one: Composed, dotted: str) -> Any:
         ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
         ([QUICK, "+norm=mxnorm_p1"], "norm: is chosen already; write norm=NAME, without a plus"),
         ([QUICK, "train.stepz=3"], "train.stepz: no such key; did you mean 'steps'?"),
+        ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: is not there yet; write +baseline.norm=VALUE, with a plus"),
         ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
         ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this one does not run studies"),
         ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: only grid runs studies"),

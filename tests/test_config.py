@@ -115,6 +115,12 @@ def test_a_bad_value_is_refused_by_its_full_key(dotted: dict[str, Any], message:
     assert str(caught.value) == message
 
 
+def test_a_baseline_that_nothing_would_be_compared_with_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        read_run({"study": "approximation", "baseline": {"norm": "rmsnorm"}})
+    assert str(error.value) == "baseline: approximation compares no arms with one; leave it out"
+
+
 def test_no_study_says_where_to_start() -> None:
     with pytest.raises(ConfigError, match=r"\+experiment=NAME"):
         read_run({})

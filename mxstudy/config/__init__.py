@@ -2,6 +2,7 @@
 
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
+from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
 from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
 from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
 from mxstudy.config.observation import (
@@ -18,7 +19,6 @@ from mxstudy.config.observation import (
     Weights,
 )
 from mxstudy.config.run import (
-    SCHEMA_VERSION,
     STUDIES,
     Approximation,
     Evaluate,
@@ -29,8 +29,6 @@ from mxstudy.config.run import (
     Pretrain,
     Run,
     StudentTeacher,
-    fingerprint,
-    hashed,
     read_run,
 )
 from mxstudy.config.student import (

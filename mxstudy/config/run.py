@@ -1,12 +1,9 @@
-"""The schema of a whole run, by kind, and the fingerprint that names it."""
+"""The schema of a whole run, by kind."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mxstudy.config.data import Data, Tokenizer
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
@@ -22,16 +19,14 @@ from mxstudy.config.student import (
     Teacher,
 )
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
-from mxstudy.reader import ConfigError, cosmetic, default_of, read, require, schema, suggest
-
-# Raised when a default of the schema changes its meaning: a default is left out of the fingerprint.
-SCHEMA_VERSION = 1
+from mxstudy.reader import ConfigError, cosmetic, read, require, schema, suggest
 
 
 @schema
 class Run:
     """What every kind of run has."""
 
+    compares: ClassVar[bool] = False  # the arms of a sweep with one of them
     experiment: str = cosmetic("unnamed")
     runs_dir: str = cosmetic("runs")
     cache_dir: str = cosmetic(".cache")
@@ -41,9 +36,14 @@ class Run:
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices: the arm that models are compared with
     tracking: Tracking = cosmetic(default_factory=Tracking)
 
+    def __post_init__(self) -> None:
+        study = getattr(self, "study", "run")
+        require(self.compares or not self.baseline, f"baseline: {study} compares no arms with one; leave it out")
+
 
 @schema
 class Pretrain(Run):
+    compares = True
     study: Literal["pretrain"] = "pretrain"
     seed: int = 0
     data_seed: int = 0
@@ -85,6 +85,7 @@ class Approximation(Run):
     scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("draws", "rows", "hidden_size", "max_blocks", "elements"):
             require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
         require(self.draws > 1, "draws: one has no spread; give at least 2")
@@ -106,6 +107,7 @@ class PrepareData(Run):
     workers: int | None = cosmetic(None)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.workers is None or self.workers > 0, f"workers: must be positive, not {self.workers}; null: all")
 
 
@@ -118,6 +120,7 @@ class OfCheckpoint(Run):
     `processes`: so many work side by side, one a GPU, or on the CPU.
     """
 
+    compares = True
     checkpoint: str = cosmetic()  # what it names is hashed
     norm: Norm | None = None
     precision: Precision | None = None
@@ -126,6 +129,7 @@ class OfCheckpoint(Run):
     processes: int = cosmetic(1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.processes > 0, f"processes: must be positive, not {self.processes}")
 
 
@@ -190,6 +194,7 @@ class StudentTeacher(Run):
     probe: StudentProbes = cosmetic(default_factory=StudentProbes)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("seeds", "lrs"):
             values = getattr(self, name)
             require(len(values) == len(set(values)) > 0, f"{name}: one or more, each once, not {list(values)}")
@@ -246,6 +251,7 @@ class Fork(Run):
     device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("intervene_before", "steps"):
             require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
         for fraction in self.fractions:
@@ -275,25 +281,3 @@ def read_run(values: Mapping[str, Any]) -> Run:
     if kind not in STUDIES:
         raise ConfigError(f"study: {kind!r} is not a choice; {suggest(str(kind), STUDIES)}")
     return read(STUDIES[kind], values)
-
-
-def hashed(config: Any) -> Any:
-    """What of a config enters its fingerprint: neither cosmetic fields nor what stands at its default.
-
-    `kind` stays in, so that two classes with equal fields differ.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = [f for f in dataclasses.fields(config) if not f.metadata.get("cosmetic")]
-        values = {f.name: (hashed(getattr(config, f.name)), hashed(default_of(f))) for f in fields}
-        return {name: value for name, (value, default) in values.items() if name == "kind" or value != default}
-    if isinstance(config, Mapping):
-        return {key: hashed(value) for key, value in config.items()}
-    if isinstance(config, tuple):
-        return [hashed(value) for value in config]
-    return config
-
-
-def fingerprint(config: Run, device_type: str, corpus: Mapping[str, Any]) -> str:
-    """sha256 over what decides a run's numbers: config, kind of device, identity of the corpus, schema version."""
-    identity = {"schema": SCHEMA_VERSION, "config": hashed(config), "device": device_type, "corpus": dict(corpus)}
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

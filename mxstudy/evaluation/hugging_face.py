@@ -141,6 +141,8 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     require(kind == "default", f"checkpoint: rotary embedding {kind!r}; only the default one can be read")
+    activation = values.get("hidden_act", "silu")
+    require(activation == "silu", f"checkpoint: hidden_act {activation!r}; only silu can be read")
     for key in ("attention_bias", "mlp_bias"):
         require(not values.get(key), f"checkpoint: {key}; only linears without bias can be read")
     head_size = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]

@@ -104,6 +104,7 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "is GPT2LMHeadModel; only LlamaForCausalLM"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rotary embedding 'llama3'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only silu"),
         ({"mlp_bias": True}, "mlp_bias; only linears without bias"),
         ({"head_dim": 32}, "head_dim 32; only hidden_size / heads, 16"),
     ],

@@ -1,0 +1,37 @@
+"""The fingerprint that names a run: of what decides its numbers, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mxstudy.config.run import Run
+from mxstudy.reader import default_of
+
+# Raised when a default of the schema changes its meaning: a default is left out of the fingerprint.
+SCHEMA_VERSION = 1
+
+
+def hashed(config: Any) -> Any:
+    """What of a config enters its fingerprint: neither cosmetic fields nor what stands at its default.
+
+    `kind` stays in, so that two classes with equal fields differ.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = [f for f in dataclasses.fields(config) if not f.metadata.get("cosmetic")]
+        values = {f.name: (hashed(getattr(config, f.name)), hashed(default_of(f))) for f in fields}
+        return {name: value for name, (value, default) in values.items() if name == "kind" or value != default}
+    if isinstance(config, Mapping):
+        return {key: hashed(value) for key, value in config.items()}
+    if isinstance(config, tuple):
+        return [hashed(value) for value in config]
+    return config
+
+
+def fingerprint(config: Run, device_type: str, corpus: Mapping[str, Any]) -> str:
+    """sha256 over what decides a run's numbers: config, kind of device, identity of the corpus, schema version."""
+    identity = {"schema": SCHEMA_VERSION, "config": hashed(config), "device": device_type, "corpus": dict(corpus)}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
