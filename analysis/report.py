@@ -34,7 +34,8 @@ NUMBERS = {
     "memory_gib": "memory, GiB",
 }
 BASELINE = "config.baseline."  # columns: by group the choice that the others are compared with
-CONTENT = "config.data.unigram_entropy_nats"  # tells corpora apart, whose names are not compared
+DATA = "config.data."
+CONTENT = f"{DATA}unigram_entropy_nats"  # tells corpora apart, whose names are not compared
 MOST_RUNS = 9  # in a figure with a panel or a line a run
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
@@ -49,7 +50,7 @@ h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min
 
 def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
     arm = runs["label"].fillna("unnamed").map(arm_of)
-    runs = runs.assign(arm=arm, **{CONTENT: runs["unigram_entropy_nats"].round(6)})
+    runs = runs.assign(arm=arm, **{CONTENT: content(runs)})
     experiments = ", ".join(sorted(runs["config.experiment"].unique()))
     parts = {
         "What was asked": commands(runs),
@@ -65,6 +66,13 @@ def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
 <style>{STYLE}</style><h1>{html.escape(experiments)}</h1>
 <p>{len(runs)} runs in {runs["arm"].nunique()} arms. ± is the 95 % interval of the mean over seeds (Student's t), the
 number of runs in brackets.</p>{body}</html>"""
+
+
+def content(runs: pd.DataFrame) -> pd.Series:
+    """Of each run's corpus; of one that never read it that of a run with the same data config."""
+    found = runs["unigram_entropy_nats"].round(6)
+    config = runs[[column for column in runs if column.startswith(DATA)]].astype(str).agg("|".join, axis=1)
+    return found.fillna(found.groupby(config).transform("first"))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

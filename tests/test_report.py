@@ -178,12 +178,21 @@ def test_where_the_baseline_was_not_run_the_first_arm_is_named(others: dict[str,
         assert {arm: text.split()[0] for arm, text in found.items()} == {"mxnorm_p2": "0.1000"}
 
 
+def on_corpora(*entropies: float) -> pd.DataFrame:
+    frame = swept("rmsnorm", "mxnorm_p2").assign(command="", unigram_entropy_nats=entropies)
+    frame["config.experiment"] = frame["commit"] = frame["torch"] = frame["gpu"] = frame["config.data.paths"] = "a"
+    return frame.assign(dirty=False, **dict.fromkeys(("tokens_per_s", "mfu", "memory_gib"), 1.0))
+
+
 def test_runs_on_two_corpora_are_no_pairs() -> None:
     """Whatever the corpora are called: a name is cosmetic, what it holds is not."""
-    frame = swept("rmsnorm", "mxnorm_p2").assign(command="", unigram_entropy_nats=[6.5, 6.5, 6.5, 7.0])
-    frame["config.experiment"] = frame["commit"] = frame["torch"] = frame["gpu"] = "a"
-    frame = frame.assign(dirty=False, **dict.fromkeys(("tokens_per_s", "mfu", "memory_gib"), 1.0))
-    assert '<td class="number">0.1000 (1)</td>' in report.page(frame, {})
+    page = report.page(on_corpora(6.5, 6.5, 6.5, 7.0), {})
+    assert '<td class="number">0.1000 (1)</td>' in page
+    assert "<th>data.unigram_entropy_nats</th>" in page
+
+
+def test_a_run_that_never_started_does_not_differ_by_its_corpus() -> None:
+    assert "unigram_entropy_nats" not in report.page(on_corpora(6.5, 6.5, 6.5, math.nan), {})
 
 
 @pytest.mark.integration
