@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.compare import Mean, paired
+from analysis.compare import Mean, differing, ended, paired
 
 REPRODUCED, NOT, UNCLEAR, NOT_RUN = "reproduced", "not reproduced", "cannot tell", "not run"
 
@@ -43,6 +43,9 @@ def difference(
         one, other = choice(runs, **arm), choice(runs, **baseline)
         if not (one.any() and other.any()):
             return Verdict(NOT_RUN, "an arm is missing")
+        mixed = [name for own in (one, other) for name in differing(runs[own]) if name.split(".")[1] in arm]
+        if mixed:
+            return Verdict(UNCLEAR, f"{mixed[0].removeprefix('config.')} differs within an arm")
         found = paired(runs, column, one, other, varied=arm)
         name = column.removeprefix("config.").replace("_", " ")
         evidence = f"{name}, {words(arm)} less {words(baseline)}: {found}"
@@ -185,4 +188,5 @@ CLAIMS = (
 
 
 def judged(runs: pd.DataFrame) -> list[tuple[Claim, Verdict]]:
-    return [(claim, claim.judge(runs)) for claim in CLAIMS]
+    """By the runs that have ended."""
+    return [(claim, claim.judge(ended(runs))) for claim in CLAIMS]

@@ -17,6 +17,10 @@ CONFIDENCE = 0.95
 COSMETIC = tuple(f"{column}." for column in results.cosmetic_columns("pretrain"))
 
 
+def ended(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["state"].isin(["finished", "diverged"])]
+
+
 @dataclass(frozen=True)
 class Mean:
     """Of `count` numbers, with the half-width of the t interval: NaN where there are fewer than two."""

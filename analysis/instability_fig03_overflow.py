@@ -35,7 +35,7 @@ def rows_of(last_bin: pd.DataFrame) -> list[Row]:
     found = []
     if gains:
         hues = plt.cm.viridis_r([(i + 0.5) / len(gains) for i in range(len(gains))])
-        lines = {f"layer {layer_of(name)}": (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
+        lines = {gain_of(name, gains): (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
         found.append(Row("gains in\nthe last bin, %", identity.join(shares[gains]), lines, thin=False))
     for kind, places in TENSORS.items():
         means = {name: shares.filter(regex=rf"^layers\.\d+\.{place}/").mean(axis=1) for name, place in places.items()}
@@ -48,8 +48,11 @@ def formats(shares: pd.DataFrame) -> list[str]:
     return [match[1] for name in shares if (match := re.match(r"gaussian\.(\w+)/", name))]
 
 
-def layer_of(name: str) -> str:
-    return name.split(".")[1]
+def gain_of(name: str, gains: Sequence[str]) -> str:
+    """Its layer, and where that has several norms, what its own is before."""
+    layer = ".".join(name.split(".")[:2])
+    alone = sum(gain.startswith(f"{layer}.") for gain in gains) == 1
+    return layer.replace("s.", " ") + ("" if alone else f", {name.partition('.norm.')[0].split('.')[-1]}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.student_arms import REPLICA, difference, shown
-from analysis.student_curves import band, by_replica, limit, strokes
+from analysis.student_arms import difference, shown
+from analysis.student_curves import band, limit, losses_by_replica, strokes
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -76,7 +76,7 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
             own = metrics[(metrics["point"] == point) & (metrics["intervention"] == name)]
             if len(own):
                 style = {"linestyle": "--", "zorder": 3} if name == CONTROL else {}
-                band(axes, by_replica(own[[*REPLICA, "step", "loss"]], "loss"), color, spread=False, **style)
+                band(axes, losses_by_replica(own), color, spread=False, **style)
     limit(panels[:-1], metrics)
     panels[0].set_ylabel("training loss, median")
     draw_fractions(panels[-1], forks, points, colors)

@@ -16,7 +16,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from analysis.style import ONE_COLUMN, SEEDS, TWO_COLUMNS, arms_of, heading, make_figure, plt
+from analysis.style import ONE_COLUMN, SEEDS, TWO_COLUMNS, arms_of, cross, heading, make_figure, plt
 
 SIZES = ("model=", "model.", "train.")  # words of a label that say how large a run is, not how it trains
 ARMS_ABREAST = 4
@@ -55,7 +55,7 @@ def draw_run(panels: tuple[Axes, Axes], curve: pd.DataFrame, color: np.ndarray, 
     for axes, column in zip(panels, ("loss", "grad_norm"), strict=True):
         axes.plot(curve["tokens"], curve[column], color=color, linewidth=0.6)
         if lost:
-            axes.plot(curve["tokens"].iloc[-1], curve[column].iloc[-1], "x", color=color, markersize=4)
+            cross(axes, curve["tokens"], curve[column], color=color, markersize=4)
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
     panels[1].set_yscale("log")

@@ -17,8 +17,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.compare import SEEDS
 from analysis.loss_curves import smoothed
-from analysis.style import ONE_COLUMN, arms_of, caption, colors, figure_parser, load_chosen, plt, save, seed_of
+from analysis.style import ONE_COLUMN, arms_of, caption, colors, cross, figure_parser, load_chosen, plt, save
 
 DASHES = ("-", "--", ":", "-.")
 # What --of names: the rows, the axis of what is seen of a loss in nats, and how it is made of it.
@@ -28,20 +29,24 @@ QUANTITIES: dict[str, tuple[str, str, str, Callable[[pd.DataFrame], pd.DataFrame
 }
 
 
-def by_arm(rows: pd.DataFrame, column: str, smooth: bool) -> dict[str, pd.DataFrame]:
-    """Of each arm the losses, by step (rows) and seed (columns)."""
-    names = arms_of(rows["label"])
-    arms: dict[str, dict[str, pd.Series]] = {}
-    for label, own in rows.groupby("label", sort=False):
-        losses = own.drop_duplicates("step", keep="last").set_index("step")[column]
-        arms.setdefault(names[label], {})[seed_of(label)] = smoothed(losses) if smooth else losses
-    return {arm: pd.DataFrame(runs) for arm, runs in arms.items()}
+def by_arm(rows: pd.DataFrame, runs: pd.DataFrame, column: str, smooth: bool) -> dict[str, pd.DataFrame]:
+    """Of each arm the losses, by step (rows) and seeds (columns). Raises ValueError for two of the same."""
+    names, seeds = arms_of(runs["label"]), [seed for seed in SEEDS if seed in runs]
+    curves = dict(list(rows.groupby("fingerprint")))
+    arms: dict[str, dict[tuple[int, ...], pd.Series]] = {}
+    for run in runs[runs["fingerprint"].isin(curves)].to_dict("records"):
+        losses = curves[run["fingerprint"]].drop_duplicates("step", keep="last").set_index("step")[column]
+        arm, own = names[run["label"]], tuple(run[seed] for seed in seeds)
+        if own in arms.setdefault(arm, {}):
+            raise ValueError(f"--runs: two runs of the arm {arm!r} have the same seeds; leave out one by --without")
+        arms[arm][own] = smoothed(losses) if smooth else losses
+    return {arm: pd.DataFrame(found) for arm, found in arms.items()}
 
 
-def draw(rows: pd.DataFrame, of: str, baseline: str | None = None, lost: Sequence[str] = ()) -> Figure:
-    """`lost`: fingerprints of the runs that have diverged. Raises ValueError: no arm has `baseline` in its name."""
+def draw(rows: pd.DataFrame, runs: pd.DataFrame, of: str, baseline: str | None = None) -> Figure:
+    """Raises ValueError where no arm has `baseline` in its name, and where an arm has two runs of the same seeds."""
     _, column, title, seen = QUANTITIES[of]
-    arms = by_arm(rows, column, smooth=of == "training_loss")
+    arms = by_arm(rows, runs, column, smooth=of == "training_loss")
     first = next((arm for arm in arms if baseline is None or baseline in arm.split()), None)
     if first is None:
         raise ValueError(f"--baseline: no arm has the word {baseline}; there are {'; '.join(arms)}")
@@ -51,8 +56,9 @@ def draw(rows: pd.DataFrame, of: str, baseline: str | None = None, lost: Sequenc
         if arm != first:
             shared = losses.columns.intersection(arms[first].columns)
             band(bottom, (losses[shared] - arms[first][shared]).dropna(how="all"), **stroke)
+    lost = runs.loc[runs["state"] == "diverged", "fingerprint"]
     for _, run in rows[rows["fingerprint"].isin(lost)].groupby("fingerprint"):
-        top.plot(run["step"].iloc[-1], seen(run[column]).iloc[-1], "x", color="black", markersize=5)
+        cross(top, run["step"], seen(run[column]), color="black", markersize=5)
     bottom.axhline(0, color="black", linewidth=0.6)
     bottom.set_title(f"less that of {first}", fontsize=7)
     top.set(ylabel=title)
@@ -85,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(arguments)
     rows, runs = load_chosen(options, chosen, QUANTITIES[chosen.of][0], "runs")
     try:
-        figure = draw(rows, chosen.of, chosen.baseline, list(runs.loc[runs["state"] == "diverged", "fingerprint"]))
+        figure = draw(rows, runs, chosen.of, chosen.baseline)
     except ValueError as error:
         options.error(str(error))
     save(figure, chosen.name, caption(rows, __doc__))

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.compare import mean
-from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, colors, figure_parser, load_ended, plt, save
 
 MODEL, NORM, RATE, LOSS = "choice.model", "choice.norm", "config.optimizer.lr", "validation_loss"
 # The training loss at the best rate, as section 4.1 prints it.
@@ -80,9 +80,8 @@ def best(runs: pd.DataFrame) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser(__file__, __doc__)
     chosen = options.parse_args(arguments)
-    (runs,) = load_chosen(options, chosen, "runs")
-    ended = runs[runs["state"].isin(["finished", "diverged"])]
-    save(draw(ended), chosen.name, f"{caption(ended, __doc__)}\n{best(ended)}")
+    (runs,) = load_ended(options, chosen, "runs")
+    save(draw(runs), chosen.name, f"{caption(runs, __doc__)}\n{best(runs)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, colors, make_figure, plt
+from analysis.style import ONE_COLUMN, colors, load_ended, make_figure, plt
 
 ARM = ["choice.precision", "choice.norm"]
 
@@ -29,7 +29,7 @@ def draw(runs: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "runs")
+    make_figure(__file__, __doc__, arguments, draw, "runs", query=load_ended)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from analysis import (
     mxnorm_figa3_spike_scores,
 )
 from analysis.claims import judged
-from analysis.compare import Mean, differing, mean, paired
+from analysis.compare import Mean, differing, ended, mean, paired
 from analysis.style import FIGURES, arm_of, load, parser, plt
 from mxstudy import results
 
@@ -97,7 +97,7 @@ def arms(runs: pd.DataFrame) -> str:
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
-        numbers = [short(mean(own[column]), column) for column in NUMBERS]
+        numbers = [short(mean(ended(own)[column]), column) for column in NUMBERS]
         rows.append([html.escape(str(arm)), states, *numbers])
     return table(["arm", "runs", *NUMBERS.values()], rows)
 

@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.compare import ended
 from mxstudy import results
 
 FIGURES = Path("figures")
@@ -120,6 +124,15 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
     return kept
 
 
+def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
+    """As load_chosen, of runs that have finished or diverged: what others have is no result yet."""
+    (runs,) = load_chosen(options, chosen, kind)
+    found = ended(runs)
+    if found.empty:
+        options.error("--runs: none of these has ended")
+    return [found]
+
+
 def chooses(label: str, chosen: argparse.Namespace) -> bool:
     """Whether the label has one of the words of --only for each of their keys, and none of --without."""
     words, keys = {*label.split()}, {word.partition("=")[0] for word in chosen.only}
@@ -176,8 +189,10 @@ def heading(arm: str) -> str:
     return re.sub(r"(?<==)[-+.\de]{5,}$", lambda number: f"{float(number[0]):.3g}", arm.replace(" ", "\n"), flags=re.M)
 
 
-def seed_of(label: str) -> str:
-    return " ".join(word for word in label.split() if word.startswith(SEEDS))
+def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
+    """Where a curve ends that has diverged: at its last finite value, for its last one seldom is."""
+    alive = np.isfinite(y)
+    axes.plot(x[alive].iloc[-1:], y[alive].iloc[-1:], "x", **style)
 
 
 def save_table(markdown: str, name: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,21 @@ from mxstudy.tracking.provenance import provenance
 SAME = ("commit", "torch", "gpu")  # of the provenance: what rows of one table have in common
 
 
+@functools.cache
+def code() -> str:
+    """sha256 of what is measured and of what measures it, as they stand: no commit says what was changed since."""
+    root = Path(__file__).parents[1]
+    files = sorted(file for package in ("benchmarks", "mxstudy") for file in (root / package).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 class Kept:
     """A line a row in a file beside the JSON `out`; those of other code or another GPU do not count."""
 
     def __init__(self, out: Path, device: torch.device) -> None:
         self.path = out.with_suffix(".jsonl")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.same = {key: provenance()[key] for key in SAME} | {"device": device.type}
+        self.same = {key: provenance()[key] for key in SAME} | {"code": code(), "device": device.type}
         self.where = self.same["gpu"] if device.type == "cuda" else "CPU"
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]  # the last may be cut off

@@ -254,11 +254,11 @@ def explain(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        names = [key for key in map(str, cause.parent_node) if key != "hydra" and not key.startswith("_")]
-        if not names and "." in cause.full_key:
-            return f"{cause.full_key}: is not there yet; write +{cause.full_key}=VALUE, with a plus"
-        names = names or list(groups())
-        return f"{cause.full_key}: no such key; {suggest(str(cause.key), names)}"
+        key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
+        if not names and "." in key:
+            return f"{key}: is not there yet; write +{key}=VALUE, with a plus"
+        own = [name for name in names if name != "hydra"] or list(groups())
+        return f"{key}: no such key; {suggest(str(cause.key), own)}"
     for pattern, advice in ADVICE.items():
         found = re.search(pattern, str(error))
         if found:

@@ -40,6 +40,7 @@ def training(runs: Path, arm: int) -> RunFolder:
             rows.append({"step": step, "probe": "activation_histograms", "values": sides | bounds})
         rows.append(training_row(step, loss=2 + 3 * math.exp(-step / 20) + draw.gauss(0, 0.05)))
     write_rows(folder, rows)
+    folder.update(state="finished")
     return folder
 
 
@@ -131,6 +132,16 @@ def test_spike_scores_are_a_point_a_run_by_arm(runs: Path, monkeypatch) -> None:
     points = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
     scores = [spike_score(list(load_metrics([folder])["loss"])) for folder in folders_of([runs])]
     assert [list(point) for point in points] == [[score] for score in scores]
+
+
+def test_spike_scores_of_runs_that_go_on_are_no_results(tmp_path: Path, monkeypatch, capsys) -> None:
+    training(tmp_path, 0).update(state="running")
+    with pytest.raises(SystemExit):
+        mxnorm_figa3_spike_scores.main(["--runs", str(tmp_path)])
+    assert "--runs: none of these has ended" in capsys.readouterr().err
+    training(tmp_path, 1)
+    (axes,) = drawn(mxnorm_figa3_spike_scores, monkeypatch, "--runs", str(tmp_path)).axes
+    assert len(axes.get_xticklabels()) == 1
 
 
 def test_norms_can_be_chosen_by_name(runs: Path, monkeypatch, capsys) -> None:

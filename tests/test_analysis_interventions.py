@@ -60,6 +60,21 @@ def test_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "figures/instability_fig04_interventions.png").stat().st_size > 10_000
 
 
+def test_forks_that_blow_up_stay_in_the_median(tmp_path: Path) -> None:
+    write(tmp_path, {"none": 0})
+    read = {kind: pd.read_parquet(tmp_path / f"known_{kind}.parquet") for kind in ("runs", "forks", "fork_metrics")}
+    metrics = read["fork_metrics"].merge(read["forks"][["fork", "seed", "step"]], on="fork", suffixes=("", "_of_fork"))
+    since = metrics.pop("step_of_fork").rsub(metrics["step"])
+    gone = (metrics.pop("seed") > 0) & (since == 20)
+    metrics.loc[gone, "loss"] = np.nan
+    metrics = metrics[~((metrics["fork"] % 4 > 0) & (since > 20))]
+    drawn = figure.draw(figure.judged(read["forks"], read["runs"]), metrics)
+    for axes in drawn.axes[:-1]:
+        values = np.asarray(axes.lines[0].get_ydata(), float)
+        assert np.isfinite(values[:20]).all()
+        assert np.isnan(values[20:]).all()  # three of four
+
+
 def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
     write(tmp_path, {"fp32": 0, "none": 2})
     read = {kind: pd.read_parquet(tmp_path / f"known_{kind}.parquet") for kind in ("runs", "forks", "fork_metrics")}

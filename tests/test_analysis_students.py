@@ -144,6 +144,13 @@ def measured(**columns: object) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def test_a_layer_s_several_gains_have_a_line_each() -> None:
+    names = ("layers.0.attention.qkv.norm.weight", "layers.0.up.norm.weight", "layers.1.up.norm.weight")
+    frame = measured(**{f"{name}/floor/overflow_fraction": 0.5 for name in names})
+    gains = instability_fig03_overflow.rows_of(frame)[0]
+    assert list(gains.lines) == ["layer 0, qkv", "layer 0, up", "layer 1"]
+
+
 def test_fractions_in_the_last_bin_are_percent_by_layer_or_over_layers() -> None:
     places = {"up.norm.weight": (0.5, 1.0), "up.input": (0.01, 0.02), "down.input": (0.01, 0.01), "output": (0.0, 0.1)}
     places |= {"up.weight": (0.2, 0.2), "down.weight": (0.3, 0.1)}

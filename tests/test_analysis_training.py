@@ -82,8 +82,19 @@ def compared() -> pd.DataFrame:
     return pd.concat([curve(f"model=x precision={arm} seed={seed}", o) for (arm, seed), o in offsets.items()])
 
 
-def test_differences_are_paired_by_seed() -> None:
-    top, bottom = loss_comparison.draw(compared(), "training_loss", "precision=bf16").axes
+def of_seeds(rows: pd.DataFrame, *lost: str) -> pd.DataFrame:
+    """Their runs, whose labels need not name a seed."""
+    runs = rows.drop_duplicates("fingerprint")[["fingerprint", "label"]]
+    seeds = runs["fingerprint"].str.extract(r"seed=(\d)", expand=False).astype(int)
+    return runs.assign(**{"config.seed": seeds}, state=np.where(runs["fingerprint"].isin(lost), "diverged", "finished"))
+
+
+@pytest.mark.parametrize("labels_have_seeds", [True, False])
+def test_differences_are_paired_by_seed(labels_have_seeds: bool) -> None:
+    rows = compared()
+    if not labels_have_seeds:
+        rows["label"] = rows["label"].str.replace(r" seed=\d", "", regex=True)
+    top, bottom = loss_comparison.draw(rows, of_seeds(rows), "training_loss", "precision=bf16").axes
     assert [line.get_label() for line in top.lines] == ["precision=bf16", "precision=mxfp8"]
     assert bottom.get_title() == "less that of precision=bf16"
     assert np.allclose(bottom.lines[0].get_ydata(), 0.2)
@@ -94,15 +105,34 @@ def test_differences_are_paired_by_seed() -> None:
 def test_perplexities_are_of_validations_and_a_diverged_run_ends_in_a_cross() -> None:
     rows = compared().rename(columns={"loss": "validation_loss"})
     lost = "model=x precision=mxfp8 seed=1"
-    top, _ = loss_comparison.draw(rows, "validation_perplexity", None, [lost]).axes
+    top, _ = loss_comparison.draw(rows, of_seeds(rows, lost), "validation_perplexity").axes
     first, second = np.exp(5.0), np.exp(6.0)
     assert top.lines[0].get_ydata()[0] == pytest.approx((first + second) / 2)
     assert top.lines[-1].get_xydata().tolist() == [[STEPS - 1, pytest.approx(np.exp(5 - 0.05 * 49 + 1.3))]]
 
 
+@pytest.mark.parametrize("last", [np.nan, np.inf])
+def test_a_run_that_ends_without_a_number_has_its_cross_where_it_had_one(last: float) -> None:
+    rows = compared()
+    lost = "model=x precision=mxfp8 seed=1"
+    rows.loc[(rows["fingerprint"] == lost) & (rows["step"] == STEPS - 1), "loss"] = last
+    top, _ = loss_comparison.draw(rows, of_seeds(rows, lost), "training_loss").axes
+    assert top.lines[-1].get_xydata().tolist() == [[STEPS - 2, pytest.approx(5 - 0.05 * 48 + 1.3)]]
+    runs = of_seeds(rows, lost).assign(parameters=[16, 32, 64, 128])
+    *panels, _ = loss_and_gradient_norm.draw(runs, rows).axes
+    crosses = [axes.lines[-1].get_xydata().tolist() for axes in (panels[1], panels[3])]
+    assert crosses == [[[32 * (STEPS - 1), pytest.approx(5 - 0.05 * 48 + 1.3)]], [[32 * STEPS, pytest.approx(3.3)]]]
+
+
+def test_two_runs_of_one_arm_and_seed_are_refused() -> None:
+    rows = pd.concat([compared(), curve("model=x precision=bf16 seed=1", 2.0, fingerprint="again seed=1")])
+    with pytest.raises(ValueError, match="two runs of the arm 'precision=bf16' have the same seeds"):
+        loss_comparison.draw(rows, of_seeds(rows), "training_loss")
+
+
 def test_a_baseline_that_is_no_arm_is_refused() -> None:
     with pytest.raises(ValueError, match="no arm has the word bf15; there are precision=bf16; precision=mxfp8"):
-        loss_comparison.draw(compared(), "training_loss", "bf15")
+        loss_comparison.draw(compared(), of_seeds(compared()), "training_loss", "bf15")
 
 
 def test_arms_of_one_colour_have_other_dashes() -> None:

@@ -45,6 +45,13 @@ def test_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "over_compiled_rmsnorm" in capsys.readouterr().out
 
 
+def test_rows_of_changed_code_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Kept(tmp_path / "x.json", CPU).add({"us": 1.0})
+    assert Kept(tmp_path / "x.json", CPU).rows == [{"us": 1.0}]
+    monkeypatch.setattr("benchmarks.kept.code", lambda: "of a kernel that is being written")
+    assert Kept(tmp_path / "x.json", CPU).rows == []
+
+
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_all_arms_compute_the_same(name: str) -> None:
     """But for last bits of x / rms, which move some values; MXNorm estimates the RMS within a few per cent."""

@@ -101,6 +101,27 @@ def test_near_the_baseline_beyond_it_or_open(losses: list[float], state: str) ->
     assert verdicts(frame)["p=2 ends within 0.03 nats of RMSNorm at small scale"] == state
 
 
+def test_runs_that_go_on_are_not_judged() -> None:
+    frame = runs([*arms("rmsnorm", [2.0, 2.0, 2.0]), *arms("mxnorm_p2", [2.9, 2.9, 2.9], state="running")])
+    says = "p=2 ends within 0.03 nats of RMSNorm at small scale"
+    assert verdicts(frame.assign(state=frame["state"].fillna("finished")))[says] == NOT_RUN
+
+
+def test_arms_that_hold_several_settings_are_not_judged() -> None:
+    """Half of the MXFP8 runs would keep the claim, half would not: their mean says nothing about either."""
+    rows = [
+        {"norm": "rmsnorm", "seed": seed, "loss": loss, "precision": precision, "rule": rule}
+        for precision, rule, loss in (("bf16", "rceil", 2.0), ("mxfp8", "rceil", 2.001), ("mxfp8", "floor", 2.2))
+        for seed in (0, 1)
+    ]
+    frame = runs(rows)
+    frame["config.precision.scale_rule"] = frame["rule"]
+    (found,) = [v for claim, v in judged(frame) if claim.says == "MXFP8 ends within 0.01 nats of bf16"]
+    assert (found.state, found.evidence) == (UNCLEAR, "precision.scale_rule differs within an arm")
+    (found,) = [v for claim, v in judged(frame[frame["rule"] == "rceil"]) if claim.says.startswith("MXFP8 ends")]
+    assert found.state == REPRODUCED
+
+
 @pytest.mark.parametrize(
     ("scores", "state"), [([30.0, 31.0, 32.0], REPRODUCED), ([1.0, 2.0, 1.5], NOT), ([5.0, 30.0, 9.0], UNCLEAR)]
 )

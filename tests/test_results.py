@@ -23,7 +23,7 @@ from mxstudy.results import (
     read_table,
     write_table,
 )
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import RunFolder, State
 
 NAMES = {"a" * 12: "norm=rmsnorm", "b" * 12: "norm=mxnorm_p2"}
 
@@ -76,6 +76,16 @@ def test_a_divergence_is_flagged(tmp_path: Path) -> None:
     run = load_runs([folder]).iloc[0]
     assert (run["state"], run["spike_score_cut"], run["spikes"]) == ("diverged", True, 1)
     assert math.isnan(run["loss"])
+
+
+@pytest.mark.parametrize("state", ["running", "diverged", "failed"])
+def test_only_a_finished_run_has_a_final_validation_loss(state: State, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    write_rows(folder, [training_row(0), {"step": 0, "validation_loss": 4.5}])
+    folder.update(state=state)
+    run = load_runs([folder]).iloc[0]
+    assert math.isnan(run["validation_loss"])
+    assert run["best_validation_loss"] == 4.5
 
 
 def test_metrics_are_each_steps_last_segment(folders: list[RunFolder]) -> None:

@@ -15,6 +15,7 @@ from mxstudy.data.hashes import sha256_once
 from mxstudy.reader import ConfigError, require
 
 Rows = list[dict[str, Any]]
+SHOTS = "shots"  # the split of a user's solved examples, which no hub has
 
 
 class DataMissing(ConfigError):
@@ -41,16 +42,13 @@ def identity(name: str, path: str, subset: str | None, split: str, folder: Path 
 
 
 def file_of(name: str, split: str, folder: Path) -> Path:
-    require(folder.is_dir(), f"evaluation.data_dir: {folder} is no folder")
+    option = "evaluation.shots_dir" if split == SHOTS else "evaluation.data_dir"
+    require(folder.is_dir(), f"{option}: {folder} is no folder")
     found = [file for file in sorted(folder.glob(f"{name}.{split}*")) if reader_of(file)]
     if not found:
-        raise DataMissing(
-            f"evaluation.data_dir: {folder} has no {name}.{split}*.jsonl, .jsonl.gz or .parquet; without data_dir the "
-            "rows come from the Hugging Face hub"
-        )
-    require(
-        len(found) == 1, f"evaluation.data_dir: {folder} has more than one {name}.{split}: {', '.join(map(str, found))}"
-    )
+        hub = "" if split == SHOTS else "; without data_dir the rows come from the Hugging Face hub"
+        raise DataMissing(f"{option}: {folder} has no {name}.{split}*.jsonl, .jsonl.gz or .parquet{hub}")
+    require(len(found) == 1, f"{option}: {folder} has more than one {name}.{split}: {', '.join(map(str, found))}")
     return found[0]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mxstudy.config import Evaluation
 from mxstudy.data import evaluation_sets
-from mxstudy.data.evaluation_sets import DataMissing, Rows, load_rows
+from mxstudy.data.evaluation_sets import SHOTS, DataMissing, Rows, load_rows
 from mxstudy.evaluation.olmes import TASKS, subset
 from mxstudy.evaluation.templates import Question, describe_mmlu, with_shots
 from mxstudy.reader import require, suggest
@@ -107,4 +107,4 @@ def shots_place(name: str, settings: Evaluation) -> tuple[str, str | None]:
             f"evaluation.shots: {name} has none of its own; evaluation.shots_dir= names a folder with "
             f"{name}.shots.jsonl"
         )
-    return "shots", settings.shots_dir
+    return SHOTS, settings.shots_dir

@@ -112,9 +112,10 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
     steps = [row for row in rows if "loss" in row]
     losses = [row["loss"] for row in steps]
     validations = pd.Series([row["validation_loss"] for row in rows if "validation_loss" in row], dtype=float)
+    is_finished = folder.status().state == "finished"  # else the last validation is not that of the trained model
     figures = {
         "loss": losses[-1] if losses else math.nan,
-        "validation_loss": validations.iloc[-1] if len(validations) else math.nan,
+        "validation_loss": validations.iloc[-1] if is_finished and len(validations) else math.nan,
         "best_validation_loss": validations.min(),
         **{key: next((row[key] for row in rows if key in row), math.nan) for key in STARTS},
         "spike_score": spike_score(losses),

@@ -61,6 +61,10 @@ def test_shots(tmp_path: Path) -> None:
     write(tmp_path, "piqa.validation.jsonl", [piqa(3)])
     with pytest.raises(ConfigError, match=r"piqa has none of its own; evaluation.shots_dir= names .* piqa.shots.jsonl"):
         build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path)))
+    for place, says in (("nowhere", "nowhere is no folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
+        settings = Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path / place))
+        with pytest.raises(ConfigError, match=rf"^evaluation\.shots_dir: .*{says}"):
+            build_questions("piqa", "cf", settings)
     write(tmp_path, "piqa.shots.jsonl", [piqa(0)])
     with pytest.raises(ConfigError, match=r"2 were asked for, piqa.shots has 1"):
         build_questions("piqa", "cf", Evaluation(shots=2, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
