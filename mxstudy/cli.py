@@ -87,7 +87,10 @@ def main() -> None:
         print(usage())
         return
     if words & LAUNCHED:
-        sys.exit(after_launch(arguments))
+        try:
+            sys.exit(after_launch(arguments))
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
     register()

@@ -159,6 +159,18 @@ def test_every_choice_of_the_students_is_valid(choice: str) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("experiment", cli.groups()["experiment"])
+def test_probes_can_be_turned_off_by_one_choice(experiment: str) -> None:
+    """An experiment chooses its probes, and sets none of their values itself."""
+    chosen = compose_job(f"+experiment={experiment}").choices.get("probe")
+    if chosen is None:
+        return
+    none = "student_none" if chosen.startswith("student_") else "none"
+    probes = compose_job(f"+experiment={experiment}", f"probe={none}").values["probe"]
+    assert {name for name, settings in probes.items() if settings["every_steps"]} == set()
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("choice", GROUPS["intervention"])
 def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list[str]]) -> None:
     validated(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))

@@ -44,44 +44,55 @@ class Decoder:
             self.init == "llama" or self.init_std == 0.02,
             f"init_std: {self.init} takes its own from the fan-in; leave it at 0.02, not {self.init_std}",
         )
+        require(self.init_std >= 0, f"init_std: must not be negative, not {self.init_std}")
+        require(self.rope_theta > 0, f"rope_theta: must be positive, not {self.rope_theta}")
 
 
 @schema
-class RMSNorm:
+class AnyNorm:
+    """`eps`: keeps what is divided by from 0."""
+
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, f"eps: must not be negative, not {self.eps}")
+
+
+@schema
+class RMSNorm(AnyNorm):
     """`fold_gain`: multiply the gain into the following weight, as MXNorm does (the control that isolates folding)."""
 
     kind: Literal["rmsnorm"] = "rmsnorm"
-    eps: float = 1e-5
     fold_gain: bool = False
 
 
 @schema
-class LayerNorm:
+class LayerNorm(AnyNorm):
     """`bias`: added after the gain. `affine`: whether there is a gain, else it is 1 (instability paper, figure 12)."""
 
     kind: Literal["layernorm"] = "layernorm"
-    eps: float = 1e-5
     bias: bool = False
     affine: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.affine or not self.bias, "bias: without affine a norm has no parameters; set it to false")
 
 
 @schema
-class MXNorm:
+class MXNorm(AnyNorm):
     """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); its gain is always folded."""
 
     kind: Literal["mxnorm"] = "mxnorm"
     p: float
-    eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.p < float("inf"), f"p: the exponent of the p-mean must be positive and finite, not {self.p}")
 
 
 @schema
-class PostRoundMXNorm:
+class PostRoundMXNorm(AnyNorm):
     """RMS estimated from the block scales after their rounding, by `precision.scale_rule` for `format`.
 
     MXNorm paper, appendix K; its gain is always folded.
@@ -89,7 +100,6 @@ class PostRoundMXNorm:
 
     kind: Literal["mxnorm_postround"] = "mxnorm_postround"
     format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"
-    eps: float = 1e-5
 
 
 Norm = RMSNorm | LayerNorm | MXNorm | PostRoundMXNorm

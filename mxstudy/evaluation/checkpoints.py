@@ -16,8 +16,8 @@ from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.reader import ConfigError, read, require
-from mxstudy.tracking.folder import RunFolder, named_run
-from mxstudy.train.checkpoint import PREFIX, load_weights, read_about
+from mxstudy.tracking.folder import CHECKPOINT, RunFolder, named_run
+from mxstudy.train.checkpoint import load_weights, read_about
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find(text: str, runs_dir: Path) -> Path:
 
 
 def newest(run: RunFolder) -> Path:
-    latest = max(run.checkpoints.glob(f"{PREFIX}*"), default=None)
+    latest = max(run.checkpoints.glob(f"{CHECKPOINT}*"), default=None)
     if latest is None:
         raise ConfigError(f"checkpoint: {run.path} has none yet; it is {run.status().state}")
     return latest

@@ -14,7 +14,7 @@ import torch
 from mxstudy.evaluation.checkpoints import Trained, load
 from mxstudy.evaluation.scorer import Row, Scored, Scorer
 from mxstudy.reader import require
-from mxstudy.train.runtime import configure_torch
+from mxstudy.train.runtime import configure_torch, gpus_there
 
 Found = list[tuple[int, Scored]]
 
@@ -25,7 +25,7 @@ def devices_of(device: torch.device, processes: int) -> list[torch.device]:
     """One for each process. Raises ConfigError where there are not so many GPUs."""
     if device.type == "cpu":
         return [device] * processes
-    there = torch.cuda.device_count()
+    there = gpus_there()
     require(processes <= there, f"processes: {processes} were asked for, and there are {there} GPUs")
     return [torch.device("cuda", number) for number in range(processes)]
 

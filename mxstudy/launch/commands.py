@@ -14,15 +14,17 @@ import yaml
 from mxstudy.config import Local, Slurm, read_launcher
 from mxstudy.launch import queues, remote
 from mxstudy.launch.freeze import one_at_a_time
-from mxstudy.launch.observe import Seen, look, observe
+from mxstudy.launch.observe import DONE, Seen, look, observe
 from mxstudy.launch.plan import Job
 from mxstudy.launch.queues import Queues
+from mxstudy.launch.ranks import gpus_per_node
 from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, read, require, suggest
 from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.train.runtime import planned_for
 
 SETTING = "hydra.launcher."
 RETRIED = ("failed", "preempted")
@@ -74,20 +76,23 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
     """What failed or was preempted, and waits in no queue, goes back into the one that it was in, with today's code."""
     with one_at_a_time(runs_dir):
         again = [seen for seen in observed(folders) if seen.state in RETRIED and not seen.in_flight]
-        groups: dict[tuple[Local | Slurm, str], list[Job]] = defaultdict(list)
+        groups: dict[tuple[Local | Slurm, str], list[RunFolder]] = defaultdict(list)
         for seen in again:
             if seen.ticket:
-                groups[changed(seen.ticket.settings, changes), seen.ticket.cwd].append(job_of(seen.folder))
+                groups[changed(seen.ticket.settings, changes), seen.ticket.cwd].append(seen.folder)
             else:
-                say(f"left alone: {seen.folder.path} ran inline; its command, run again, goes on with it")
-        for (settings, cwd), jobs in groups.items():
+                never = (seen.status.reason or "").startswith(remote.NOT_SUBMITTED)
+                how = "was never submitted" if never else "ran inline"
+                say(f"left alone: {seen.folder.path} {how}; its command, run again, goes on with it")
+        jobs = {place: jobs_of(own, *place) for place, own in groups.items()}  # all are known before one is submitted
+        for (settings, cwd), own_jobs in jobs.items():
             with chdir(cwd):
-                remote.submit(jobs, settings)
-    retried = [RunFolder(job.folder) for jobs in groups.values() for job in jobs]
+                remote.submit(own_jobs, settings)
+    retried = [RunFolder(job.folder) for own_jobs in jobs.values() for job in own_jobs]
     if retried:
         show(retried)
     say(f"{len(retried)} of {len(folders)} runs submitted again")
-    return int(any(seen.state != "finished" for seen in wait_for(retried))) if wait and retried else 0
+    return int(any(seen.state not in DONE for seen in wait_for(retried))) if wait and retried else 0
 
 
 Command = Callable[[Sequence[RunFolder], Path, Mapping[str, Any], bool], int]
@@ -111,6 +116,13 @@ def changed(settings: Local | Slurm, changes: Mapping[str, Any]) -> Local | Slur
     return now
 
 
+def jobs_of(folders: Sequence[RunFolder], settings: Local | Slurm, cwd: str) -> list[Job]:
+    """As they will be where they run, from where they were submitted."""
+    absolute = [RunFolder(folder.path.absolute()) for folder in folders]
+    with planned_for(gpus_per_node(settings)), chdir(cwd):
+        return [job_of(folder) for folder in absolute]
+
+
 def job_of(folder: RunFolder) -> Job:
     """The job that the run was, from its folder. Raises ConfigError where today's code cannot run it."""
     config: Any = folder.config()
@@ -119,7 +131,7 @@ def job_of(folder: RunFolder) -> Job:
     return Job(
         config,
         known.fingerprint,
-        folder.path.absolute(),
+        folder.path,
         label=asked["label"],
         overrides=tuple(asked["overrides"]),
         choices=asked["choices"],

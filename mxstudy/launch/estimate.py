@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mxstudy.config import Inline, Launcher, Pretrain, StudentTeacher
-from mxstudy.launch import local, ranks
+from mxstudy.launch import ranks
 from mxstudy.launch.plan import Job
 from mxstudy.launch.table import aligned
 from mxstudy.numerics.ranks import world_size
@@ -62,12 +62,11 @@ def columns(of: Cost) -> list[str]:
 
 def gpus_of(job: Job, settings: Launcher) -> int:
     """Inline one for each of the processes that were started together, where there is any."""
-    if isinstance(settings, Inline):
+    gpus = ranks.gpus_per_node(settings)
+    if isinstance(settings, Inline) or gpus is None:
         return world_size() if torch.cuda.is_available() else 0
     ranks.tasks_per_node(job.config.study, settings)
-    if settings.kind == "local":
-        return local.share(settings)[0]
-    return settings.nodes * settings.gpus_per_node
+    return getattr(settings, "nodes", 1) * gpus
 
 
 def cost(job: Job, gpus: int) -> Cost:
@@ -79,7 +78,8 @@ def cost(job: Job, gpus: int) -> Cost:
 
 
 def steps_done(job: Job) -> int:
-    return RunFolder(job.folder).status().step if job.state == "resume" else 0
+    """Those of its newest checkpoint, from which it goes on."""
+    return max(RunFolder(job.folder).checkpoint_steps(), default=0) if job.state == "resume" else 0
 
 
 def of_pretraining(config: Pretrain, steps: int, gpus: int) -> Cost:

@@ -92,7 +92,8 @@ def told(job: Job) -> signal.Signals | None:
 def stopped(job: Job, number: int, total: int) -> int:
     caught = told(job) or signal.SIGTERM
     where = "after" if job.state in DONE else "from"
-    say(f"stopped by {caught.name} in job {number} of {total}; the same command goes on {where} {job.folder}")
+    command = "the same command" + (", without rerun=true," if job.config.rerun else "")
+    say(f"stopped by {caught.name} in job {number} of {total}; {command} goes on {where} {job.folder}")
     return 128 + caught
 
 
@@ -106,6 +107,8 @@ def remark(job: Job) -> str:
     status = folder.status()
     if job.state == "resume":
         was = "killed" if status.state == "running" else status.state
-        return f"  goes on: was {was} at step {status.step} of {status.steps}"
+        what = f"goes on: was {was} at step {status.step}" + (f" of {status.steps}" if status.steps else "")
+    else:
+        what = f"skipped: {job.state}"
     changed = differences(folder)
-    return f"  skipped: {job.state}" + (f" ({changed})" if changed else "")
+    return f"  {what}" + (f" ({changed})" if changed else "")

@@ -158,8 +158,7 @@ def start(plan: Plan, job_id: str, devices: list[str]) -> list[subprocess.Popen[
     command = f"exec {shlex.join([sys.executable, '-um', 'mxstudy.launch', 'work', plan.folders[job_id]])}"
     shell = ["bash", "-c", "\n".join(["set -e", *plan.setup, command])]
     environment = dict(os.environ)
-    if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)  # of a job without a GPU none
     if plan.threads:
         environment["OMP_NUM_THREADS"] = str(plan.threads)
     port, processes = free_port(), []

@@ -19,6 +19,7 @@ from mxstudy.reader import ConfigError, require
 from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
+from mxstudy.train.runtime import is_planned, resolve_device
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,19 @@ def validate(composed: Sequence[Composed]) -> Iterator[Any]:
                 raise one.values
             config: Any = read_run(one.values)
             CHECKS[config.study].check(config)
-            yield config
+            yield pinned(config)
         except ConfigError as error:
             yield error
+
+
+def pinned(config: Any) -> Any:
+    """What runs elsewhere runs on the kind of device that its fingerprint has, or not at all."""
+    if hasattr(config, "train") and is_planned():
+        device = resolve_device(config.train.device).type
+        return replace(config, train=replace(config.train, device=device))
+    if hasattr(config, "device") and is_planned():
+        return replace(config, device=resolve_device(config.device, "device").type)
+    return config
 
 
 def compare(job: Job, queues: Queues | None = None) -> Job:
@@ -159,6 +170,7 @@ def claim(job: Job) -> RunFolder:
     if job.state == "resume":
         folder = RunFolder(job.folder)
         drop_ticket(folder)
+        folder.go_on(job.config, provenance())
         folder.update(mlflow_parent_id=job.parent_id)
         return folder
     if job.replaces is not None:
@@ -176,8 +188,13 @@ def move_aside(folder: Path) -> Path:
     return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
 
 
+def newest_aside(folder: Path) -> Path:
+    return max(folder.parent.glob(f"{folder.name}.old-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
 def differences(folder: RunFolder) -> str:
     """In which of commit, torch version and GPU that run differs from one started now; '' if in none."""
-    then, now = folder.provenance(), provenance()
+    about, now = folder.provenance(), provenance()
+    then = [about, *about.get("resumed", [])][-1]
     changed = [key for key in ("commit", "torch", "gpu") if then.get(key) != now.get(key)]
     return ", ".join(f"{key} {then.get(key)} then, {now.get(key)} now" for key in changed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mxstudy.config.launcher import Local, Slurm
+from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
+from mxstudy.launch import local
 from mxstudy.launch.plan import Job
 from mxstudy.numerics.ranks import world_size
 from mxstudy.reader import require
@@ -14,6 +15,13 @@ from mxstudy.studies.checks import pretrain
 # A task each, or all in one process that shares the work out itself.
 TASK_EACH, ONE_TASK, ONE_GPU = "a task each", "one task", "one GPU"
 USES = {"pretrain": TASK_EACH, "evaluate": ONE_TASK, "perplexity": ONE_TASK}
+
+
+def gpus_per_node(settings: Launcher) -> int | None:
+    """Of each job; None: it runs in this process, with what this machine has. Raises ConfigError."""
+    if isinstance(settings, Inline):
+        return None
+    return local.share(settings)[0] if isinstance(settings, Local) else settings.gpus_per_node
 
 
 def tasks_per_node(study: str, settings: Local | Slurm) -> int:

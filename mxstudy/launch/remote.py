@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +16,17 @@ from mxstudy.launch import local, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
 from mxstudy.launch.observe import DONE
-from mxstudy.launch.plan import Job, claim, compare
+from mxstudy.launch.plan import Job, claim, compare, newest_aside
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.ranks import check_asked, tasks_per_node
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.table import show, wait_for
-from mxstudy.launch.ticket import Ticket
+from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
+NOT_SUBMITTED = "not submitted"
 SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
 
@@ -61,6 +63,7 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
     for tasks, group in groups.items():
         runs_dir = Path(group[0].config.runs_dir)
         launch, code = new_launch(runs_dir), freeze_code(runs_dir)
+        before = [put_back(job) for job in group]
         folders = [claim(job) for job in group]
         for job, folder in zip(group, folders, strict=True):
             if job.state == "resume":  # what is new is queued as it is made
@@ -75,6 +78,22 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
                 )
                 ticket.write(left.pop(0))
         except ConfigError as error:
-            for folder in left:
-                folder.update(state="failed", reason=f"not submitted: {error}")
+            for folder, undo in zip(left, before[-len(left) :], strict=True):
+                folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {error}")
+                undo()
             raise
+
+
+def put_back(job: Job) -> Callable[[], None]:
+    """What undoes `claim` where no queue takes the job: its earlier ticket, or the run that it replaced, is back."""
+    folder = RunFolder(job.folder)
+    ticket = ticket_of(folder) if job.state == "resume" else None
+
+    def undo() -> None:
+        if ticket:
+            ticket.write(folder)
+        if job.replaces is not None:
+            shutil.rmtree(job.folder)
+            newest_aside(job.replaces).rename(job.replaces)
+
+    return undo

@@ -9,9 +9,10 @@ from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
 from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, plan
-from mxstudy.launch.ranks import check_started
+from mxstudy.launch.ranks import check_started, gpus_per_node
 from mxstudy.numerics.ranks import on_first_rank
 from mxstudy.train.process_group import met
+from mxstudy.train.runtime import planned_for
 
 # By the type of their settings: planned jobs, and those settings, to an exit code.
 LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
@@ -26,7 +27,7 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
 
     Of several processes that were started together, by torchrun say, the first plans, and tells the others.
     """
-    with met():
+    with met(), planned_for(gpus_per_node(launcher)):
         jobs = on_first_rank(lambda: plan(compose()))
         check_started(jobs)
         if any(job.config.dry_run for job in jobs):

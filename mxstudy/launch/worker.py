@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from mxstudy.launch.observe import is_alive
 from mxstudy.launch.queues import is_being_preempted
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.studies import STUDIES
-from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked, replace_file
+from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.process_group import find_place
 
@@ -118,9 +117,9 @@ def wait_for_the_last_owner(folder: RunFolder) -> None:
 
 def note_the_machine(folder: RunFolder) -> None:
     """provenance.json was written where the run was submitted: commit and command are from there, this is from here."""
-    here = provenance()
-    machine = {key: here[key] for key in OF_THE_MACHINE}
-    replace_file(folder.path / "provenance.json", json.dumps(folder.provenance() | machine, indent=2))
+    here, about = provenance(), folder.provenance()
+    [about, *about.get("resumed", [])][-1].update({key: here[key] for key in OF_THE_MACHINE})
+    folder.set_provenance(about)
 
 
 def requeue(told: str) -> None:

@@ -52,11 +52,11 @@ def why_not_native(gemms: Gemms, cast: BlockCast, compute: torch.dtype, device: 
     """What keeps those GEMMs from the hardware's MX GEMM on that device; None if nothing does."""
     if device.type != "cuda":
         return f"it needs CUDA with compute capability 10.0 (SM100) or later, and the device is {device.type}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < CAPABILITY:
-        major, minor = capability
-        name = torch.cuda.get_device_name(device)
-        return f"it needs compute capability 10.0 (SM100) or later, and {name} has {major}.{minor}"
+    if torch.cuda.is_available():  # else the job is planned here and runs elsewhere, where this is asked again
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < CAPABILITY:
+            name = torch.cuda.get_device_name(device)
+            return f"it needs compute capability 10.0 (SM100) or later, and {name} has {major}.{minor}"
     return why_not_torchao(gemms, cast, compute)
 
 

@@ -20,10 +20,10 @@ from mxstudy.studies.ending import end_mirrored
 from mxstudy.studies.summary import short
 from mxstudy.studies.tables import markdown, show
 from mxstudy.tracking.columns import read_columns
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.sweep import Summary
-from mxstudy.train.checkpoint import PREFIX, Checkpoints
+from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.forks import (
     ForkPoint,
     changed,
@@ -78,10 +78,10 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
 def load_latest(parent: RunFolder, of_parent: StudentTeacher, stack: Stack, before: int) -> None:
     """The parent's last checkpoint before that step; without one it begins at step 0."""
     checkpoints = Checkpoints(parent.checkpoints, parent.status().fingerprint, plain(of_parent), keep_last=1)
-    steps = [int(path.name.removeprefix(PREFIX)) for path in parent.checkpoints.glob(f"{PREFIX}*")]
+    steps = parent.checkpoint_steps()
     usable = [step for step in steps if step <= before]
     if usable:
-        checkpoints.load(parent.checkpoints / f"{PREFIX}{max(usable):08d}", stack.named_state())
+        checkpoints.load(parent.checkpoints / f"{CHECKPOINT}{max(usable):08d}", stack.named_state())
 
 
 def forks_table(

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import sync_file
 
 PREFIX = "steps_"
@@ -23,7 +24,7 @@ NAMES = ("loss", "grad_norm")
 ROWS = 500  # steps that are kept in memory at most
 
 
-class ColumnsError(RuntimeError):
+class ColumnsError(ConfigError):
     """A columnar journal that cannot be read, or lacks steps."""
 
 

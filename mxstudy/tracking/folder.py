@@ -32,6 +32,7 @@ STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 SHORTEST_PREFIX = 6  # of them, that name a run
+CHECKPOINT = "step_"  # begins the names of checkpoints, the step in eight digits
 
 # What MLflow gets of it.
 ARTIFACTS = (
@@ -96,6 +97,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def checkpoint_steps(self) -> list[int]:
+        names = (path.name.removeprefix(CHECKPOINT) for path in self.checkpoints.glob(f"{CHECKPOINT}*"))
+        return sorted(int(step) for step in names if step.isdecimal())
+
     def artifacts(self) -> list[Path]:
         """Everything that says what this run was and found, its journal too; checkpoints stay where they are."""
         return sorted(path for pattern in ARTIFACTS for path in self.path.glob(pattern))
@@ -113,6 +118,16 @@ class RunFolder:
             (path / "provenance.json").write_text(json.dumps(provenance, indent=2))
             folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
         return folder
+
+    def go_on(self, config: schemas.Run, provenance: dict[str, Any]) -> None:
+        """Before an unfinished run is resumed: the code may be another now, and what changes no number of it."""
+        values = plain(config) | {"experiment": self.config().experiment}  # whose folder it is in
+        replace_file(self.config_path, yaml.dump(values, Dumper=DUMPER, sort_keys=False))
+        about = self.provenance()
+        self.set_provenance(about | {"resumed": [*about.get("resumed", []), provenance]})
+
+    def set_provenance(self, about: dict[str, Any]) -> None:
+        replace_file(self.path / "provenance.json", json.dumps(about, indent=2))
 
     def config(self) -> schemas.Run:
         try:

@@ -25,12 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from mxstudy.numerics.ranks import is_first, on_first_rank
-from mxstudy.tracking.folder import sync_file
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import CHECKPOINT, sync_file
 
-PREFIX, PINNED = "step_", "pinned"
+PINNED = "pinned"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ConfigError):
     """A checkpoint that could not be written or read; what was there before is untouched."""
 
 
@@ -52,7 +53,7 @@ class Checkpoints:
 
         All ranks must call it, each with its parts of the tensors.
         """
-        path = self.folder / f"{PREFIX}{step:08d}"
+        path = self.folder / f"{CHECKPOINT}{step:08d}"
         if on_first_rank(path.exists):
             return path  # a step that diverges has had its checkpoint
         try:
@@ -69,7 +70,7 @@ class Checkpoints:
         return path
 
     def _newest(self) -> Path | None:
-        return max(self.folder.glob(f"{PREFIX}*"), default=None)
+        return max(self.folder.glob(f"{CHECKPOINT}*"), default=None)
 
     def _begin(self, path: Path) -> Path:
         """An empty folder, under the name that a checkpoint has until it is whole."""
@@ -79,7 +80,7 @@ class Checkpoints:
         return temporary
 
     def _clear(self, ignore_errors: bool = False) -> None:
-        for partial in self.folder.glob(f".{PREFIX}*"):
+        for partial in self.folder.glob(f".{CHECKPOINT}*"):
             shutil.rmtree(partial, ignore_errors)
 
     def _finish(self, temporary: Path, path: Path, step: int) -> None:
@@ -90,7 +91,7 @@ class Checkpoints:
         sync_file(self.folder)
 
     def _drop_old(self) -> None:
-        for old in sorted(self.folder.glob(f"{PREFIX}*"))[: -self.keep_last]:
+        for old in sorted(self.folder.glob(f"{CHECKPOINT}*"))[: -self.keep_last]:
             if not (old / PINNED).exists():
                 shutil.rmtree(old)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -21,11 +23,37 @@ PEAK_FLOPS = {
 }
 
 
+_planned_gpus: int | None = None  # of a job on another machine; None: it will run in this process
+
+
+@contextmanager
+def planned_for(gpus: int | None) -> Iterator[None]:
+    """What is resolved meanwhile is resolved for a job that has so many GPUs of a node, whatever this machine has."""
+    global _planned_gpus
+    before, _planned_gpus = _planned_gpus, gpus
+    try:
+        yield
+    finally:
+        _planned_gpus = before
+
+
+def is_planned() -> bool:
+    """For another machine, or other processes of this one."""
+    return _planned_gpus is not None
+
+
+def gpus_there() -> int:
+    """Of this machine, or of the job that is planned."""
+    return torch.cuda.device_count() if _planned_gpus is None else _planned_gpus
+
+
 def resolve_device(wanted: str, key: str = "train.device") -> torch.device:
     """auto is CUDA where there is one. Raises ConfigError, with the `key`, for a CUDA that is not there."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{key}: cuda was asked for and there is none; {key}=cpu runs here")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    is_there = torch.cuda.is_available() if _planned_gpus is None else _planned_gpus > 0
+    if wanted == "cuda" and not is_there:
+        where = "here" if _planned_gpus is None else "without; hydra.launcher.gpus_per_node=1 gives a job one"
+        raise ConfigError(f"{key}: cuda was asked for and there is none; {key}=cpu runs {where}")
+    return torch.device("cuda" if wanted != "cpu" and is_there else "cpu")
 
 
 def configure_torch(compile: bool = False, deterministic: bool = False) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import call
@@ -15,7 +17,9 @@ from mxstudy.config import Slurm
 from mxstudy.launch import commands, remote
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.ticket import Ticket, ticket_of
+from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.train.runtime import gpus_there
 
 
 @pytest.fixture
@@ -195,6 +199,65 @@ def test_retry_waits_if_it_is_told_to(
     monkeypatch.setattr(commands, "wait_for", lambda folders: waited.append(len(folders)) or [])
     assert launch(tmp_path, "retry", f"wait={said}") == (0, "")
     assert waited == [3] * waits
+
+
+@pytest.mark.parametrize(("ends", "code"), [("finished", 0), ("diverged", 0), ("failed", 1)])
+def test_a_divergence_is_a_result_of_retry_too(
+    tmp_path: Path,
+    runs: dict[str, RunFolder],
+    submitted: list[tuple[Slurm, list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
+    code: int,
+) -> None:
+    monkeypatch.setattr(commands, "wait_for", lambda folders: [SimpleNamespace(state=ends) for _ in folders])
+    assert launch(tmp_path, "retry", "wait=true") == (code, "")
+
+
+def refuse(*about: object) -> Iterator[tuple[str, str]]:
+    raise ConfigError("sbatch: invalid partition specified")
+    yield
+
+
+def test_a_refused_retry_can_be_retried(
+    tmp_path: Path, runs: dict[str, RunFolder], submitted: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = ticket_of(runs["failed"])
+    with monkeypatch.context() as patch:
+        patch.setitem(remote.SUBMIT, Slurm, refuse)
+        assert launch(tmp_path, "retry", "hydra.launcher.partition=gppu") == (1, "sbatch: invalid partition specified")
+    assert runs["failed"].status().reason == "not submitted: sbatch: invalid partition specified"
+    assert ticket_of(runs["failed"]) == ticket
+    assert launch(tmp_path, "retry") == (0, "")
+    assert len(submitted) == 1
+
+
+def test_a_refused_launch_leaves_what_was_there(
+    tmp_path: Path, study: FakeStudy, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """A run that it would have replaced; what is new says that no queue has it."""
+    monkeypatch.setitem(remote.SUBMIT, Slurm, refuse)
+    there = claim(plan(seeds(tmp_path / "runs", 1))[0])
+    there.update(state="finished", step=10)
+    with pytest.raises(ConfigError, match="invalid partition"):
+        remote.run(plan(seeds(tmp_path / "runs", 1, 2, rerun=True)), Slurm())
+    names = sorted(path.name for path in there.path.parent.iterdir())
+    assert (there.status().state, there.status().step, len(names)) == ("finished", 10, 2)
+    assert launch(tmp_path, "retry") == (0, "")
+    assert "was never submitted; its command, run again, goes on with it" in capsys.readouterr().out
+
+
+def test_retry_checks_jobs_from_where_they_were_submitted(
+    tmp_path: Path,
+    runs: dict[str, RunFolder],
+    study: FakeStudy,
+    submitted: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places: list[tuple[Path, int]] = []
+    monkeypatch.setattr(study, "check", lambda config: places.append((Path.cwd(), gpus_there())))
+    assert launch(tmp_path, "retry", "hydra.launcher.gpus_per_node=4") == (0, "")
+    assert places == [(tmp_path, 4)] * 3
 
 
 def test_retry_refuses_what_todays_code_or_settings_cannot_run(

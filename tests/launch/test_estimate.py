@@ -12,6 +12,7 @@ from fake_study import FakeStudy, seeds
 from mxstudy.config import Inline
 from mxstudy.launch import estimate
 from mxstudy.launch.plan import plan
+from mxstudy.train.runtime import planned_for
 
 WORDS = ("+experiment=mxnorm_pretrain", "dry_run=true", "tracking=none")
 
@@ -79,6 +80,35 @@ def test_inline_every_process_has_a_gpu_where_there_are_any(
         for has_gpus in (False, True):
             monkeypatch.setattr(torch.cuda, "is_available", lambda has=has_gpus: has)
             assert estimate.gpus_of(job, Inline()) == processes * has_gpus
+
+
+def test_a_run_is_named_after_the_device_that_its_job_will_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after that of the machine that submits it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def folder(*words: str) -> str:
+        assert call("+experiment=student_teacher", "precision=bf16", "fidelity=none", "dry_run=true", *words) == (0, "")
+        return next(w for w in capsys.readouterr().out.split() if w.startswith("runs/"))
+
+    on_slurm = "hydra/launcher=slurm"
+    on_gpu = folder(on_slurm)
+    assert on_gpu == folder(on_slurm, "train.device=cuda") != folder()
+    assert folder() == folder(on_slurm, "hydra.launcher.gpus_per_node=0") == folder(on_slurm, "train.device=cpu")
+    code, said = call("+experiment=student_teacher", on_slurm, "hydra.launcher.gpus_per_node=0", "train.device=cuda")
+    assert code == 1
+    assert said.startswith("train.device: cuda was asked for and there is none; train.device=cpu runs without; hydra.")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert folder() == on_gpu
+
+
+def test_a_submitted_job_has_no_other_device_than_it_was_planned_for(tmp_path: Path, study: FakeStudy) -> None:
+    for gpus, device in ((None, "auto"), (0, "cpu"), (2, "cuda")):
+        with planned_for(gpus):
+            (job,) = plan(seeds(tmp_path, 1))
+        assert job.config.train.device == device
 
 
 def test_a_launcher_that_does_not_suit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

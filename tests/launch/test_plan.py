@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from fake_study import FakeStudy, composed, seeds, without
 
+from mxstudy.config import Pretrain
 from mxstudy.launch import inline
 from mxstudy.launch.plan import Job, claim, differences, labels, move_aside, plan
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder, RunLocked
+from mxstudy.tracking.provenance import provenance
 
 
 def existing(jobs: list[Job], **status: object) -> RunFolder:
@@ -98,6 +100,22 @@ def test_an_unfinished_run_is_resumed_where_it_is(tmp_path: Path, study: FakeStu
     (job,) = plan(seeds(tmp_path, 1, experiment="other"))
     assert (job.state, job.folder) == ("resume", folder.path)
     assert claim(job).path == folder.path
+
+
+def test_a_resumed_run_has_today_s_options_and_says_by_what_code_it_goes_on(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="failed")
+    first = folder.provenance() | {"commit": "a" * 40}
+    folder.set_provenance(first)
+    (job,) = plan(seeds(tmp_path, 1, experiment="other", checkpoint={"every_steps": 7}))
+    assert f"goes on: was failed at step 0 (commit {'a' * 40} then, " in inline.remark(job)
+    claim(job)
+    config = folder.config()
+    assert isinstance(config, Pretrain)
+    assert (config.checkpoint.every_steps, config.experiment) == (7, "quick")
+    about = folder.provenance()
+    assert about.pop("resumed") == [provenance()]
+    assert about == first
+    assert differences(folder) == ""
 
 
 def test_a_run_that_another_process_of_this_machine_holds_is_left_to_it(tmp_path: Path, study: FakeStudy) -> None:
