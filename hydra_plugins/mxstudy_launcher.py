@@ -26,8 +26,10 @@ class GridSweeper(BasicSweeper):
             raise HydraException("hydra/launcher: this one does not run studies; see conf/hydra/launcher")
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         jobs: list[list[str]] = []
+        small = _rehearsed(arguments)
         for case in self.cases:
-            axes = [f"{key}={_choices(value)}" for key, value in {**self.params, **case}.items()]
+            values = {key: value for key, value in {**self.params, **case}.items() if key not in small}
+            axes = [f"{key}={_choices(value)}" for key, value in values.items()]
             # of two lines with the same key the later wins: the command line beats the file
             (batch,) = self.split_arguments(parser.parse_overrides(axes + arguments), None)
             jobs += batch
@@ -51,6 +53,15 @@ class StudyLauncher(Launcher):
 
         launch_jobs(self.loader, self.master, job_overrides, read_launcher(self.settings))
         return []  # a sweeper would read a return value of each entry
+
+
+def _rehearsed(arguments: Sequence[str]) -> set[str]:
+    """The keys that a debug choice sets: a sweep's sizes and steps give way to it, as an experiment's do."""
+    from mxstudy.cli import debug_values
+    from mxstudy.reader import flatten
+
+    choice = next((value for key, _, value in (a.partition("=") for a in arguments) if key == "+debug"), None)
+    return set(flatten(debug_values(choice, None)))
 
 
 def _choices(value: Any) -> str:

@@ -192,3 +192,13 @@ def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) 
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
     code = "import sys, mxstudy.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=cli.PACKAGE.parent, check=True)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("sweep", ["convergence", "post_round", "element_formats", "olmo_precision_grid"])
+def test_a_rehearsal_is_small_whatever_sizes_and_steps_a_sweep_has(sweep: str) -> None:
+    jobs = compose(f"+sweep={sweep}", "+debug=tiny")
+    assert len(jobs) > 1
+    assert {(value(job, "train.steps"), value(job, "model.hidden_size")) for job in jobs} == {(10, 64)}
+    asked = compose(f"+sweep={sweep}", "+debug=tiny", "train.steps=20")
+    assert {value(job, "train.steps") for job in asked} == {20}
