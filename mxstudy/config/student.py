@@ -151,7 +151,8 @@ class StudentGradientBias(Scheduled):
 class Sharpness(Scheduled):
     """The largest eigenvalue of the FP32 loss's Hessian at the run's weights and batch, with Adam also preconditioned.
 
-    `iterations` of the power method, from where the last measurement ended; each costs about as much as a step.
+    `iterations` of the power method, from where the last measurement ended; each costs about as much as a step. The
+    first of a process begins at random, of a resumed run too, and then ends a few percent low.
     """
 
     iterations: int = cosmetic(20)
@@ -172,8 +173,9 @@ class StudentProbes:
 class Intervention:
     """What a fork changes of its parent; null stays as it was, and with nothing but nulls it is the control.
 
-    With `vector_ops` but without `norm_ops` those of the norms are as the others. `freeze_norm_bias`: a bias that the
-    parent did not train starts at 0, and the optimizer with it at its first step.
+    With `vector_ops` but without `norm_ops` those of the norms are as the others. `freeze_norm_bias`: true keeps a bias
+    as the parent has trained it; false: one that the parent did not train starts at 0, and the optimizer with it at its
+    first step.
 
     The public code's forks differ from their parent by more than they say. `targets`: disk, those of a teacher in FP32
     with noise added twice, or redrawn, those of another teacher. `new_optimizer`: without the parent's moments, at its

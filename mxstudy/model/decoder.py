@@ -210,7 +210,7 @@ class Decoder(nn.Module):
 
     def features(self, tokens_BT: Tensor, tree: Tree | None = None) -> Tensor:
         """What the head reads: [B, T, D]. Without a tree every token reads those before it."""
-        x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight.to(self.compute))
+        x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight).to(self.compute)  # its gradient sums in FP32
         if tree is None:
             rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
         else:

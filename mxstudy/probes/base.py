@@ -17,7 +17,8 @@ Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 class StepView:
     """A step as it ended, to be read only: `loss` and `grad_norm` before clipping, gradients still in `model`.
 
-    `first_sequence` hands out the first sequence of the step's batch, on the model's device.
+    `first_sequence` hands out the first sequence of the step's batch, on the model's device; `tokens`: of that batch,
+    over which the loss is a mean.
     """
 
     step: int
@@ -25,6 +26,7 @@ class StepView:
     grad_norm: float
     model: nn.Module
     first_sequence: Callable[[], Sequence]
+    tokens: int
 
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)

@@ -37,7 +37,8 @@ GAUSSIAN_SHAPE, GAUSSIAN_SEED = (1024, 1024), 0
 
 
 class Saturation:
-    """'<linear>/<operand>/<quantity>' over the first sequence of the batch, at the weights after the step.
+    """'<linear>/<operand>/<quantity>' over the first sequence of the batch, at the weights after the step. Output
+    gradients are those of the batch's mean loss, as in training.
 
     overflow_fraction: |x| > max * scale. max_fraction: became max, clamped or rounded. underflow_fraction: became zero.
     sqnr_db. Each also as <quantity>_gaussian: of that format and cast. scale_exponent_mean, _min, _max: floor(log2 of
@@ -56,7 +57,7 @@ class Saturation:
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:
         assert isinstance(view.model, Decoder)
-        captured = capture_linears(view.model, whole_blocks(view.model, view.first_sequence()))
+        captured = capture_linears(view.model, whole_blocks(view.model, view.first_sequence()), view.tokens)
         measured: dict[str, Tensor] = {}
         values: Values = {}
         for name, capture in captured.items():

@@ -78,13 +78,13 @@ def shadow_gradients(
     """
     parameters = dict(model.named_parameters())
     with borrowed(model, gemms, compute):
-        loss = mean_loss(model, sequence)
+        loss = sum_loss(model, sequence) / sequence[0].numel()
         gradients = torch.autograd.grad(loss, list(parameters.values()))
     return loss.detach(), dict(zip(parameters, gradients, strict=True))
 
 
-def capture_linears(model: Decoder, sequence: Sequence) -> dict[str, Captured]:
-    """What goes through every linear that quantises an operand, by its name."""
+def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str, Captured]:
+    """What goes through every linear that quantises an operand, by its name, with gradients of a mean over `tokens`."""
     linears = {name: m for name, m in linears_of(model).items() if any(map(any, m.gemms.operands))}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     with borrowed(model):
@@ -95,7 +95,7 @@ def capture_linears(model: Decoder, sequence: Sequence) -> dict[str, Captured]:
                     seen[name] = inputs[0].detach(), output
 
                 hooks.callback(linear.register_forward_hook(keep).remove)
-            loss = mean_loss(model, sequence)
+            loss = sum_loss(model, sequence) / tokens
         outputs = [output for _, output in seen.values()]
         gradients = torch.autograd.grad(loss, outputs) if outputs else ()
     flat = {name: (seen[name][0].flatten(0, -2), dh.flatten(0, -2)) for name, dh in zip(seen, gradients, strict=True)}
@@ -116,9 +116,9 @@ def sources(captured: Captured) -> Sources:
     return Sources(y_TI, forward_weight_OI, weight_OI, captured.dh_TO, bound)
 
 
-def mean_loss(model: Decoder, sequence: Sequence) -> Tensor:
+def sum_loss(model: Decoder, sequence: Sequence) -> Tensor:
     tokens_BT, targets_BT = sequence
-    return F.cross_entropy(model(tokens_BT).float().flatten(0, 1), targets_BT.flatten())
+    return F.cross_entropy(model(tokens_BT).float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{describe(model, rows)}")
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
-        probes = [*build_probes(config.probe), *probes_of_ranks(config)]
+        probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe begins a new peak
         about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
         about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation"), "precision": rows}
         with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:

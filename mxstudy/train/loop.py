@@ -100,7 +100,8 @@ def train_step(run: Run, step: int) -> StepView:
     loss = sum_over_ranks(loss_sum)
     grad_norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm))
     run.mark("clip")
-    view = StepView(step, loss.item(), grad_norm.item(), run.model, partial(run.first_sequence, step))
+    first_sequence = partial(run.first_sequence, step)
+    view = StepView(step, loss.item(), grad_norm.item(), run.model, first_sequence, run.tokens_per_step)
     if view.is_finite():
         set_learning_rate(run.optimizer, learning_rate(run.config, step))
         run.optimizer.step()

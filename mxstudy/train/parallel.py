@@ -27,7 +27,7 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     Over the ranks of `mesh` every parameter, its gradient and its optimizer's state are cut along their first axis
     (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before it runs, and
     dropped after; so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
-    in FP32. Embedding, final norm and head are gathered once a step. Without a mesh nothing is cut.
+    in FP32. Embedding (in FP32), final norm and head are gathered once a step. Without a mesh nothing is cut.
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":
@@ -40,7 +40,8 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         for block in model.layers:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # the embedding
+        in_fp32 = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
+        fully_shard(model, mesh=mesh, mp_policy=in_fp32, reshard_after_forward=False)  # the embedding
         sum_gradients(model)
 
 

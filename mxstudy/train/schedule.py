@@ -21,6 +21,8 @@ def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
     if step < warmup_steps:
         return schedule.initial_ratio + (1.0 - schedule.initial_ratio) * (step + 1) / (warmup_steps + 1)
     decay_start = steps - round(schedule.decay_fraction * steps) if schedule.kind == "wsd" else warmup_steps
-    progress = max(0.0, step - decay_start) / max(1, steps - 1 - decay_start)
+    span = steps - 1 - decay_start
+    is_last = schedule.kind == "wsd" and step == steps - 1  # of a decay in one step, which has no first
+    progress = max(0.0, step - decay_start) / span if span > 0 else float(is_last and step >= decay_start)
     height = SHAPES[schedule.kind](progress)
     return schedule.final_ratio + (1.0 - schedule.final_ratio) * height

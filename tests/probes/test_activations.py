@@ -22,7 +22,7 @@ from mxstudy.probes.activations import (
 from mxstudy.probes.base import StepView
 
 TOKENS = torch.zeros(1, 1, dtype=torch.int64)
-VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity(), lambda: (TOKENS, TOKENS))
+VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity(), lambda: (TOKENS, TOKENS), TOKENS.numel())
 
 
 def gaussian(*shape, seed=0):

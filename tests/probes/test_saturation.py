@@ -44,6 +44,18 @@ def settings_of(row: str, norm: config.Norm = tiny.MXNORM, **precision: object) 
     return replace(tiny.CONFIG, norm=norm, precision=replace(tiny.precision((0, row)), **precision))
 
 
+def test_output_gradients_are_those_of_a_step_of_several_sequences() -> None:
+    run, _ = tiny.build(replace(settings_of("mxfp8"), optimizer=config.AdamW(lr=1e-12)))
+    assert run.config.train.batch_size > 1
+    seen: list[torch.Tensor] = []
+    module = run.model.layers[1].feed_forward.w2
+    hook = module.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0]))
+    view = train_step(run, 0)
+    hook.remove()
+    captured = capture_linears(run.model, view.first_sequence(), view.tokens)["layers.1.feed_forward.w2"]
+    assert torch.equal(captured.dh_TO, seen[0][0])
+
+
 @pytest.mark.parametrize(("row", "operands"), [("mxfp8", 6), ("mxfp8_bf16_weight", 4), ("bf16", 0)])
 def test_every_quantised_operand_has_every_quantity(row: str, operands: int) -> None:
     _, _, values = measured(settings_of(row))
@@ -59,7 +71,7 @@ def test_every_quantised_operand_has_every_quantity(row: str, operands: int) -> 
 @pytest.mark.parametrize("rule", ["floor", "rceil"])
 def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
     run, view, values = measured(settings_of("mxfp8_e5m2_grad", norm, scale_rule=rule, rounding="away"))
-    for name, captured in capture_linears(run.model, view.first_sequence()).items():
+    for name, captured in capture_linears(run.model, view.first_sequence(), view.tokens).items():
         for operand, (source, axis) in OPERANDS.items():
             x = getattr(sources(captured), source).double().numpy()
             fmt, top = ("E5M2", 57344) if operand.endswith("dh") else ("E4M3", 448)

@@ -106,7 +106,7 @@ def draw(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
 
 
 PASSES: dict[str, Callable[[Decoder, Any], Any]] = {
-    "capture": capture_linears,
+    "capture": lambda model, sequence: capture_linears(model, sequence, 64),
     "gradients": lambda model, sequence: shadow_gradients(model, sequence, Gemms(), torch.float32),
 }
 
@@ -170,7 +170,8 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
         return multiplied[-1]
 
     monkeypatch.setattr(matmul, "operand", spy)
-    torch.autograd.grad(shadow.mean_loss(model, sequence), list(model.parameters()))
+    loss = shadow.sum_loss(model, sequence) / sequence[0].numel()
+    torch.autograd.grad(loss, list(model.parameters()))
     monkeypatch.undo()
     names = list(linears_of(model))
     order = [f"{name}/{o}" for name in names for o in ("forward_w", "forward_x")]
@@ -180,7 +181,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
 
 def captured_operands(model: Decoder, sequence: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
     """As an Operand has them: values, and the scale that is left to the accumulator."""
-    for name, captured in capture_linears(model, sequence).items():
+    for name, captured in capture_linears(model, sequence, sequence[0].numel()).items():
         for operand, quantized, _ in quantized_operands(captured.linear, sources(captured)):
             scale = quantized.tensor_scale
             own = quantized if scale is None else quantized.without_tensor_scale()
@@ -243,7 +244,7 @@ def test_other_formats_and_another_compute_dtype_are_those_of_a_model_that_has_t
 
 def test_without_a_quantised_linear_there_is_nothing_to_capture() -> None:
     run = trained(replace(tiny.CONFIG, precision=tiny.precision((0, "bf16"))), steps=0)
-    assert capture_linears(run.model, run.first_sequence(0)) == {}
+    assert capture_linears(run.model, run.first_sequence(0), 1) == {}
 
 
 # ------------------------------------------------------------------------------------------- blocks along the tokens

@@ -42,6 +42,12 @@ def test_wsd_is_flat_until_its_decay():
     assert curve[71] < 1.0
 
 
+@pytest.mark.parametrize(("steps", "fraction"), [(5, 0.2), (7, 0.1), (100, 0.01)])
+def test_a_decay_in_one_step_ends_at_the_final_ratio_too(steps, fraction):
+    wsd = Schedule(kind="wsd", warmup_fraction=0.0, decay_fraction=fraction, final_ratio=0.25)
+    assert [lr_ratio(wsd, step, steps) for step in range(steps)] == [1.0] * (steps - 1) + [0.25]
+
+
 def test_constant_stays():
     assert set(ratios(kind="constant")[10:]) == {1.0}
 
