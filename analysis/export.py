@@ -27,7 +27,10 @@ def main() -> None:
         "--every-steps", type=int, default=1, help="keep of the metrics every so many steps, and the last"
     )
     arguments = parser.parse_args()
-    folders = results.folders_of(arguments.runs)
+    try:
+        folders = results.folders_of(arguments.runs)
+    except ValueError as error:
+        parser.error(str(error))
     tables = tables_of(folders)
     tables["metrics"] = thinned(tables["metrics"], arguments.every_steps)
     arguments.to.mkdir(parents=True, exist_ok=True)

@@ -84,6 +84,9 @@ class Case:
         )
 
 
+LLAMAS = sorted(path.stem for path in MODELS.glob("llama_*.yaml"))
+
+
 def model_of(name: str) -> config.Decoder:
     """A file of conf/model that names all its sizes."""
     values = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
@@ -196,7 +199,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama_1b", help="a file of conf/model")
+    parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp8"])
     parser.add_argument("--batch-size", type=int, default=8, help="sequences a GPU and step")

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show
-from benchmarks.scaling import Silent, model_of
+from benchmarks.scaling import LLAMAS, Silent, model_of
 from benchmarks.student_teacher import bandwidth
 from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
@@ -219,7 +219,7 @@ def kernels_of(run: Run, most: int = 30) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama_125m", help="a file of conf/model")
+    parser.add_argument("--model", choices=LLAMAS, default="llama_125m", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--ffn", type=int, help="another size than the file's")
     parser.add_argument("--vocabulary", type=int, help="another one than the file's")
     parser.add_argument("--batch", type=int, help="sequences a step")

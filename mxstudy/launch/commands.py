@@ -91,7 +91,8 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
     retried = [RunFolder(job.folder) for own_jobs in jobs.values() for job in own_jobs]
     if retried:
         show(retried)
-    say(f"{len(retried)} of {len(folders)} runs submitted again")
+    why = "" if retried else "; only what failed or was preempted, and waits in no queue, is"
+    say(f"{len(retried)} of {len(folders)} runs submitted again{why}")
     return int(any(seen.state not in DONE for seen in wait_for(retried))) if wait and retried else 0
 
 

@@ -15,7 +15,8 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_run import check_uri, connect
 
 SCHEME = "mlflow:"
-DEFAULT_URI = "sqlite:///mlflow.db"
+FILE = "sqlite:///"
+DEFAULT_URI = f"{FILE}mlflow.db"
 NEEDED = {"status.json", "config.yaml", "provenance.json"}
 
 
@@ -28,6 +29,11 @@ def fetch(experiment: str) -> list[RunFolder]:
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
     check_uri(uri)
+    file = Path(uri.removeprefix(FILE))
+    require(  # MLflow would make an empty one
+        not uri.startswith(FILE) or file.exists(),
+        f"{SCHEME}{experiment}: there is no {file} here; MLFLOW_TRACKING_URI names another store",
+    )
     client = connect(uri)
     known = {known.name: known.experiment_id for known in client.search_experiments()}
     require(

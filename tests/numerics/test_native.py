@@ -78,12 +78,20 @@ def blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
 
 
+def test_a_gpu_that_is_not_here_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is planned on a machine without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert why_not() is None
+    assert why_not("mxfp8_e5m2_grad") is not None
+
+
 def test_without_cuda_it_is_refused() -> None:
     reason = native.why_not_native(PRECISIONS["mxfp8"], BlockCast(), torch.bfloat16, torch.device("cpu"))
     assert reason == "it needs CUDA with compute capability 10.0 (SM100) or later, and the device is cpu"
 
 
 def test_an_older_gpu_is_named_with_its_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     assert why_not() == "it needs compute capability 10.0 (SM100) or later, and NVIDIA H200 has 9.0"

@@ -15,6 +15,7 @@ from student_runs import CHANGE, columns, configured, make, newest, same_bits, t
 
 from mxstudy.studies import student_teacher
 from mxstudy.studies.student_teacher import next_stop, step_of_death
+from mxstudy.tracking.columns import ColumnsError
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.stack import Stack
@@ -250,7 +251,7 @@ def test_damaged_columns_stop_a_resume_before_a_step(tmp_path: Path) -> None:
     folder = make(tmp_path, config)
     student_teacher.run(config, folder, "arm")
     (folder.columns / "steps_00000008.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RuntimeError, match=r"steps_00000008\.parquet: truncated or corrupt"):
+    with pytest.raises(ColumnsError, match=r"steps_00000008\.parquet: truncated or corrupt"):
         student_teacher.run(config, folder, "arm")
 
 
