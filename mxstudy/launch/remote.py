@@ -78,7 +78,7 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
                 )
                 ticket.write(left.pop(0))
         except ConfigError as error:
-            for folder, undo in zip(left, before[-len(left) :], strict=True):
+            for folder, undo in zip(left, before[len(group) - len(left) :], strict=True):
                 folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {error}")
                 undo()
             raise
