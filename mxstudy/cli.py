@@ -87,10 +87,7 @@ def main() -> None:
         print(usage())
         return
     if words & LAUNCHED:
-        try:
-            sys.exit(after_launch(arguments))
-        except KeyboardInterrupt:
-            sys.exit(128 + signal.SIGINT)
+        sys.exit(after_launch(arguments))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
     register()
@@ -111,6 +108,8 @@ def after_launch(arguments: list[str]) -> int | str:
         return run(command, [a for a in arguments if a.partition("=")[0] not in LAUNCHED])
     except ConfigError as error:
         return str(error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def in_hydras_order(arguments: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
         return schedule.initial_ratio + (1.0 - schedule.initial_ratio) * (step + 1) / (warmup_steps + 1)
     decay_start = steps - round(schedule.decay_fraction * steps) if schedule.kind == "wsd" else warmup_steps
     span = steps - 1 - decay_start
-    is_last = schedule.kind == "wsd" and step == steps - 1  # of a decay in one step, which has no first
-    progress = max(0.0, step - decay_start) / span if span > 0 else float(is_last and step >= decay_start)
+    is_decay = schedule.kind == "wsd" and step == decay_start  # in one step, which is its last
+    progress = max(0.0, step - decay_start) / span if span else float(is_decay)
     height = SHAPES[schedule.kind](progress)
     return schedule.final_ratio + (1.0 - schedule.final_ratio) * height
