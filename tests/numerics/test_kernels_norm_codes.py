@@ -47,6 +47,10 @@ def assert_rms(x, rms, norm, block_size):
     assert (rms / rms_of(x, norm, block_size)[1] - 1).abs().max() < 1e-6
 
 
+def reference_rms(x, p, block_size, eps):
+    return rms_exact(x, eps) if p is None else rms_estimate(x, p, block_size, eps)
+
+
 @every_norm
 @every_coded
 def test_rms_and_codes(norm, fmt):
@@ -139,7 +143,9 @@ def test_rows_and_blocks_of_any_size(norm, exponent):
     for sized in (x * 2.0**exponent, blocks, x * 2.0 ** torch.randint(-30, 30, x.shape, generator=generator)):
         for eps in (1e-5, 0.0):
             for fmt in CODED:
-                assert_codes(sized.to(BF16), RowNorm(norm.p, eps=eps), fmt)
+                _, _, rms = assert_codes(sized.to(BF16), RowNorm(norm.p, eps=eps), fmt)
+                expected = reference_rms(sized.to(BF16), norm.p, 16 if fmt == "NVFP4" else 32, eps)
+                assert torch.allclose(rms, expected, rtol=1e-6, atol=0)
 
 
 @every_coded
@@ -152,7 +158,7 @@ def test_rows_that_are_zero_or_not_finite(rounding, bad, p, fmt):
     x, _, _ = norm_inputs((16, 128), BF16)
     x[3], x[5], x[4, 100], x[8, 33:35], x[9, ::2] = 0, -0.0, bad, -0.0, -0.0
     codes, scales, rms = assert_codes(x, RowNorm(p), fmt, cast)
-    expected = rms_exact(x, 1e-5) if p is None else rms_estimate(x, p, cast.block_size, 1e-5)
+    expected = reference_rms(x, p, cast.block_size, 1e-5)
     assert torch.allclose(rms, expected, rtol=1e-6, atol=0, equal_nan=True)
     others = torch.arange(16) != 4
     alone = kernel(x[others], RowNorm(p), fmt, cast, TENSOR_SCALE[fmt])

@@ -193,6 +193,11 @@ class Norm(NamedTuple):
     coefficient: float | None
     eps: float
 
+    @property
+    def is_direct(self) -> bool:
+        """Powers of maxima are first summed as they are, which loses nothing but where they over- or underflow."""
+        return self.p in (1, 2)
+
 
 class Shape(NamedTuple):
     """What one program of a kernel has; `block` and `columns` in numbers, `chunk` too."""

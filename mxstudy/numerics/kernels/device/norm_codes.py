@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 
 from mxstudy.numerics.kernels.device.codes import (
-    FAR,
-    FARTHEST,
     divide,
     encode_bytes,
     encode_e2m1,
@@ -23,8 +21,8 @@ from mxstudy.numerics.kernels.device.codes import (
     encode_e8m0_scales,
 )
 from mxstudy.numerics.kernels.device.counting import count_e2m1, summands
-from mxstudy.numerics.kernels.device.norm import finish_block_maxima, finish_squares, power
-from mxstudy.numerics.kernels.device.pairs import MAGNITUDES, TWICE, largest_magnitude
+from mxstudy.numerics.kernels.device.pairs import MAGNITUDES, TWICE, largest_magnitude, numbers
+from mxstudy.numerics.kernels.device.row_rms import rms_of_rows
 
 
 @triton.jit
@@ -65,35 +63,13 @@ def norm_codes_kernel(
         chunks += (x,)
         maxima += (block_maxima(x, SHAPE),)
 
-    most = maxima[0]
-    least = maxima[0].to(tl.uint32, bitcast=True) - 1  # of what is not zero, less one
-    for i in tl.static_range(1, CHUNKS):
-        most = tl.maximum(most, maxima[i])
-        least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
-    if NORM.p is None:
-        squares = tl.full((SHAPE.rows, SHAPE.spans, SHAPE.words), 0.0, tl.float32)
-        for i in tl.static_range(CHUNKS):
-            for v in tl.static_range(2):
-                low, high = numbers(chunks[i][v])
-                squares = tl.fma(high, high, tl.fma(low, low, squares))
-        total = tl.sum(tl.sum(squares, axis=2), axis=1)
-        _, rms = finish_squares(tl.zeros_like(total), total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps)
-    else:
-        largest, inverse_of_largest = invertible(tl.max(most, axis=1))
-        powers = tl.zeros_like(most.to(tl.float32))
-        for i in tl.static_range(CHUNKS):
-            powers += power(maxima[i].to(tl.float32, bitcast=True) * inverse_of_largest[:, None], NORM.p)
-        bits, total = largest.to(tl.int32, bitcast=True), tl.sum(powers, axis=1)
-        _, rms = finish_block_maxima(bits, total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps)
+    rms, near = rms_of_rows(chunks, maxima, NORM, SHAPE)
     row = tl.arange(0, SHAPE.rows)
     tl.store(rms_ptr + first + row, rms, mask=None if SHAPE.whole_tiles else row < left)
 
     rms = rms[:, None]
     inverse = tl.div_rn(tl.zeros_like(rms) + 1.0, rms)
-    smallest = (least + 1).to(tl.float32, bitcast=True)
-    near = (smallest == 0) | (smallest >= tl.maximum(rms, 1.0) / FAR)
-    near = near & (most.to(tl.float32, bitcast=True) <= rms * FAR) & (rms >= 1 / FARTHEST) & (rms <= FARTHEST)
-    if tl.min(tl.min(near.to(tl.int32), axis=1), axis=0) == 1:
+    if tl.min(near.to(tl.int32), axis=0) == 1:
         codes_of_scales = ()
         counted = ()
         if CAST.counted:
@@ -143,13 +119,6 @@ def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def numbers(word):
-    """The first and the second of both bf16 numbers, as float32."""
-    low, high = word << 16, word & -0x10000
-    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def words_of_sums(x, y):
     """Sums of bf16 numbers, rounded to bf16."""
     x_low, x_high = numbers(x)
@@ -179,18 +148,6 @@ def for_spans(x, SHAPE: tl.constexpr):
     BLOCKS: tl.constexpr = x.shape[1]
     every = tl.broadcast_to(x[:, :, None], (SHAPE.rows, BLOCKS, SHAPE.spans // BLOCKS))
     return tl.reshape(every, (SHAPE.rows, SHAPE.spans))[:, :, None]
-
-
-@triton.jit
-def invertible(bits):
-    """The maxima with these bits, or 2^-126 where they are less, and 1 over that: float32.
-
-    No quotient of FP32 overflows on the way. NaN for 1 over infinity; NaN has any.
-    """
-    exponent = tl.minimum(tl.maximum(bits >> 23, 1), 253)
-    unit = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    mantissa = tl.maximum(bits.to(tl.float32, bitcast=True) * unit, 1.0)
-    return mantissa * (exponent << 23).to(tl.float32, bitcast=True), unit / mantissa
 
 
 @triton.jit

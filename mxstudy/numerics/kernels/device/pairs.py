@@ -1,4 +1,4 @@
-"""Two 16-bit integers in a word, int32, which GPUs from compute capability 9.0 on take in one instruction (DPX)."""
+"""Two 16 bits in a word, int32: bf16 numbers, or integers, which GPUs of compute capability 9.0 take at once (DPX)."""
 
 import triton
 import triton.language as tl
@@ -24,6 +24,13 @@ HALF_BYTES = tl.constexpr("""{
     mul.lo.u32 b, b, 0x1001;
     prmt.b32 $0, a, b, 0x7531;
 }""")
+
+
+@triton.jit
+def numbers(word):
+    """The first and the second of a word's bf16 numbers, as float32."""
+    low, high = word << 16, word & -0x10000
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
 
 
 @triton.jit
