@@ -69,7 +69,7 @@ def test_sizes(columns, block_size):
         assert_rms(x, rms, RowNorm(p=2.0), block_size)
 
 
-@pytest.mark.parametrize("columns", [64 * k for k in (1, 2, 3, 5, 9, 17, 33, 129, 1024)] + [14336])
+@pytest.mark.parametrize("columns", [64 * k for k in (1, 2, 3, 5, 9, 17, 33, 129, 1024)] + [1280, 8192, 14336])
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_tiles_hold_rows_whole(columns, block_size):
     rows, chunk, warps = row_tile(columns, block_size)

@@ -53,6 +53,9 @@ class RowTile(NamedTuple):
     warps: int
 
 
+FASTER_TILES = {1280: RowTile(2, 256, 1), 8192: RowTile(1, 2048, 4)}  # by columns, as `benchmarks.kernel_tiles` finds
+
+
 def norm_codes(
     x: Tensor,
     norm: RowNorm,
@@ -246,13 +249,10 @@ def in_words(x: Tensor) -> Tensor:
     return (x if x.storage_offset() % 2 == 0 else x.clone()).view(torch.int32)
 
 
-FASTER = {1280: RowTile(2, 256, 1), 8192: RowTile(1, 2048, 4)}  # on an H200
-
-
 def row_tile(columns: int, block_size: int) -> RowTile:
     """One row, where it has work for a warp; a thread has a span of every chunk, so 128 elements at most."""
-    if columns in FASTER:
-        return FASTER[columns]
+    if columns in FASTER_TILES:
+        return FASTER_TILES[columns]
     padded = 1 << (columns - 1).bit_length()
     chunk = max(padded // CHUNKS, min(padded, WARP), block_size)
     return RowTile(max(1, WARP // chunk), chunk, max(1, chunk // WARP))
