@@ -31,7 +31,7 @@ from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.suite import samples_of
 from mxstudy.evaluation.templates import Question
 from mxstudy.model.decoder import Decoder
-from mxstudy.reader import read, require
+from mxstudy.reader import ConfigError, read, require
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 Asked = dict[str, dict[str, list[Question]]]  # by task, by subject
@@ -148,15 +148,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     json_option(parser, "evaluation")
     chosen = parser.parse_args(arguments)
-    settings = config.Evaluation(
-        tasks=tuple(chosen.tasks),
-        form="cf",
-        limit=chosen.limit,
-        data_dir=chosen.data_dir,
-        tokens_per_batch=chosen.tokens_per_batch,
-    )
-    path = checkpoints.find(chosen.checkpoint, chosen.runs_dir)
-    rows = measure(path, settings, chosen.batch_sizes, chosen.rounds)
+    try:
+        settings = config.Evaluation(
+            tasks=tuple(chosen.tasks),
+            form="cf",
+            limit=chosen.limit,
+            data_dir=chosen.data_dir,
+            tokens_per_batch=chosen.tokens_per_batch,
+        )
+        path = checkpoints.find(chosen.checkpoint, chosen.runs_dir)
+        rows = measure(path, settings, chosen.batch_sizes, chosen.rounds)
+    except ConfigError as error:
+        parser.error(str(error))
     show(rows)
     measured(rows, chosen.json, limit=chosen.limit, rounds=chosen.rounds, tokens_per_batch=chosen.tokens_per_batch)
 

@@ -189,7 +189,7 @@ def measure(cases: Iterable[Case], kept: Kept) -> list[dict[str, Any]]:
             kept.add(run_case(case))
             tell(kept.rows[-1:])
         except subprocess.CalledProcessError as error:
-            failed.append(asdict(case) | {"error": str(error)[-200:]})
+            failed.append(asdict(case) | {"error": f"torchrun ended with {error.returncode}; its output says why"})
     return with_efficiency(kept.rows + failed)
 
 
@@ -235,6 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = measure(cases, Kept(chosen.json, resolve_device(chosen.device)))
     tell(rows)
     measured(rows, chosen.json)
+    failed = sum("error" in row for row in rows)
+    if failed:
+        sys.exit(f"{failed} of {len(rows)} cases failed; the same call tries them again")
 
 
 if __name__ == "__main__":

@@ -118,6 +118,12 @@ def test_a_benchmark_writes_without_being_asked(name: str, capsys: pytest.Captur
     assert f"runs/{name}.json if not given" in " ".join(capsys.readouterr().out.split())
 
 
+def test_an_evaluation_of_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        evaluation.main(["--checkpoint", "nope", "--runs-dir", str(tmp_path)])
+    assert "nope" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
@@ -168,7 +174,7 @@ def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     def run_case(case: scaling.Case) -> dict[str, Any]:
         ran.append((case.gpus, full))
         if full and case.gpus == 1:
-            raise subprocess.CalledProcessError(1, "out of memory")
+            raise subprocess.CalledProcessError(137, "torchrun")
         return asdict(case) | {"tokens_per_s_a_gpu": 5.0 + case.gpus}
 
     def measured() -> dict[int, dict[str, Any]]:
@@ -179,7 +185,7 @@ def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(scaling, "run_case", run_case)
     full = True
     rows = measured()
-    assert "out of memory" in rows[1]["error"]
+    assert "ended with 137" in rows[1]["error"]
     assert rows[2]["efficiency"] is None
     full = False
     rows = measured()

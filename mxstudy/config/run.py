@@ -202,6 +202,10 @@ class StudentTeacher(Run):
         require(self.label_noise >= 0, f"label_noise: must not be negative, not {self.label_noise}")
         require(self.loss == "mse" or not self.label_noise, "label_noise: kl has none; set it to 0")
         require(
+            self.label_noise > 0 or not self.own_noise,
+            "own_noise: there is no noise to be its own, for label_noise is 0; set it to false",
+        )
+        require(
             self.label_noise > 0 or not self.teacher.from_disk,
             "teacher.from_disk: what is on disk has noise in it, and label_noise is 0; set it to false",
         )
