@@ -12,8 +12,8 @@ class Decoder:
     """Pre-norm, rotary embedding, grouped-query attention, no bias in a linear, embedding and head not tied.
 
     `mlp`: what is between its two linears: silu with a gate, GELU (exact), or squared ReLU. `qk_norm`: queries and keys
-    are normalised over all heads at once, exactly and unquantised. `init`: that of TorchTitan's Llama 3, whose linears
-    have `init_std`, or OLMo's mitchell, where a linear's follows from its fan-in.
+    are normalised over all heads at once, exactly and unquantised. `init`: llama, whose linears have `init_std`, nearly
+    that of TorchTitan's Llama 3 (`mxstudy.model.decoder.INITS`), or OLMo's mitchell, where it follows from the fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -126,6 +126,7 @@ class Precision:
     `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public code, which
     raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); the right one is rceil. `pad_blocks`: a last block
     that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of `block_size`.
+    fp8_tensor, which has one scale a tensor, reads neither.
     `backend`: emulated decodes operands and multiplies them in high precision; native is the hardware's MX GEMM,
     compute capability 10.0 (SM100) and later; auto is native where there is one for the row, emulated elsewhere.
     `head`: whether the output linear runs in the row that the plan has for all blocks (its pattern `layers.*`).

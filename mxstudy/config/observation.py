@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from mxstudy.reader import cosmetic, require, schema
 
 
@@ -13,6 +15,10 @@ class Scheduled:
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}; 0 is off")
+        for field in fields(self) if self.every_steps == 0 else ():
+            require(
+                getattr(self, field.name) == field.default, f"{field.name}: nothing is measured; set every_steps too"
+            )
 
 
 @schema
@@ -76,6 +82,7 @@ class Spikes(Scheduled):
     threshold: float = cosmetic(6.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             self.every_steps in (0, 1), f"every_steps: looks at every loss (1) or at none (0), not {self.every_steps}"
         )
@@ -94,6 +101,12 @@ class Probes:
     memory: Memory = Memory()
     timing: Timing = Timing()
     spikes: Spikes = Spikes()
+
+    def __post_init__(self) -> None:
+        require(
+            self.spikes.every_steps > 0 or self.outlier_features.ring_steps in (0, OutlierFeatures.ring_steps),
+            "outlier_features.ring_steps: the ring is written around a spike; set spikes.every_steps=1",
+        )
 
 
 @schema

@@ -171,8 +171,9 @@ class StudentTeacher(Run):
     """Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
 
     A replica for each of `seeds`, of its initial weights, and of the learning rates `lrs`. `data_seed` draws teacher,
-    inputs and label noise, the same for all of them. `label_noise`: its standard deviation. `own_noise`: other numbers
-    than the runs have that are without, as in the public code, where an MX run's noise is not its FP32 run's.
+    inputs and label noise, the same for all of them. `label_noise`: its standard deviation; 0: none, nor with
+    `own_noise`: other numbers than the runs have that are without, as in the public code, where an MX run's noise is
+    not its FP32 run's.
     """
 
     study: Literal["student_teacher"] = "student_teacher"
@@ -201,10 +202,6 @@ class StudentTeacher(Run):
         require(min(self.lrs) > 0, f"lrs: must be positive, not {list(self.lrs)}")
         require(self.label_noise >= 0, f"label_noise: must not be negative, not {self.label_noise}")
         require(self.loss == "mse" or not self.label_noise, "label_noise: kl has none; set it to 0")
-        require(
-            self.label_noise > 0 or not self.own_noise,
-            "own_noise: there is no noise to be its own, for label_noise is 0; set it to false",
-        )
         require(
             self.label_noise > 0 or not self.teacher.from_disk,
             "teacher.from_disk: what is on disk has noise in it, and label_noise is 0; set it to false",

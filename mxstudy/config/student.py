@@ -142,10 +142,6 @@ class StudentGradientBias(Scheduled):
 
     coupled: bool = cosmetic(False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.every_steps > 0 or not self.coupled, "coupled: is never measured; set every_steps, or false")
-
 
 @schema
 class Sharpness(Scheduled):

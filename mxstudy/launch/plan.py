@@ -62,6 +62,8 @@ def plan(composed: list[Composed]) -> list[Job]:
             if digest in jobs:
                 for probe in off_then(jobs[digest].config, config):
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
+                for key in asked_otherwise(jobs[digest].config, config):
+                    raise ConfigError(f"{key}: is another in {jobs[digest].label}, which is the same run")
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices), queues)
@@ -111,6 +113,10 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
         return replace(job, replaces=found.path)
     for probe in off_then(found.config(), job.config):
         raise ConfigError(f"{probe}: was off in {found.path}, which has none of its data; rerun=true trains again")
+    for key in asked_otherwise(found.config(), job.config):
+        raise ConfigError(
+            f"{key}: was another in {found.path}; +experiment=olmes asks its checkpoints, rerun=true trains again"
+        )
     return replace(job, folder=found.path, state=seen.state if seen.state in DONE else "resume")
 
 
@@ -121,6 +127,14 @@ def off_then(then: Any, now: Any) -> list[str]:
     also = ["probe.gradient_bias.coupled"] if isinstance(now, StudentTeacher) else ["evaluation.every_steps"]
     watched = {key: attrgetter(key) for key in [*(f"probe.{name}.every_steps" for name in vars(now.probe)), *also]}
     return [key.removesuffix(".every_steps") for key, of in watched.items() if of(now) > 0 and of(then) == 0]
+
+
+def asked_otherwise(then: Any, now: Any) -> list[str]:
+    """What another run's evaluation during training has another value of, so that its scores are no answer."""
+    if not isinstance(now, Pretrain) or 0 in (then.evaluation.every_steps, now.evaluation.every_steps):
+        return []
+    keys = [f"evaluation.{name}" for name in ("tasks", "form", "shots", "task_shots", "limit")]
+    return [key for key in keys if attrgetter(key)(then) != attrgetter(key)(now)]
 
 
 def labels(composed: list[Composed]) -> list[str]:

@@ -47,8 +47,9 @@ class Init(NamedTuple):
     linear: Callable[[config.Decoder, int], float]  # by fan-in
 
 
+# TorchTitan's Llama 3 shrinks swiglu's up projection with depth too, and cuts linears at 2, which is not at all.
 INITS = {
-    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std),  # TorchTitan
+    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std),
     "mitchell": Init(lambda model: model.hidden_size**-0.5, lambda model, fan_in: fan_in**-0.5),  # OLMo
 }
 

@@ -8,12 +8,14 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_study import FakeStudy, composed, seeds, without
 
 from mxstudy.config import Pretrain
 from mxstudy.launch import inline
+from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim, differences, labels, move_aside, plan
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder, RunLocked
@@ -176,6 +178,20 @@ def test_a_probe_that_was_off_is_refused_naming_rerun(tmp_path: Path, study: Fak
     assert job.state == "new"
     (job,) = plan(seeds(tmp_path, 2, probe={"norm_output_rms": {"every_steps": 7}}))
     assert job.state != "new"
+
+
+def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: FakeStudy) -> None:
+    def asked(*tasks: str, **others: Any) -> list[Composed]:
+        return seeds(tmp_path, 1, evaluation={"every_steps": 5, "tasks": tasks}, **others)
+
+    with pytest.raises(ConfigError, match=r"evaluation\.tasks: is another in .*, which is the same run"):
+        plan([*asked("piqa"), *asked("boolq")])
+    existing(plan(asked("piqa")), state="finished")
+    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: was another in .*\+experiment=olmes .*rerun=true"):
+        plan(asked("boolq"))
+    assert [job.state for job in plan(asked("piqa"))] == ["finished"]
+    assert [job.state for job in plan(asked("boolq", rerun=True))] == ["new"]
+    assert [job.state for job in plan(seeds(tmp_path, 1, evaluation={"tasks": ["boolq"]}))] == ["finished"]
 
 
 def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeStudy) -> None:

@@ -66,7 +66,8 @@ def test_a_ring_is_kept_where_a_spike_would_call_for_it():
     assert names(build_probes(RING)) == ["outlier_features", "feature_ring"]
     without = replace(RING.outlier_features, ring_steps=0)
     assert names(build_probes(replace(RING, outlier_features=without))) == ["outlier_features"]
-    assert names(build_probes(replace(RING, spikes=observation.Spikes()))) == ["outlier_features"]
+    usual = observation.OutlierFeatures(every_steps=3)
+    assert names(build_probes(config.Probes(outlier_features=usual))) == ["outlier_features"]
     assert names(build_probes(only("spikes", 1))) == []
 
 
@@ -75,9 +76,11 @@ def test_a_ring_is_kept_where_a_spike_would_call_for_it():
     [
         (observation.Timing, {"every_steps": -1}, "must not be negative, not -1"),
         (observation.Spikes, {"every_steps": 2}, r"every loss \(1\) or at none \(0\), not 2"),
-        (observation.Spikes, {"window_steps": 1}, "at least 2, not 1"),
-        (observation.Spikes, {"threshold": 0.0}, "must be positive, not 0.0"),
-        (observation.OutlierFeatures, {"ring_steps": -8}, "must not be negative, not -8"),
+        (observation.Spikes, {"every_steps": 1, "window_steps": 1}, "at least 2, not 1"),
+        (observation.Spikes, {"every_steps": 1, "threshold": 0.0}, "must be positive, not 0.0"),
+        (observation.OutlierFeatures, {"every_steps": 1, "ring_steps": -8}, "must not be negative, not -8"),
+        (observation.OutlierFeatures, {"ring_steps": 8}, "ring_steps: nothing is measured; set every_steps too"),
+        (config.Probes, {"outlier_features": RING.outlier_features}, "ring_steps: the ring is written around a spike"),
     ],
 )
 def test_what_makes_no_sense_is_refused(schema, values, says):

@@ -57,7 +57,7 @@ def test_what_is_not_a_number_is_seen():
 
 def filled(steps: range, ring_steps: int) -> FeatureRing:
     """Two micro-batches a step, of two norms; the absmax of feature d in step s is 10 s + d, at either of them."""
-    ring = FeatureRing(observation.OutlierFeatures(ring_steps=ring_steps))
+    ring = FeatureRing(observation.OutlierFeatures(every_steps=1, ring_steps=ring_steps))
     for step in steps:
         largest = 10.0 * step + torch.arange(4)
         for sign in (-1, 0.5) if step % 2 else (0.5, -1):

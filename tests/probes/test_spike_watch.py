@@ -110,7 +110,7 @@ def flat_but_at(spike: int, steps: int) -> list[float]:
 
 
 def ring_of(steps: int) -> FeatureRing:
-    return FeatureRing(observation.OutlierFeatures(ring_steps=steps))
+    return FeatureRing(observation.OutlierFeatures(every_steps=1, ring_steps=steps))
 
 
 def test_a_spike_pins_once_and_writes_the_ring_then_again_with_what_followed(tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"student": {"gain": "mxfp8"}}, "student.gain: 'mxfp8' is not a choice"),
     ({"loss": "kl"}, "label_noise: kl has none; set it to 0"),
-    ({"loss": "kl", "label_noise": 0.0, "own_noise": True}, "own_noise: there is no noise to be its own"),
     ({"seeds": [1, 1]}, "seeds: one or more, each once, not [1, 1]"),
     ({"seeds": []}, "seeds: one or more, each once, not []"),
     ({"lrs": [0.0]}, "lrs: must be positive, not [0.0]"),
