@@ -63,5 +63,5 @@ class EvaluationDuringTraining(Evaluation):
         super().__post_init__()
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}; 0 is never")
         for name in ("tasks", "form", "shots", "task_shots") if self.every_steps == 0 else ():
-            unset = getattr(EvaluationDuringTraining(every_steps=1), name)
+            unset = getattr(type(self), name, {})
             require(getattr(self, name) == unset, f"{name}: nothing is asked; set every_steps too")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from mxstudy.reader import cosmetic, require, schema
 
 
@@ -15,10 +13,8 @@ class Scheduled:
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}; 0 is off")
-        for field in fields(self) if self.every_steps == 0 else ():
-            require(
-                getattr(self, field.name) == field.default, f"{field.name}: nothing is measured; set every_steps too"
-            )
+        for name, value in vars(self).items() if self.every_steps == 0 else ():
+            require(value == getattr(type(self), name), f"{name}: nothing is measured; set every_steps too")
 
 
 @schema

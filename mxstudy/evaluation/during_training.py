@@ -1,4 +1,7 @@
-"""Evaluation of a model that is being trained: eager, without gradients, and leaving nothing behind."""
+"""Evaluation of a model that is being trained: eager, without gradients, and leaving nothing behind.
+
+Where the model has no answer but NaN there are no scores.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import questions
 from mxstudy.evaluation.lm import NativeLM
+from mxstudy.evaluation.metrics import NotANumber
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.suite import samples_of, scores_of, values_of
 from mxstudy.model.decoder import Decoder
@@ -29,9 +33,13 @@ def build_evaluation(
     @torch.compiler.set_stance("force_eager")  # blocks compiled for other shapes would not be those of the training
     def evaluate() -> dict[str, float]:
         lm = NativeLM(Scorer(model, max_length, settings.tokens_per_batch), tokenizer)
-        samples = [samples_of(lm, *one) for one in asked]
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()  # a run's peak is that of its steps
-        return values_of(scores_of(pd.concat(samples)))
+        try:
+            return values_of(scores_of(pd.concat([samples_of(lm, *one) for one in asked])))
+        except NotANumber as error:  # whether the training diverges is for its next loss to say
+            print(f"evaluation: no scores: {error}", flush=True)
+            return {}
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()  # a run's peak is that of its steps
 
     return evaluate

@@ -22,14 +22,18 @@ METRICS: dict[str, Callable[[Question, Scores, Scores], list[float]]] = {
 }
 
 
+class NotANumber(ValueError):
+    """A log-likelihood is NaN: that is no answer, and not a wrong one either."""
+
+
 def is_right(metric: str, question: Question, nats: Scores, alone: Scores = ()) -> bool:
     """Whether the first of the best options is the right one; `alone` are the unconditional log-likelihoods.
 
-    Raises ValueError for a log-likelihood that is NaN: that is no answer, and not a wrong one either.
+    Raises NotANumber.
     """
     scores = METRICS[metric](question, nats, alone)
     if any(math.isnan(score) for score in scores):
-        raise ValueError(f"{metric}: a log-likelihood of {question.contexts[0][-60:]!r} is NaN: {scores}")
+        raise NotANumber(f"{metric}: a log-likelihood of {question.contexts[0][-60:]!r} is NaN: {scores}")
     return scores.index(max(scores)) == question.gold
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from mxstudy.config import OfCheckpoint
 from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, claim, compare, differences
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.worker import attempt
 from mxstudy.numerics.ranks import is_first, on_first_rank, world_size
+from mxstudy.studies.of_checkpoint import tell_training_run
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
@@ -79,6 +81,8 @@ def catch_up(job: Job) -> None:
     """A skipped run may have ended while its tracking server was away."""
     follow = mirror_of(job.config, RunFolder(job.folder), job.label)
     behind = follow.catch_up() if follow else None
+    if isinstance(job.config, OfCheckpoint) and not behind:
+        behind = tell_training_run(job.config, RunFolder(job.folder))
     if behind:
         say(f"tracking: {behind}; the journal has everything")
 

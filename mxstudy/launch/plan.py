@@ -9,13 +9,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.config import OfCheckpoint, Pretrain, StudentTeacher, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
 from mxstudy.launch.observe import DONE, observe
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
+from mxstudy.studies import of_checkpoint
 from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
@@ -62,8 +63,8 @@ def plan(composed: list[Composed]) -> list[Job]:
             if digest in jobs:
                 for probe in off_then(jobs[digest].config, config):
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
-                for key in asked_otherwise(jobs[digest].config, config):
-                    raise ConfigError(f"{key}: is another in {jobs[digest].label}, which is the same run")
+                for asked in asked_otherwise(jobs[digest].config, config):
+                    raise ConfigError(f"{asked}: is another in {jobs[digest].label}, which is the same run")
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices), queues)
@@ -89,7 +90,9 @@ def validate(composed: Sequence[Composed]) -> Iterator[Any]:
 
 
 def pinned(config: Any) -> Any:
-    """What runs elsewhere runs on the kind of device that its fingerprint has, or not at all."""
+    """What is hashed is what will run: the checkpoint that is the newest now; elsewhere, on this kind of device."""
+    if isinstance(config, OfCheckpoint):
+        config = of_checkpoint.pinned(config)
     if hasattr(config, "train") and is_planned():
         device = resolve_device(config.train.device).type
         return replace(config, train=replace(config.train, device=device))
@@ -113,9 +116,9 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
         return replace(job, replaces=found.path)
     for probe in off_then(found.config(), job.config):
         raise ConfigError(f"{probe}: was off in {found.path}, which has none of its data; rerun=true trains again")
-    for key in asked_otherwise(found.config(), job.config):
+    for asked in asked_otherwise(found.config(), job.config):
         raise ConfigError(
-            f"{key}: was another in {found.path}; +experiment=olmes asks its checkpoints, rerun=true trains again"
+            f"{asked}: was another in {found.path}; +experiment=olmes asks its checkpoints, rerun=true trains again"
         )
     return replace(job, folder=found.path, state=seen.state if seen.state in DONE else "resume")
 

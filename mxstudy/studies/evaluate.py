@@ -44,7 +44,7 @@ def run(config: Evaluate, folder: RunFolder, label: str) -> str:
         about = {"checkpoint": trained.name, "asked_in": checkpoints.title(trained)}
         record(folder, scores_of(results.load_samples([folder])).assign(**about), path)
         show_scores(folder)
-        finish(config, folder, label, path)
+        finish(config, folder, label)
     return "finished"
 
 

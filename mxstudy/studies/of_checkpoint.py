@@ -21,6 +21,11 @@ from mxstudy.tracking.mlflow import add_rows
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 
+def pinned(config: Any) -> Any:
+    """With the checkpoint's folder for its name: what a run's newest is, training or a retry may change."""
+    return replace(config, checkpoint=str(checkpoints.find(config.checkpoint, Path(config.runs_dir))))
+
+
 def described(config: OfCheckpoint) -> tuple[Path, Trained]:
     """Where the checkpoint is, and what it is, with what was asked for in place of what it was trained in."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
@@ -67,19 +72,19 @@ def write_journal(folder: RunFolder, path: Path, probe: str, values: Mapping[str
     journal.close()
 
 
-def finish(config: OfCheckpoint, folder: RunFolder, label: str, path: Path) -> None:
+def finish(config: OfCheckpoint, folder: RunFolder, label: str) -> None:
     """The run has finished: it is mirrored, and so is, beside its training, what the model is as it was trained."""
-    as_trained = (config.norm, config.precision, config.compute) == (None, None, None)
-    tell = partial(tell_training_run, config, path, folder) if as_trained else None
-    end_mirrored(config, folder, label, tell)
+    end_mirrored(config, folder, label, partial(tell_training_run, config, folder))
 
 
-def tell_training_run(config: OfCheckpoint, path: Path, folder: RunFolder) -> str | None:
+def tell_training_run(config: OfCheckpoint, folder: RunFolder) -> str | None:
     """The journal's row once more, beside the losses of the run that it is of, where the store has that run.
 
-    Returns None, or in one line why it could not be told.
+    Of the model as it was trained: not with another norm or precision. What it has already is there once. Returns None,
+    or in one line why it could not be told.
     """
-    trained_in = RunFolder(path.parent.parent)
-    if config.tracking.uri is None or not trained_in.status_path.exists():
+    as_trained = (config.norm, config.precision, config.compute) == (None, None, None)
+    trained_in = RunFolder(checkpoints.find(config.checkpoint, Path(config.runs_dir)).parent.parent)
+    if not as_trained or config.tracking.uri is None or not trained_in.status_path.exists():
         return None
     return add_rows(config.tracking.uri, trained_in, read_journal(folder.journal_path))

@@ -52,7 +52,7 @@ def run(config: Perplexity, folder: RunFolder, label: str) -> str:
             part.unlink()
         record(folder, path, trained, windows)
         show_totals(folder)
-        finish(config, folder, label, path)
+        finish(config, folder, label)
     return "finished"
 
 

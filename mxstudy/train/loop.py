@@ -130,8 +130,9 @@ def train(run: Run, start: int, leave: Leave) -> str:
             return "diverged"
         if step + 1 == steps or is_due(step + 1, run.config.validation.every_steps):
             run.recorder.record({"step": step, "validation_loss": validate(run)})
-        if run.evaluate and (step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)):
-            run.recorder.record({"step": step, "probe": "evaluation", "values": run.evaluate()})
+        asks = step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)
+        if run.evaluate and asks and (scores := run.evaluate()):
+            run.recorder.record({"step": step, "probe": "evaluation", "values": scores})
         told = leave.agree()
         if step + 1 == steps or told or is_due(step + 1, run.config.checkpoint.every_steps):
             run.recorder.save(step + 1)

@@ -56,6 +56,15 @@ def test_the_last_scores_are_those_of_the_checkpoint(watched: RunFolder, evaluat
         assert after[key] == pytest.approx(value, abs=1e-6), key
 
 
+@pytest.mark.integration
+def test_a_model_without_an_answer_diverges_as_it_would_anyway(evaluation_sets: Path, tmp_path: Path) -> None:
+    """The update that makes it NaN is followed by an evaluation before a loss tells."""
+    lost = ["optimizer.lr=1e38", "schedule=constant_no_warmup", "evaluation.every_steps=1", TASKS]
+    run_here(tmp_path, *TRAIN, *lost, f"evaluation.data_dir={evaluation_sets}")
+    (run,) = find_runs(tmp_path / "runs")
+    assert run.status().state == "diverged"
+
+
 @pytest.mark.slow
 def test_compiled_training_is_the_same(evaluation_sets: Path, tmp_path: Path) -> None:
     compiled = [*TRAIN, "train.compile=true", TASKS, f"evaluation.data_dir={evaluation_sets}"]

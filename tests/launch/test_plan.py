@@ -191,7 +191,9 @@ def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: F
         plan(asked("boolq"))
     assert [job.state for job in plan(asked("piqa"))] == ["finished"]
     assert [job.state for job in plan(asked("boolq", rerun=True))] == ["new"]
-    assert [job.state for job in plan(seeds(tmp_path, 1, evaluation={"tasks": ["boolq"]}))] == ["finished"]
+    assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
+    with pytest.raises(ConfigError, match=r"evaluation\.tasks: nothing is asked; set every_steps too"):
+        plan(seeds(tmp_path, 1, evaluation={"tasks": ["boolq"]}))
 
 
 def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeStudy) -> None:

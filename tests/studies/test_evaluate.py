@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from composing import compose
 from mxstudy import results
 from mxstudy.config import read_run
 from mxstudy.evaluation.export import main as export_main
+from mxstudy.launch.plan import plan
 from mxstudy.studies.checks import evaluate as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.mlflow_run import connect
@@ -148,6 +150,33 @@ def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], evaluation_
         found = client.get_run(one.status().mlflow_run_id).data.metrics
         assert found["evaluation/csqa.cf.score"] == scores["csqa", "cf"]
         assert found["evaluation/average_of_2.best.score"] == scores["average of 2", "best"]
+
+
+def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(asked: list[str], tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", f"tracking.uri={store}")
+    (training,) = find_runs(tmp_path / "runs")
+    here = [word for word in asked if not word.startswith("checkpoint=")] + [f"checkpoint={training.path}"]
+    away = tmp_path / "away.db"
+    (tmp_path / "mlflow.db").rename(away)
+    (tmp_path / "mlflow.db").mkdir()
+    run_here(tmp_path, *here, f"tracking.uri={store}")
+    (tmp_path / "mlflow.db").rmdir()
+    away.rename(tmp_path / "mlflow.db")
+    run_here(tmp_path, *here, f"tracking.uri={store}")
+    metrics = connect(store).get_run(training.status().mlflow_run_id).data.metrics
+    assert "evaluation/csqa.cf.score" in metrics
+
+
+def test_a_run_names_its_newest_checkpoint_when_it_is_planned(asked: list[str], tmp_path: Path) -> None:
+    """Not when it runs: by then training may have written another."""
+    (one,) = compose(*asked, f"runs_dir={tmp_path}")
+    (job,) = plan([one])
+    assert job.config.checkpoint.endswith("/checkpoints/step_00000010")
+    assert (
+        job.fingerprint
+        == plan([replace(one, values=one.values | {"checkpoint": job.config.checkpoint})])[0].fingerprint
+    )
 
 
 def settings(*arguments: str) -> Any:
