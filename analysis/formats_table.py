@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.style import figure_parser, load_last, save_table
+from mxstudy import results
 
+COLUMNS = ("format", "max", "min subnormal", "binades", "scale", "the paper prints")
 # Maximum, smallest number, binades. The smallest of E3M2 is a misprint: its own binades need 2^-4.
 PRINTED = {
     "E4M3": "1.75 * 2^8, 2^-9, 17.8",
@@ -23,14 +25,12 @@ PRINTED = {
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    lines = ["| format | max | min subnormal | binades | scale | the paper prints |", "|---|---|---|---|---|---|"]
-    for row in rows.to_dict("records"):
-        mantissa, exponent = math.frexp(row["max"])
-        lines.append(
-            f"| {row['format']} | {2 * mantissa:g} * 2^{exponent - 1} | 2^{math.log2(row['min_subnormal']):.0f} "
-            f"| {row['binades']:.1f} | {row['scale']} | {PRINTED.get(row['format'], '-')} |"
-        )
-    return "\n".join(lines) + "\n"
+    cells = []
+    for row in rows.itertuples():
+        mantissa, exponent = math.frexp(row.max)
+        largest, smallest = f"{2 * mantissa:g} * 2^{exponent - 1}", f"2^{math.log2(row.min_subnormal):.0f}"
+        cells.append((row.format, largest, smallest, f"{row.binades:.1f}", row.scale, PRINTED.get(row.format, "-")))
+    return results.markdown(COLUMNS, cells, left=COLUMNS) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,10 +25,8 @@ from mxstudy import results
 
 CONTROL = "none"
 BLACK = "#000000"
-HEADER = (
-    "| intervention | at | forks | open | diverged | 95 % | steps from the fork | less the control's, paired "
-    "| final loss |\n|---|---|" + "---:|" * 7
-)
+WORDS = ("intervention", "at")
+NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "less the control's, paired", "final loss")
 MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps; open:
@@ -114,7 +112,7 @@ def marker(number: int, color: str) -> dict[str, Any]:
 
 
 def table(forks: pd.DataFrame) -> str:
-    lines = [HEADER]
+    rows = []
     for point, at_point in forks.groupby("point"):
         control = at_point[at_point["intervention"] == CONTROL]
         for name in interventions(at_point):
@@ -126,17 +124,17 @@ def table(forks: pd.DataFrame) -> str:
             low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
             cells = [
                 name,
-                str(point),
-                str(len(own)),
-                str(len(own) - len(known)),
+                point,
+                len(own),
+                len(own) - len(known),
                 f"{known.sum():.0f} of {len(known)}",
                 f"{interval.low:.2f} .. {interval.high:.2f}" if interval else "-",
                 ", ".join(f"{steps:.0f}" for steps in sorted((own["diverged_at"] - own["step"]).dropna())) or "-",
                 less,
                 f"{middle:.3g} ({low:.3g} .. {high:.3g})",
             ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + f"\n\n{LEGEND}\n"
+            rows.append(cells)
+    return results.markdown(WORDS + NUMBERS, rows, left=WORDS) + f"\n\n{LEGEND}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

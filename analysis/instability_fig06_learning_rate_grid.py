@@ -19,8 +19,10 @@ from analysis.compare import SEEDS
 from analysis.student_arms import ended, named, of_arms, sorted_arms, table
 from analysis.student_curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note
 from analysis.style import figure_parser, load_chosen, plt, save
+from mxstudy import results
 
 DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
+COLUMNS = ("rate", "pairs", "more in one", "more in the other", "exact sign test")
 
 
 def rates(runs: pd.DataFrame) -> pd.Series:
@@ -64,21 +66,20 @@ def pairs(runs: pd.DataFrame) -> str:
     """
     runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"])).dropna(subset="diverged")
     wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
-    said = ["| rate | pairs | more in one | more in the other | exact sign test |\n|---|---:|---:|---:|---:|"]
+    rows = []
     for one, other in combinations(sorted_arms(runs["precision"]), 2):
         less = (wide[one] - wide[other]).dropna()
-        said += [signs(rate, less[rate], one, other) for rate in sorted_arms(runs["rate"])]
-        said.append(signs("all rates, by size", less.groupby([DEPTH, WIDTH]).sum(), one, other))
-    return "\n".join(line for line in said if line) + "\n\nPairs: replicas of one size, rate and seeds.\n"
+        parts = {rate: less[rate] for rate in sorted_arms(runs["rate"])}
+        parts["all rates, by size"] = less.groupby([DEPTH, WIDTH]).sum()
+        rows += [signs(what, part, one, other) for what, part in parts.items() if part.any()]
+    return results.markdown(COLUMNS, rows, left=["rate"]) + "\n\nPairs: replicas of one size, rate and seeds.\n"
 
 
-def signs(what: str, less: pd.Series, one: str, other: str) -> str:
-    """A line, or nothing where there is no difference."""
+def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...]:
+    """A row; `less`: differences of which one at least is not 0."""
     above, below = int((less > 0).sum()), int((less < 0).sum())
-    if not above + below:
-        return ""
     p = stats.binomtest(above, above + below).pvalue
-    return f"| {what} | {len(less)} | {one}: {above} | {other}: {below} | {p:.2g} |"
+    return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -21,9 +21,13 @@ from analysis.chinchilla import Chinchilla, bootstrap, fit, need_columns
 from analysis.scaling_runs import LOSS, read, source_options
 from analysis.scaling_runs import from_runs as from_runs
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, plt, save
+from mxstudy import results
 
 NAME = "instability_table02_scaling_fits"
 FORMATS = {"A": ".2e", "B": ".2e", "E": ".2f", "alpha": ".2f", "beta": ".2f", "a": ".2f"}  # as the paper prints them
+
+COLUMNS = "weights / activations", "runs", "constant", "our fit", "95 % interval", "paper", "every printed digit agrees"
+NUMBERS = {"runs", "our fit", "paper"}
 
 # The rows of table 2: weights, activations, what is printed. In the last two only the forward is quantised.
 PRINTED = {
@@ -80,14 +84,9 @@ def constants(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla], resamp
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    lines = [
-        "| weights / activations | runs | constant | our fit | 95 % interval | paper | every printed digit agrees |",
-        "|---|---:|---|---:|---|---:|---|",
-    ]
-    for row in rows.to_dict("records"):
-        cells = (title(row["arm"]), row["runs"], row["constant"], row["ours"], f"{row['low']} to {row['high']}")
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['printed']} | {row['agrees']} |")
-    return "\n".join(lines) + "\n"
+    intervals = rows["low"] + " to " + rows["high"]
+    cells = rows.assign(arm=rows["arm"].map(title), low=intervals).drop(columns="high").itertuples(index=False)
+    return results.markdown(COLUMNS, cells, left={*COLUMNS} - NUMBERS) + "\n"
 
 
 def draw(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla]) -> Figure:

@@ -18,6 +18,7 @@ import pandas as pd
 from analysis.chinchilla import need_columns
 from analysis.scaling_runs import LOSS, read, source_options
 from analysis.style import figure_parser, save_table
+from mxstudy import results
 
 PRINTED = Path(__file__).parent / "printed" / "instability_tables_1_4_5.csv"
 BASELINE = "bfloat16_bfloat16"
@@ -65,22 +66,17 @@ def printed_beside(table: pd.DataFrame) -> pd.DataFrame:
 def markdown(table: pd.DataFrame) -> str:
     arms = [arm for arm in SHOWN if arm in table]
     printed = printed_beside(table)
-    lines = [
-        f"| FLOPs | N | D/N | bf16 | {' | '.join(SHOWN[arm] for arm in arms)} |",
-        "|---|---:|---:|---:|" + "---:|" * len(arms),
-    ]
+    rows = []
     for place, row in table.iterrows():
         shown = [f"{row['flops']:.2e}", f"{row['params'] / 1e6:.1f}M", f"{row['tokens_per_parameter']:.2f}"]
         shown += [cell(row[arm], printed.loc[place, arm], "" if arm == BASELINE else "+") for arm in [BASELINE, *arms]]
-        lines.append(f"| {' | '.join(shown)} |")
+        rows.append(shown)
+    text = results.markdown(["FLOPs", "N", "D/N", "bf16", *(SHOWN[arm] for arm in arms)], rows, left=["FLOPs"])
     errors = (table[arms] - printed[arms]).abs().stack().dropna()
     if len(errors):
         close = (errors < 0.001).sum()
-        lines += [
-            "",
-            f"Of {len(errors)} printed differences {close} are within 0.001 of those here.",
-        ]
-    return "\n".join(lines) + "\n"
+        text += f"\n\nOf {len(errors)} printed differences {close} are within 0.001 of those here."
+    return text + "\n"
 
 
 def cell(ours: float, printed: float, sign: str) -> str:

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.compare import SEEDS
-from analysis.loss_curves import smoothed
 from analysis.style import ONE_COLUMN, arms_of, caption, colors, cross, figure_parser, load_chosen, plt, save
+from mxstudy.results import smoothed
 
 DASHES = ("-", "--", ":", "-.")
 # What --of names: the rows, the axis of what is seen of a loss in nats, and how it is made of it.

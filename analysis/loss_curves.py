@@ -11,12 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.style import ONE_COLUMN, colors, make_figure, plt
-
-HALF_LIFE = 0.01  # of the exponential mean, as a share of a run's steps
-
-
-def smoothed(losses: pd.Series) -> pd.Series:
-    return losses.ewm(halflife=max(1.0, HALF_LIFE * len(losses))).mean()
+from mxstudy.results import HALF_LIFE, smoothed
 
 
 def draw(metrics: pd.DataFrame) -> Figure:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.style import caption, figure_parser, load_chosen, save_table
+from mxstudy import results
 
 MODEL, TRAIN = "config.model.", "config.train."
 QUANTITIES = {  # name: how it is made of a row of a runs table
@@ -60,11 +61,11 @@ def markdown(runs: pd.DataFrame, paper: str) -> str:
     """A row a model: of what varies between its runs the least and the most."""
     table = pd.DataFrame({name: [make(run) for run in runs.to_dict("records")] for name, make in QUANTITIES.items()})
     table.insert(0, "parameters", runs["parameters"].to_list())
-    lines = [f"| {' | '.join(table)} |", "|" + "---:|" * len(table.columns)]
+    rows = []
     for _, own in table.groupby([name for name in table if name not in VARIED], dropna=False):
         printed = PRINTED[paper].get((own["layers"].iloc[0], own["hidden size"].iloc[0]), {})
-        lines.append(f"| {' | '.join(cell(own[name], printed.get(name)) for name in own)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([cell(own[name], printed.get(name)) for name in own])
+    return results.markdown(table, rows) + "\n"
 
 
 def cell(values: pd.Series, printed: float | None) -> str:

@@ -17,8 +17,11 @@ from matplotlib.figure import Figure
 
 from analysis.compare import mean
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, colors, figure_parser, load_ended, plt, save
+from mxstudy import results
 
 MODEL, NORM, RATE, LOSS = "choice.model", "choice.norm", "config.optimizer.lr", "validation_loss"
+WORDS = ("model", "norm", "best rate")
+LOSSES = ("validation loss, 95 % interval (seeds)", "the paper's training loss")
 # The training loss at the best rate, as section 4.1 prints it.
 PRINTED = {
     ("llama_125m", "rmsnorm"): "3.090 ± 0.004",
@@ -65,16 +68,13 @@ def mark_of_seeds(runs: pd.DataFrame) -> str:
 
 def best(runs: pd.DataFrame) -> str:
     """As Markdown: of each model and norm the rate of the lowest mean, and the loss there, beside the paper's."""
-    lines = [
-        "| model | norm | best rate | validation loss, 95 % interval (seeds) | the paper's training loss |",
-        "|---|---|---|---:|---:|",
-    ]
+    rows = []
     for (model, norm), arm in runs.dropna(subset=LOSS).groupby([MODEL, NORM], sort=False):
         losses = arm.groupby(RATE)[LOSS]
         rate = losses.mean().idxmin()
         printed = PRINTED.get((model, norm), "-")
-        lines.append(f"| {model} | {norm} | 2^{np.log2(rate):.0f} | {mean(losses.get_group(rate))} | {printed} |")
-    return "\n".join(lines) + "\n"
+        rows.append((model, norm, f"2^{np.log2(rate):.0f}", mean(losses.get_group(rate)), printed))
+    return results.markdown(WORDS + LOSSES, rows, left=WORDS) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

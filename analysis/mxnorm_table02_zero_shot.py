@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.style import TWO_COLUMNS, arms_of, caption, colors, figure_parser, load_chosen, plt, save, save_table
+from mxstudy import results
 from mxstudy.results import Difference, difference, plus_minus
 
 NAMING = ("asked_in", "label", "checkpoint", "fingerprint")  # the first that tells the arms apart names them
@@ -91,9 +92,7 @@ def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iter
 
 
 def markdown(table: pd.DataFrame) -> str:
-    lines = [["task", *table], ["---", *["---:"] * len(table.columns)]]
-    lines += [[task, *row] for task, row in zip(table.index, table.to_numpy(), strict=True)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return results.markdown(["task", *table], table.itertuples(name=None), left=["task"]) + "\n"
 
 
 def differences(answers: pd.DataFrame, arm: str, baseline: str, measure: str, form: str) -> dict[str, Difference]:

@@ -16,9 +16,9 @@ from mxstudy import results
 
 ENDED = ("finished", "diverged")
 REPLICA = ["fingerprint", "replica"]
-HEADER = (
-    "| arm | replicas | spikes | in replicas | not back | in the last 500 | open | diverged | 95 % | first spike "
-    "| diverged at | final loss | quartiles |\n|---|" + "---:|" * 12
+COLUMNS = (
+    *("arm", "replicas", "spikes", "in replicas", "not back", "in the last 500", "open", "diverged", "95 %"),
+    *("first spike", "diverged at", "final loss", "quartiles"),
 )
 LEGEND = """\
 Spikes: losses over 100 times the one before, all of them, and in how many replicas; not back: replicas that were not
@@ -71,8 +71,8 @@ def ranked(words: Sequence[str]) -> dict[str, float]:
 
 def table(runs: pd.DataFrame, arms: pd.Series) -> str:
     """As Markdown, a line an arm; `runs` of `ended`."""
-    lines = [f"| {' | '.join([arm, *cells(runs[arms == arm])])} |" for arm in sorted_arms(arms)]
-    return "\n".join([HEADER, *lines]) + f"\n\n{LEGEND}\n"
+    rows = ([arm, *cells(runs[arms == arm])] for arm in sorted_arms(arms))
+    return results.markdown(COLUMNS, rows, left=["arm"]) + f"\n\n{LEGEND}\n"
 
 
 def cells(runs: pd.DataFrame) -> list[str]:

@@ -14,13 +14,12 @@ from matplotlib.lines import Line2D
 from analysis.student_arms import REPLICA, ended, named, of_arms, sorted_arms, table
 from analysis.student_curves import band, by_replica, grid, limit, loss_lines, lost_lines
 from analysis.style import figure_parser, load_chosen, save
+from mxstudy import results
 
 LOSS_COLOR = "#000000"
 RECENT = 20  # measurements that the last before a divergence is held against
-HEADER = (
-    "| arm | measured | before the divergence | the last time before it | steps before | above the 20 before that "
-    "| after it |\n|---|---|---:|---:|---:|---:|---:|"
-)
+WORDS = ("arm", "measured")
+TIMES = ("before the divergence", "the last time before it", "steps before", "above the 20 before that", "after it")
 LEGEND = """\
 Medians over replicas of each replica's median, with the least and the most. Before the divergence: all steps where
 there is none. Above the 20 before that: replicas whose last value before their divergence is above all of the 20
@@ -73,33 +72,31 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Seque
 
 def medians(runs: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> str:
     """As Markdown, a line an arm and quantity: before and after each replica's divergence."""
-    said = [HEADER]
+    said = []
     for arm in sorted_arms(arms):
         own = runs.loc[arms == arm, [*REPLICA, "outcome.diverged_at"]]
         for row in rows:
             for name, (column, _) in row.lines.items():
                 if column in row.frame:
                     found = row.frame.merge(own).dropna(subset=column).sort_values("step")
-                    said.append(f"| {arm} | {row.title} of {name} | ".replace("\n", " ") + cells(found, column) + " |")
-    return "\n".join(said) + f"\n\n{LEGEND}\n"
+                    said.append([arm, f"{row.title} of {name}".replace("\n", " "), *cells(found, column)])
+    return results.markdown(WORDS + TIMES, said, left=WORDS) + f"\n\n{LEGEND}\n"
 
 
-def cells(found: pd.DataFrame, column: str) -> str:
+def cells(found: pd.DataFrame, column: str) -> list[str]:
     since = found["step"] - found["outcome.diverged_at"]
     before = {of: part[column].to_numpy(float) for of, part in found[~(since >= 0)].groupby(REPLICA)}
     after = {of: part[column].to_numpy(float) for of, part in found[since >= 0].groupby(REPLICA)}
     last = [before[of][-1 - RECENT :] for of in after if len(before.get(of, ())) > RECENT]
     steps = -since[since < 0].groupby([found[key] for key in REPLICA]).max()
     above = sum(values[-1] > values[:-1].max() for values in last)
-    return " | ".join(
-        [
-            spread([np.median(values) for values in before.values()]),
-            spread([values[-1] for values in last]),
-            f"{steps.min():.0f} .. {steps.max():.0f}" if last else "-",
-            f"{above} of {len(last)}" if last else "-",
-            spread([np.median(values) for values in after.values()]),
-        ]
-    )
+    return [
+        spread([np.median(values) for values in before.values()]),
+        spread([values[-1] for values in last]),
+        f"{steps.min():.0f} .. {steps.max():.0f}" if last else "-",
+        f"{above} of {len(last)}" if last else "-",
+        spread([np.median(values) for values in after.values()]),
+    ]
 
 
 def spread(values: Sequence[float]) -> str:

@@ -19,8 +19,10 @@ from mxstudy.results import (
     load_probe,
     load_runs,
     load_validations,
+    markdown,
     plus_minus,
     read_table,
+    smoothed,
     write_table,
 )
 from mxstudy.tracking.folder import RunFolder, State
@@ -153,3 +155,13 @@ def test_runs_are_taken_from_any_level_of_folder(tmp_path: Path, folders: list[R
 def test_a_cell_has_its_standard_error_where_there_is_one() -> None:
     assert plus_minus(50.0, 2.54, ".1f") == "50.0 +- 2.5"
     assert plus_minus(50.0, math.nan, ".1f") == "50.0"
+
+
+def test_columns_of_words_are_left_of_their_column() -> None:
+    rows = [("bf16", 1), ("mxfp8", "-")]
+    assert markdown(["arm", "loss"], rows, left=["arm"]) == "| arm | loss |\n|---|---:|\n| bf16 | 1 |\n| mxfp8 | - |"
+
+
+def test_a_hundredth_of_the_losses_is_the_half_life_of_their_mean() -> None:
+    step = pd.Series([0.0] * 500 + [1.0] * 500)
+    assert smoothed(step)[509] == pytest.approx(0.5)  # 10 losses after the step

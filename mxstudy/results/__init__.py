@@ -24,8 +24,11 @@ from mxstudy.probes.fractions import paired_difference as paired_difference
 from mxstudy.probes.outliers import read_ring
 from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
+from mxstudy.results.cells import markdown as markdown
 from mxstudy.results.cells import plus_minus as plus_minus
 from mxstudy.results.cosmetic import cosmetic_columns as cosmetic_columns
+from mxstudy.results.curves import HALF_LIFE as HALF_LIFE
+from mxstudy.results.curves import smoothed as smoothed
 from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES
 from mxstudy.results.stacks import replica_metrics, replica_probe, replica_rows
 from mxstudy.results.tables import read_benchmark

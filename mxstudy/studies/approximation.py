@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mxstudy import results
 from mxstudy.config import Approximation
+from mxstudy.studies import tables
 from mxstudy.studies.approximation_tables import TABLES
 from mxstudy.studies.ending import end_mirrored
 from mxstudy.tracking.folder import RunFolder
@@ -79,11 +79,7 @@ def how_to_draw(*folders: RunFolder) -> str:
 
 def grid(title: str, *columns: str) -> Table:
     """One that fits into 80 columns: a column of names, then numbers."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.padding = (0, 1, 0, 0)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
-    return table
+    return tables.grid(title, columns, left=columns[:1])
 
 
 def show_formats(folder: RunFolder) -> Table:

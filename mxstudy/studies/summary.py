@@ -9,17 +9,16 @@ from itertools import cycle
 from pathlib import Path
 
 import pandas as pd
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mxstudy import results
+from mxstudy.studies.tables import LEFT, grid
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 
 FIGURES = Path("figures")
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
-HALF_LIFE = 0.02  # of the exponential mean, as a share of the steps
 
 
 def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
@@ -86,21 +85,12 @@ def terminal_table(runs: pd.DataFrame, baseline: pd.Series, width: int) -> Table
     widths = [max(map(len, [name, *cells])) + 1 for name, cells in shown.items()]
     if sum(widths) + 1 > width:
         del shown["MLflow run"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.padding = (0, 1, 0, 0)
-    for name in shown:
-        is_text = name in ("arm", "MLflow run")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "arm", overflow="fold")
-    for cells in zip(*shown.values(), strict=True):
-        table.add_row(*cells)
-    return table
+    return grid(None, shown, zip(*shown.values(), strict=True))
 
 
 def markdown_table(runs: pd.DataFrame, baseline: pd.Series) -> str:
     shown = columns(runs, baseline)
-    rules = (":---" if name in ("arm", "MLflow run") else "---:" for name in shown)
-    rows = [shown, rules, *zip(*shown.values(), strict=True)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return results.markdown(shown, zip(*shown.values(), strict=True), LEFT)
 
 
 def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) -> Path:
@@ -122,7 +112,7 @@ def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) 
             arm = folder.status().fingerprint
             loss = training[arm].dropna()
             axes.plot(loss, color=color, linewidth=0.6, alpha=0.25)
-            axes.plot(smoothed(loss), color=color, linewidth=1.4, label=label)
+            axes.plot(results.smoothed(loss), color=color, linewidth=1.4, label=label)
             axes.plot(validation[arm].dropna(), "o", color=color, markersize=4)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -143,7 +133,3 @@ def load_losses(folders: list[RunFolder], name: str) -> pd.DataFrame:
         rows = rows.merge(validations, how="left", on=["fingerprint", "step"])
     rows = rows.reindex(columns=["tokens", "fingerprint", name])
     return rows.pivot(index="tokens", columns="fingerprint", values=name)
-
-
-def smoothed(loss: pd.Series) -> pd.Series:
-    return loss.ewm(halflife=max(1.0, HALF_LIFE * len(loss))).mean()

@@ -61,7 +61,7 @@ def test_where_names_are_long_the_ids_are_left_out_and_no_name_is_cut():
 def test_markdown_has_all_columns():
     assert markdown_table(RUNS, RUNS.iloc[1]).splitlines() == [
         "| arm | val loss | diff | tokens/s | MLflow run |",
-        "| :--- | ---: | ---: | ---: | :--- |",
+        "|---|---:|---:|---:|---|",
         f"| bf16 rmsnorm | 5.0000 | +0.2500 | 12,346 | {'a' * 32} |",
         "| mxfp8 rmsnorm | 4.7500 | +0.0000 | 900 | - |",
         f"| mxfp8 mxnorm_p1 (diverged) | - | - | 800 | {'c' * 32} |",
