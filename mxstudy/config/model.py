@@ -12,8 +12,8 @@ class Decoder:
     """Pre-norm, rotary embedding, grouped-query attention, no bias in a linear, embedding and head not tied.
 
     `mlp`: what is between its two linears: silu with a gate, GELU (exact), or squared ReLU. `qk_norm`: queries and keys
-    are normalised over all heads at once, exactly and unquantised. `init`: llama, whose linears have `init_std`, nearly
-    that of TorchTitan's Llama 3 (`mxstudy.model.decoder.INITS`), or OLMo's mitchell, where it follows from the fan-in.
+    are normalised over all heads at once, exactly and unquantised. `init`: that of TorchTitan's Llama 3, whose linears
+    have `init_std`, or OLMo's mitchell, where a linear's follows from its fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"

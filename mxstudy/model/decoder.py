@@ -45,12 +45,12 @@ class Init(NamedTuple):
 
     embedding: Callable[[config.Decoder], float]
     linear: Callable[[config.Decoder, int], float]  # by fan-in
+    shrinks_up: bool  # with depth, of an MLP with a gate the other half
 
 
-# TorchTitan's Llama 3 shrinks swiglu's up projection with depth too, and cuts linears at 2, which is not at all.
 INITS = {
-    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std),
-    "mitchell": Init(lambda model: model.hidden_size**-0.5, lambda model, fan_in: fan_in**-0.5),  # OLMo
+    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std, True),  # TorchTitan, which cuts later
+    "mitchell": Init(lambda model: model.hidden_size**-0.5, lambda model, fan_in: fan_in**-0.5, False),  # OLMo
 }
 
 
@@ -120,8 +120,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.kind = model.mlp
         self.up_name, parts, self.activation = MLPS[model.mlp]
-        std = INITS[model.init].linear(model, model.hidden_size)
+        init = INITS[model.init]
+        std = init.linear(model, model.hidden_size)
         up = NormLinear(build_norm(norm, model.hidden_size, cast), parts * model.ffn_size, std)
+        if init.shrinks_up and parts == 2:
+            up.init_stds = (std, output_std)
         self.add_module(self.up_name, up)
         self.w2 = MXLinear(model.ffn_size, model.hidden_size, output_std)
 
@@ -250,9 +253,9 @@ class Decoder(nn.Module):
             if isinstance(module, Norm):
                 module.reset_parameters()
             elif isinstance(module, nn.Embedding | MXLinear):
-                std = module.init_std if isinstance(module, MXLinear) else embedding_std
+                stds = module.init_stds if isinstance(module, MXLinear) else (embedding_std,)
                 weights.append(
-                    (module.weight, partial(normal_weight, module.weight.shape, std, seed, f"{name}.weight"))
+                    (module.weight, partial(normal_weight, module.weight.shape, stds, seed, f"{name}.weight"))
                 )
         draw_in_turns(weights)
 
@@ -268,6 +271,10 @@ class Decoder(nn.Module):
         return 6 * self.num_matmul_params() + attention
 
 
-def normal_weight(shape: torch.Size, std: float, seed: int, name: str) -> Tensor:
-    """Cut at 3 sigma: float32, on CPU."""
-    return nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
+def normal_weight(shape: torch.Size, stds: tuple[float, ...], seed: int, name: str) -> Tensor:
+    """Cut at 3 sigma: float32, on CPU; as many equal parts of its rows as there are `stds`."""
+    std = stds[0]
+    weight = nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
+    for part, own in zip(weight.chunk(len(stds))[1:], stds[1:], strict=True):
+        part *= own / std
+    return weight

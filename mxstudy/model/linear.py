@@ -28,7 +28,8 @@ class MXLinear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, init_std: float) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.init_std = in_features, out_features, init_std
+        self.in_features, self.out_features = in_features, out_features
+        self.init_stds: tuple[float, ...] = (init_std,)  # of as many equal parts of its rows
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.gemms, self.cast = Gemms(), BlockCast()
 

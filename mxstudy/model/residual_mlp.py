@@ -272,9 +272,9 @@ class ResidualMLP(nn.Module):
         """Weights and biases by name, with the standard deviation of their numbers."""
         for name, module in self.named_modules():
             if isinstance(module, MXLinear):
-                yield f"{name}.weight", module.weight, module.init_std
+                yield f"{name}.weight", module.weight, module.init_stds[0]
             if isinstance(module, Block) and module.bias is not None:
-                yield f"{name}.bias", module.bias, module.down.init_std * INITS[self.config.init].bias
+                yield f"{name}.bias", module.bias, module.down.init_stds[0] * INITS[self.config.init].bias
 
 
 def check_norm(norm: Norm, gain: Gain, vector_ops: str, norm_ops: str | None) -> None:

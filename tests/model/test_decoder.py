@@ -154,16 +154,19 @@ def test_initial_weights_depend_on_seed_and_name_alone():
 
 
 def test_initialisation_scales_with_depth():
-    model = replace(SMALL, hidden_size=256, ffn_size=512)
-    weights = {name: weight.std().item() for name, weight in build(model).named_parameters() if weight.ndim == 2}
+    """As in `init_weights` of TorchTitan's torchtitan/models/llama3: w2 and w3 are shrunk, w1 is not."""
+    decoder = build(replace(SMALL, hidden_size=256, ffn_size=512))
+    weights = {name: weight.std().item() for name, weight in decoder.named_parameters() if weight.ndim == 2}
     shrink = 0.9866  # of a normal cut at 3 sigma
     assert weights["tok_embeddings.weight"] == pytest.approx(shrink, rel=0.02)
     assert weights["output.weight"] == pytest.approx(shrink / 16, rel=0.02)
     for i in range(2):
         assert weights[f"layers.{i}.attention.wqkv.weight"] == pytest.approx(shrink * 0.02, rel=0.02)
-        assert weights[f"layers.{i}.feed_forward.w13.weight"] == pytest.approx(shrink * 0.02, rel=0.02)
+        gate, up = decoder.layers[i].feed_forward.w13.weight.chunk(2)
+        assert gate.std().item() == pytest.approx(shrink * 0.02, rel=0.02)
+        expected = shrink * 0.02 / math.sqrt(2 * (i + 1))
+        assert up.std().item() == pytest.approx(expected, rel=0.02)
         for name in ("attention.wo", "feed_forward.w2"):
-            expected = shrink * 0.02 / math.sqrt(2 * (i + 1))
             assert weights[f"layers.{i}.{name}.weight"] == pytest.approx(expected, rel=0.02)
 
 
