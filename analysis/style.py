@@ -105,8 +105,8 @@ def figure_parser(
     options = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     (source or partial(runs_option, required=True))(options)
     what = {
-        "--only": "runs whose labels have these; of several with one key, one",
-        "--without": "runs with none of these",
+        "--only": "runs whose labels have every KEY=VALUE given; of several values of one KEY, any",
+        "--without": "runs whose labels have none of these",
     }
     for option, chooses_runs in what.items():
         options.add_argument(option, nargs="+", default=[], metavar="WORD", help=chooses_runs)

@@ -82,7 +82,7 @@ def documents(data: config.Data) -> Iterator[str]:
 
 
 def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
-    """Each text once, in corpus order, with its split; keeps 32 bytes for each."""
+    """Each text once, in corpus order, with its split; keeps a digest of each, about 130 bytes."""
     seen: set[bytes] = set()
     for text in documents(data):
         digest = digest_of(text)

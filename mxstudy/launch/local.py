@@ -147,7 +147,7 @@ def run_queue(launch: Path) -> None:
             if job.has_ended():
                 del running[job_id]
                 free = job.devices + free
-                bury(folder, job.codes, plan.logs[job_id])
+                mark_failed(folder, job.codes, plan.logs[job_id])
         states = dict.fromkeys(running, "RUNNING") | dict.fromkeys(waiting, "PENDING")
         replace_file(launch / QUEUE_LIST, json.dumps(states))
         time.sleep(POLL_S)
@@ -180,7 +180,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def bury(folder: RunFolder, codes: list[int], log: str) -> None:
+def mark_failed(folder: RunFolder, codes: list[int], log: str) -> None:
     """A job that died without a word gets one; the others have said how they ended."""
     state = folder.status().state
     if state in ("queued", "running") and any(codes):

@@ -19,7 +19,7 @@ from mxstudy.launch.observe import ENDED, Seen, look
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.progress import clock
+from mxstudy.train.progress import clock, rate_text
 
 POLL_S = 2.0
 TAIL_BYTES = 1 << 16  # of a journal: some hundred rows
@@ -63,7 +63,7 @@ def status_row(one: Seen) -> dict[str, str]:
         "state": one.state,
         "step": f"{status.step}/{steps}" if steps else "",
         "loss": f"{rows[-1]['loss']:.4f}" if rows else "",
-        "rate": f"{rows[-1][rate]:,.0f} {rate.replace('_per_', '/').replace('_', ' ')}" if runs and rate else "",
+        "rate": rate_text(rows[-1], rate) if runs and rate else "",
         "left": clock(left_s(rows, steps)) if runs and len(rows) > 1 else "",
         "job": one.ticket.job_id if one.ticket else "",
         "reason": one.reason or "",

@@ -26,7 +26,7 @@ class Fraction(NamedTuple):
 
 def fraction(count: int, runs: int) -> Fraction:
     """`count` of so many runs. Raises ConfigError where there are none, or fewer than were counted."""
-    require(0 <= count <= runs and runs > 0, f"fraction: {count} of {runs} runs is none")
+    require(0 <= count <= runs and runs > 0, f"fraction: {count} of {runs} runs: must lie between 0 and 1")
     low, high = scipy.stats.binomtest(count, runs).proportion_ci(CONFIDENCE, method="wilson")
     return Fraction(count / runs, float(low), float(high))
 

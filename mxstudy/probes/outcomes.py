@@ -1,7 +1,7 @@
 """How a run ended, from its losses: jumps, spikes that it never came back from, and divergence, slow or sudden.
 
-The jump is the instability paper's spike (figure 9): a loss of more than 100 times the one before. That a run has not
-come back when it is not below 10 times its best within 500 steps is our rule, as that a blow-up need not jump.
+The jump is the instability paper's spike (figure 9): a loss of more than 100 times the one before. Two rules are
+ours: a run has come back if it is below 10 times its best within 500 steps; and a divergence may begin without a jump.
 """
 
 from __future__ import annotations

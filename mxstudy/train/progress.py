@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 PLAIN_EVERY_S, TERMINAL_EVERY_S = 30.0, 0.1
@@ -30,7 +31,7 @@ class Progress:
         self.shown_s = now_s
         line = (
             f"{self.label}  step {done}/{self.steps}  loss {row['loss']:.4f}"
-            f"  {row[self.rate]:,.0f} {self.rate.replace('_per_', '/').replace('_', ' ')}{self.left(done, now_s)}"
+            f"  {rate_text(row, self.rate)}{self.left(done, now_s)}"
         )
         if self.is_terminal:
             columns = shutil.get_terminal_size().columns
@@ -54,6 +55,11 @@ class Progress:
             self.stream.write("\n")
             self.stream.flush()
         self.is_open = False
+
+
+def rate_text(row: Mapping[str, Any], key: str) -> str:
+    """1234.5 tokens_per_s -> '1,234 tokens/s'"""
+    return f"{row[key]:,.0f} {key.replace('_per_', '/').replace('_', ' ')}"
 
 
 def clock(seconds: float) -> str:
