@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import gzip
-import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.parquet as pq
 
+from mxstudy.data.files import parse
 from mxstudy.data.hashes import sha256_once
 from mxstudy.reader import ConfigError, require
 
@@ -26,12 +28,18 @@ def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path
     """The rows of one split, in their order.
 
     `folder`: holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet in the columns of the hub's data set; None: from the hub,
-    `path` and `subset`. Raises DataMissing for what is not there, with the command that fetches it.
+    `path` and `subset`. Raises DataMissing for what is not there, with the command that fetches it, and ConfigError,
+    with the place, for a file that cannot be read or has no rows.
     """
     if folder is None:
         return from_hub(name, path, subset, split)
-    file = file_of(name, split, folder)
-    return list(READERS[reader_of(file)](file))
+    file, option = file_of(name, split, folder), option_of(split)
+    try:
+        rows = list(READERS[reader_of(file)](file, option))
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, pyarrow.ArrowException) as error:
+        raise ConfigError(f"{option}: {file} cannot be read: {error}") from error
+    require(bool(rows), f"{option}: {file} has no rows")
+    return rows
 
 
 def identity(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> dict[str, Any]:
@@ -41,8 +49,18 @@ def identity(name: str, path: str, subset: str | None, split: str, folder: Path 
     return {"sha256": sha256_once(file_of(name, split, folder))}
 
 
+def option_of(split: str) -> str:
+    """Which key names the folder of those rows."""
+    return "evaluation.shots_dir" if split == SHOTS else "evaluation.data_dir"
+
+
+def place_of(name: str, path: str, split: str, folder: Path | None) -> str:
+    """Where these rows are, for a message about one of them."""
+    return f"{option_of(split)}: {path if folder is None else file_of(name, split, folder)}"
+
+
 def file_of(name: str, split: str, folder: Path) -> Path:
-    option = "evaluation.shots_dir" if split == SHOTS else "evaluation.data_dir"
+    option = option_of(split)
     require(folder.is_dir(), f"{option}: {folder} is no folder")
     found = [file for file in sorted(folder.glob(f"{name}.{split}*")) if reader_of(file)]
     if not found:
@@ -56,13 +74,15 @@ def reader_of(file: Path) -> str:
     return next((suffix for suffix in READERS if file.name.endswith(suffix)), "")
 
 
-def json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
-        for line in lines:
-            yield json.loads(line)
+def json_lines(file: Path, option: str) -> Iterator[dict[str, Any]]:
+    """A row is a line that is not blank."""
+    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.isspace():
+                yield parse(line, f"{file}, line {number}", option)
 
 
-def parquet(file: Path) -> Iterator[dict[str, Any]]:
+def parquet(file: Path, option: str) -> Iterator[dict[str, Any]]:
     yield from pq.read_table(file).to_pylist()
 
 

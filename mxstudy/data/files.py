@@ -104,12 +104,12 @@ def decode(content: bytes, where: str, offset: int = 0) -> str:
         raise ConfigError(f"data: {where} is not UTF-8: {error.reason} at byte {offset + error.start}") from error
 
 
-def parse(line: str, where: str) -> Mapping[str, Any]:
+def parse(line: str, where: str, key: str = "data") -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"data: {where}: not JSON: {error}") from error
-    require(isinstance(row, dict), f"data: {where}: must be a JSON object, not {type(row).__name__}")
+    except (ValueError, RecursionError) as error:  # integers may be too long for Python, and objects nested too deep
+        raise ConfigError(f"{key}: {where}: not JSON that can be read: {error}") from error
+    require(isinstance(row, dict), f"{key}: {where}: must be a JSON object, not {type(row).__name__}")
     return row
 
 

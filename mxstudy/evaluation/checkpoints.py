@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,22 @@ import torch
 from mxstudy import config
 from mxstudy.config import read_run
 from mxstudy.config.model import BLOCKS
+from mxstudy.data.hashes import sha256_once
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained
 from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, block_cast
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder, named_run
-from mxstudy.train.checkpoint import load_weights, read_about
+from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint says of itself. `max_length`: of the sequences that it was trained on, in tokens."""
+    """What a checkpoint says of itself. `max_length`: of the sequences that it was trained on, in tokens.
+
+    `shapes`: of the weights that it holds, by our names. `data`: what it was trained on; None where nothing says.
+    """
 
     name: str
     model: config.Decoder
@@ -31,6 +36,8 @@ class Trained:
     compute: str
     tokenizer: Tokenizer
     max_length: int
+    shapes: Mapping[str, torch.Size]
+    data: config.Data | None
 
 
 def find(text: str, runs_dir: Path) -> Path:
@@ -57,7 +64,10 @@ def newest(run: RunFolder) -> Path:
 
 
 def describe(path: Path) -> Trained:
-    """Of a folder that `find` found. Raises ConfigError for a tokenizer that is missing or does not fit."""
+    """Of a folder that `find` found; of its weights the headers alone are read.
+
+    Raises ConfigError for a tokenizer that is missing or does not fit, and for files that cannot be read.
+    """
     trained = (native if (path / "checkpoint.json").is_file() else foreign)(path)
     ids, rows = trained.tokenizer.vocab_size, trained.model.vocab_size
     require(ids <= rows, f"checkpoint: the tokenizer of {trained.name} has {ids} ids, its embedding {rows}")
@@ -72,14 +82,21 @@ def native(path: Path) -> Trained:
     tokenizer = tokenizer_of(run.tokenizer_path, getattr(trained.tokenizer, "eos_token", None))
     name = f"{about['fingerprint'][:12]}/{path.name}"
     length, compute = trained.train.sequence_length, trained.train.compute
-    return Trained(name, trained.model, trained.norm, trained.precision, compute, tokenizer, length)
+    model, norm, precision, shapes = trained.model, trained.norm, trained.precision, weight_shapes(path)
+    return Trained(name, model, norm, precision, compute, tokenizer, length, shapes, trained.data)
 
 
 def foreign(path: Path) -> Trained:
-    """A Hugging Face Llama, in bf16: nothing there says more."""
+    """A Hugging Face Llama, in bf16.
+
+    Its `torch_dtype` is not asked: it is what the weights are stored in, FP32 often, and not what was computed in.
+    """
     model, norm, length = hugging_face.read_config(path)
     plan = read(config.Precision, {"schedule": [{"plan": {BLOCKS: "bf16"}}]})
-    return Trained(path.name, model, norm, plan, "bf16", tokenizer_of(path / "tokenizer.json", None), length)
+    tokenizer = tokenizer_of(path / "tokenizer.json", hugging_face.read_eos(path))
+    stored = hugging_face.from_hugging_face(hugging_face.read_state(path, hugging_face.headers), model)
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    return Trained(path.name, model, norm, plan, "bf16", tokenizer, length, shapes, None)
 
 
 def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
@@ -88,12 +105,16 @@ def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """What names those weights in a fingerprint: the run, when it was begun, and the step; or the files."""
+    """What names that model in a fingerprint: the run, when it was begun, and the step; or the files.
+
+    Weights are too large to be read for it: their files' sizes and times stand for them.
+    """
     if (path / "checkpoint.json").is_file():
         about, status = read_about(path), RunFolder(path.parent.parent).status()
         return {"run": about["fingerprint"], "started_s": status.started_s, "step": about["step"]}
     files = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))]
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files}
+    weights = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files}
+    return weights | {name: sha256_once(path / name) for name in hugging_face.SAYS if (path / name).is_file()}
 
 
 def step_of(path: Path) -> int:
@@ -112,19 +133,38 @@ def title(trained: Trained) -> str:
 def build(trained: Trained, device: torch.device) -> Decoder:
     """The decoder without weights, on the meta device, with the formats that it is going to have on `device`.
 
-    Of a precision's schedule the last row holds. Raises ConfigError for a norm and a precision that do not fit.
+    Of a precision's schedule the last row holds. Raises ConfigError for a norm and a precision that do not fit each
+    other, or the weights that there are.
     """
     with torch.device("meta"):
         model = Decoder(trained.model, trained.norm, block_cast(trained.precision), DTYPES[trained.compute])
     apply_precision(model, trained.precision, trained.precision.schedule[-1].from_step, trained.compute, device)
+    check_weights(model, trained)
     return model
+
+
+def check_weights(model: Decoder, trained: Trained) -> None:
+    """That each parameter has a weight of its shape, and no weight is left over."""
+    wanted, found = {name: parameter.shape for name, parameter in model.named_parameters()}, trained.shapes
+    for name in sorted(wanted.keys() & found.keys()):
+        there, asked = tuple(found[name]), tuple(wanted[name])
+        require(there == asked, f"checkpoint: {name} of {trained.name} is {there}, and by its config {asked}")
+    kind = trained.norm.kind
+    for names, problem in (
+        (sorted(found.keys() - wanted.keys()), f"has, and {kind} does not take,"),
+        (sorted(wanted.keys() - found.keys()), f"does not have, and {kind} needs,"),
+    ):
+        of_norms = all("norm." in name for name in names)
+        key, remedy = ("norm", "; norm=as_trained fits it") if of_norms else ("checkpoint", "")
+        some = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+        require(not names, f"{key}: {trained.name} {problem} {some}{remedy}")
 
 
 def load(path: Path, trained: Trained, device: torch.device) -> Decoder:
     """The decoder with a checkpoint's weights, in the norm and the precision that `trained` has by now.
 
-    A gain is a gain, whatever its norm divides by: the norm may be another one than the weights were trained with.
-    Raises ConfigError and CheckpointError.
+    A gain is a gain, whatever its norm divides by: the norm may be another one than the weights were trained with, if
+    it has the same parameters. Raises ConfigError and CheckpointError.
     """
     model = build(trained, device).to_empty(device=device)
     if (path / "checkpoint.json").is_file():

@@ -45,12 +45,26 @@ def read_back(folder: Path, dtype: str) -> Trained:
     return replace(checkpoints.describe(folder), precision=plan, compute=ROWS[dtype])
 
 
-def departure(path: Path, trained: Trained, folder: Path, dtype: str, text: str, device: torch.device) -> Departure:
-    """Of the export in `folder`, on the beginning of `text`. Raises ConfigError for one that is too short."""
+def sequences(trained: Trained, file: Path | None) -> Tensor:
+    """The first ones of a text, by default Python's help texts: int64 [SEQUENCES at most, T + 1].
+
+    Raises ConfigError for a text that is too short, or none.
+    """
+    try:
+        text = file.read_text(encoding="utf-8") if file else "\n".join(pydoc_data.topics.topics.values())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--text: {file} is not UTF-8: {error.reason} at byte {error.start}") from error
     tokens = torch.from_numpy(trained.tokenizer.encode_batch([text])[0].astype("int64"))
     length = trained.max_length + 1
     require(len(tokens) >= length, f"--text: {len(tokens)} tokens are less than a sequence, {length}")
-    tokens_BT = tokens[: len(tokens) // length * length].view(-1, length)[:SEQUENCES].to(device)
+    return tokens[: len(tokens) // length * length].view(-1, length)[:SEQUENCES]
+
+
+def departure(
+    path: Path, trained: Trained, folder: Path, dtype: str, tokens_BT: Tensor, device: torch.device
+) -> Departure:
+    """Of the export in `folder`."""
+    tokens_BT = tokens_BT.to(device)
     models = (path, trained), (folder, read_back(folder, dtype))
     native, exported = (log_probs(checkpoints.load(*model, device), tokens_BT) for model in models)
     return Departure(-native.mean().item(), -exported.mean().item(), (native - exported).abs().max().item())
@@ -83,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         path = checkpoints.find(chosen.checkpoint, chosen.runs_dir)
         trained = checkpoints.describe(path)
-        text = chosen.text.read_text() if chosen.text else "\n".join(pydoc_data.topics.topics.values())
+        tokens_BT = sequences(trained, chosen.text)  # before anything is written
         decoder = checkpoints.load(path, trained, torch.device("cpu"))
         export(decoder, trained.norm, trained.tokenizer, trained.max_length, chosen.to, chosen.dtype)
-        found = departure(path, trained, chosen.to, chosen.dtype, text, device)
+        found = departure(path, trained, chosen.to, chosen.dtype, tokens_BT, device)
     except (ConfigError, OSError) as error:
         sys.exit(str(error))
     print(f"{chosen.to}: {trained.name} as a Llama of Hugging Face's, weights in {chosen.dtype}")

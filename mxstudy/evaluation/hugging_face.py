@@ -7,20 +7,23 @@ another function, and casts there are none.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.data.tokenizer import Tokenizer, find_pretrained
 from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError, read, require
 
 ARCHITECTURE = "LlamaForCausalLM"
+CONFIG, TOKENIZER, ABOUT_TOKENIZER = "config.json", "tokenizer.json", "tokenizer_config.json"
+SAYS = (CONFIG, TOKENIZER, ABOUT_TOKENIZER)  # what a model is, beside its weights
 WHOLE = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -61,10 +64,10 @@ def export(
     folder.mkdir(parents=True)
     state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(hf_config, indent=2))
-    tokenizer.save(folder / "tokenizer.json")
+    (folder / CONFIG).write_text(json.dumps(hf_config, indent=2))
+    tokenizer.save(folder / TOKENIZER)
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eos_token}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
+    (folder / ABOUT_TOKENIZER).write_text(json.dumps(about, indent=2))
 
 
 def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:
@@ -100,7 +103,10 @@ def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
 
 
 def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dict[str, Tensor]:
-    """Our names: what `Decoder.load_state_dict` takes. Raises ConfigError where a tensor is missing or left over."""
+    """Our names: what `Decoder.load_state_dict` takes.
+
+    Raises ConfigError where a tensor is missing or left over, and for shapes that cannot be fused.
+    """
     left, own = dict(state), {}
     tied = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -112,7 +118,10 @@ def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dic
 
     for layer in range(model.num_layers):
         for name, parts in FUSED.items():
-            own[f"layers.{layer}.{name}"] = torch.cat([take(f"model.layers.{layer}.{part}") for part in parts])
+            tensors = [take(f"model.layers.{layer}.{part}") for part in parts]
+            rows = {tuple(tensor.shape[1:]) for tensor in tensors}
+            require(len(rows) == 1, f"checkpoint: {' and '.join(parts)} of layer {layer} differ in their rows' size")
+            own[f"layers.{layer}.{name}"] = torch.cat(tensors)
     own |= {name: take(theirs) for name, theirs in reversed(WHOLE.items())}
     rest = [name for name in left if not name.endswith("rotary_emb.inv_freq")]
     require(not rest, f"checkpoint: nothing here takes {', '.join(rest[:3])}")
@@ -131,11 +140,11 @@ def sizes(name: str, model: config.Decoder) -> list[int]:
 def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     """Of a Hugging Face Llama, with the longest sequence in tokens.
 
-    Raises ConfigError for another architecture, and for what our decoder does not have.
+    Raises ConfigError for another architecture, for what our decoder does not have, and for a file that is broken.
     """
-    path = folder / "config.json"
-    require(path.is_file(), f"checkpoint: {folder} has no config.json")
-    values = json.loads(path.read_text())
+    path = folder / CONFIG
+    require(path.is_file(), f"checkpoint: {folder} has no {CONFIG}")
+    values = read_json(path)
     name = (values.get("architectures") or ["none"])[0]
     require(name == ARCHITECTURE, f"checkpoint: {folder} is {name}; only {ARCHITECTURE} can be read")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
@@ -145,21 +154,65 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     require(activation == "silu", f"checkpoint: hidden_act {activation!r}; only silu can be read")
     for key in ("attention_bias", "mlp_bias"):
         require(not values.get(key), f"checkpoint: {key}; only linears without bias can be read")
-    head_size = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
-    expected = values["hidden_size"] // values["num_attention_heads"]
+    values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
+    missing = [key for key in (*SHAPES, "rms_norm_eps", "max_position_embeddings") if key not in values]
+    require(not missing, f"checkpoint: {path} has no {', '.join(missing)}")
+    theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))
+    try:
+        model = read(config.Decoder, {"rope_theta": theta} | {ours: values[key] for key, ours in SHAPES.items()})
+        norm = read(config.RMSNorm, {"eps": values["rms_norm_eps"]})
+        length = read(int, values["max_position_embeddings"], "max_position_embeddings")
+    except ConfigError as error:
+        raise ConfigError(f"checkpoint: {path}: {error}") from None
+    expected = model.hidden_size // model.num_heads
+    head_size = values.get("head_dim") or expected
     require(
         head_size == expected, f"checkpoint: head_dim {head_size}; only hidden_size / heads, {expected}, can be read"
     )
-    values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))
-    shape = {ours: values[theirs] for theirs, ours in SHAPES.items()}
-    model = read(config.Decoder, {"rope_theta": theta, **shape})
-    return model, read(config.RMSNorm, {"eps": values["rms_norm_eps"]}), values["max_position_embeddings"]
+    return model, norm, length
 
 
-def read_state(folder: Path) -> dict[str, Tensor]:
-    """All tensors of its safetensors files. Raises ConfigError where there are none."""
+def read_eos(folder: Path) -> str | None:
+    """What ends a document: the token that the tokenizer's config names, else the first that the model's has the id of.
+
+    None where neither says.
+    """
+    about = folder / ABOUT_TOKENIZER
+    named = read_json(about).get("eos_token") if about.is_file() else None
+    named = named.get("content") if isinstance(named, dict) else named
+    if named is not None:
+        return str(named)
+    ids = read_json(folder / CONFIG).get("eos_token_id")
+    first = next(iter(ids), None) if isinstance(ids, list) else ids
+    if not isinstance(first, int) or not (folder / TOKENIZER).is_file():
+        return None
+    return find_pretrained(str(folder / TOKENIZER)).id_to_token(first)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"checkpoint: {path} cannot be read as JSON: {error}") from error
+    require(isinstance(values, dict), f"checkpoint: {path} must be a JSON object, not {type(values).__name__}")
+    return values
+
+
+def read_state(folder: Path, read_file: Callable[[Path], dict[str, Tensor]] = load_file) -> dict[str, Tensor]:
+    """All tensors of its safetensors files. Raises ConfigError where there are none, and for a file that is broken."""
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"checkpoint: {folder} has no *.safetensors")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    require(bool(files), f"checkpoint: {folder} has no *.safetensors")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            state |= read_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"checkpoint: {file} is truncated or unreadable: {error}") from error
+    return state
+
+
+def headers(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file on the meta device: what is known of them without reading them."""
+    with safe_open(file, framework="pt") as opened:
+        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118  it is no dict
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

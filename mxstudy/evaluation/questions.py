@@ -10,9 +10,9 @@ from typing import Any
 from mxstudy.config import Evaluation
 from mxstudy.data import evaluation_sets
 from mxstudy.data.evaluation_sets import SHOTS, DataMissing, Rows, load_rows
-from mxstudy.evaluation.olmes import TASKS, subset
-from mxstudy.evaluation.templates import Question, describe_mmlu, with_shots
-from mxstudy.reader import require, suggest
+from mxstudy.evaluation.olmes import TASKS, Task, subset
+from mxstudy.evaluation.templates import LETTERS, Question, describe_mmlu, with_shots
+from mxstudy.reader import ConfigError, require, suggest
 
 
 def check(settings: Evaluation) -> None:
@@ -57,7 +57,29 @@ def build_questions(name: str, form: str, settings: Evaluation) -> dict[str, lis
 
 
 def rows_of(name: str, split: str, folder: str | None) -> Rows:
-    return load_rows(name, TASKS[name].path, TASKS[name].name, split, Path(folder) if folder else None)
+    """Raises ConfigError, with the place, for a row that is no question of the task."""
+    task, where = TASKS[name], Path(folder) if folder else None
+    rows = load_rows(name, task.path, task.name, split, where)
+    for number, row in enumerate(rows, start=1):
+        if wrong := what_is_wrong(row, task):
+            place = evaluation_sets.place_of(name, task.path, split, where)
+            raise ConfigError(f"{place}, row {number}: no question of {name}: {wrong}")
+    return rows
+
+
+def what_is_wrong(row: Mapping[str, object], task: Task) -> str | None:
+    try:
+        parsed = task.template.parse(row)
+    except KeyError as error:
+        return f"it has no {error}"
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    options = len(parsed.options)
+    if task.subjects and task.subjects not in row:
+        return f"it has no {task.subjects!r}"
+    if not 2 <= options <= len(LETTERS):
+        return f"{options} options; it takes 2 to {len(LETTERS)}"
+    return None if 0 <= parsed.gold < options else f"its answer is none of the {options} options"
 
 
 def file_identity(name: str, split: str, folder: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -33,12 +33,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a data set's row says: `cloze` is the prompt without options, `choose` the one that options follow."""
+    """What a data set's row says: `cloze` is the prompt without options, `choose` the one that options follow.
+
+    `listed`: the options as they follow, where they are others than those of the cloze form.
+    """
 
     cloze: str
     choose: str
     options: tuple[str, ...]
     gold: int
+    listed: tuple[str, ...] = ()
 
 
 def labelled(row: Row) -> tuple[tuple[str, ...], int]:
@@ -64,13 +68,15 @@ def boolq(row: Row) -> Parsed:
 
 
 def hellaswag(row: Row) -> Parsed:
-    """From the public columns, or from a row whose text is clean already: `query`, `endings`."""
-    if "query" in row:
-        query, endings = row["query"], tuple(row["endings"])
-    else:
-        query = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
-        endings = tuple(clean(ending) for ending in row["endings"])
-    return Parsed(query, f"{query}\nChoose the best continuation:", endings, int(row["label"]))
+    """From the public columns, or from a row whose text is clean already: `query`, `endings`.
+
+    The cloze form is clean part by part, multiple choice as a whole (`clean_choice`), spaces at its lines' ends
+    included, which a row that is clean already has lost.
+    """
+    raw, as_is = tuple(row["endings"]), "query" in row
+    ask = row["query"] if as_is else f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+    query, endings = (ask, raw) if as_is else (clean(ask), tuple(map(clean, raw)))
+    return Parsed(query, f"{ask}\nChoose the best continuation:", endings, int(row["label"]), listed=raw)
 
 
 def clean(text: str) -> str:
@@ -120,9 +126,14 @@ def fill_the_blank(parsed: Parsed) -> Question:
 
 def multiple_choice(parsed: Parsed) -> Question:
     letters = LETTERS[: len(parsed.options)]
-    lines = [f" {letter}. {option}" for letter, option in zip(letters, parsed.options, strict=True)]
+    lines = [f" {letter}. {option}" for letter, option in zip(letters, parsed.listed or parsed.options, strict=True)]
     context = "\n".join([parsed.choose, *lines, "Answer:"])
     return Question((context,) * len(letters), tuple(f" {letter}" for letter in letters), parsed.gold)
+
+
+def clean_choice(parsed: Parsed) -> Question:
+    question = multiple_choice(parsed)
+    return replace(question, contexts=tuple(map(clean, question.contexts)))
 
 
 def with_shots(question: Question, shots: Iterable[Question], description: str | None = None) -> Question:
@@ -142,6 +153,7 @@ def describe_mmlu(subject: str) -> str:
 class Template:
     parse: Callable[[Row], Parsed]
     cf: Callable[[Parsed], Question] = cloze
+    mcf: Callable[[Parsed], Question] = multiple_choice
 
     def question(self, row: Row, form: str) -> Question:
-        return (self.cf if form == "cf" else multiple_choice)(self.parse(row))
+        return (self.cf if form == "cf" else self.mcf)(self.parse(row))

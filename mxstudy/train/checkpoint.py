@@ -20,9 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mxstudy.numerics.ranks import is_first, on_first_rank
 from mxstudy.reader import ConfigError
@@ -127,6 +129,16 @@ def load_weights(path: Path, model: nn.Module) -> int:
     except (CheckpointException, OSError) as error:
         raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)})") from error
     return int(about["step"])
+
+
+def weight_shapes(path: Path) -> dict[str, torch.Size]:
+    """Of the parameters that `load_weights` reads, from the files' headers alone. Raises CheckpointError."""
+    try:
+        found = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)})") from error
+    sizes = {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
+    return {name.removeprefix("model."): size for name, size in sizes.items() if name.startswith("model.")}
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -148,6 +148,10 @@ def no_parquet(tmp_path):
     return files(write(tmp_path / "bad.parquet", "no Parquet"), format="parquet")
 
 
+def long_integer(tmp_path):
+    return files(write(tmp_path / "bad.jsonl", f'{{"text": "a", "n": {"1" * 5000}}}\n'), format="jsonl")
+
+
 def no_parquet_column(tmp_path):
     pandas.DataFrame({"txt": ["a"]}).to_parquet(tmp_path / "bad.parquet")
     return files(tmp_path / "bad.parquet", format="parquet")
@@ -176,6 +180,7 @@ def folder(tmp_path):
         (bad_text, r"bad\.txt is not UTF-8.*byte 5$"),
         (bad_jsonl_bytes, r"bad\.jsonl is not UTF-8.*byte 24$"),
         (bad_json, r"bad\.jsonl, line 2: not JSON"),
+        (long_integer, r"bad\.jsonl, line 1: not JSON that can be read: .*5000 digits"),
         (no_object, r"line 1: must be a JSON object, not list"),
         (no_column, r"line 2 has no column 'text'; did you mean 'texts'\?"),
         (no_string, r"line 3: 'text' is 3, not a string"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mxstudy import config
-from mxstudy.evaluation.checkpoints import describe, find, load
+from mxstudy.evaluation.checkpoints import build, describe, find, load
 from mxstudy.evaluation.hugging_face import export
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
@@ -73,6 +73,21 @@ def test_another_norm_and_precision_in_place_of_those(run: RunFolder) -> None:
         assert not torch.equal(ours(TOKENS), reference(TOKENS))
 
 
+def test_a_norm_with_other_parameters_is_refused_when_the_evaluation_is_planned(run: RunFolder) -> None:
+    """A bias that was trained is not dropped, and one that was not is not made up."""
+    plain, biased = describe(find(str(run.path), Path("runs"))), config.LayerNorm(bias=True)
+    first = r"layers\.0\.attention\.wqkv\.norm\.bias, layers\.0\.feed_forward.* and 5 more; norm=as_trained fits it"
+    with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 does not have, and layernorm needs, {first}"):
+        build(replace(plain, norm=biased), CPU)
+    with torch.device("meta"):
+        model = Decoder(plain.model, biased, BlockCast(), torch.bfloat16)
+    trained = replace(plain, norm=biased, shapes={name: p.shape for name, p in model.named_parameters()})
+    build(trained, CPU)
+    with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 has, and rmsnorm does not take, {first}"):
+        build(replace(trained, norm=config.RMSNorm()), CPU)
+    assert plain.shapes.keys() == {name for name, _ in build(plain, CPU).named_parameters()}
+
+
 def test_hugging_faces_folder_is_a_checkpoint_too(run: RunFolder, tmp_path: Path) -> None:
     trained = describe(path := find(str(run.path), Path("runs")))
     exact = replace(
@@ -94,6 +109,8 @@ def test_what_is_missing_or_broken_is_named(run: RunFolder, tmp_path: Path) -> N
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="truncated or unreadable"):
         load(path, trained, CPU)
+    with pytest.raises(CheckpointError, match="truncated or unreadable"):
+        describe(path)
     copy.tokenizer_path.unlink()
     with pytest.raises(ConfigError, match=r"its tokenizer is missing: .*tokenizer\.json"):
         describe(path)

@@ -9,11 +9,10 @@ import torch
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.evaluation.checkpoints import describe, find, load
-from mxstudy.evaluation.export import departure, log_probs, main
+from mxstudy.evaluation.export import departure, log_probs, main, sequences
 from mxstudy.evaluation.hugging_face import export
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
 pytestmark = pytest.mark.integration
@@ -28,7 +27,10 @@ def test_an_mxnorm_model_goes_out_with_how_far_it_is_off(
     said = capsys.readouterr().out
     assert "(mxnorm p=2, mxfp8, compute bf16)" in said
     path = find(str(trained.path), Path("runs"))
-    found = departure(path, describe(path), tmp_path / "hf", "float32", TEXT, CPU)
+    (tmp_path / "text.txt").write_text(TEXT)
+    tokens_BT = sequences(describe(path), tmp_path / "text.txt")
+    assert tokens_BT.shape == (1, 65)
+    found = departure(path, describe(path), tmp_path / "hf", "float32", tokens_BT, CPU)
     assert 1e-4 < found.largest < 1
     assert abs(found.native_loss - found.exported_loss) < 0.1
 
@@ -52,7 +54,20 @@ def test_what_cannot_be_exported_is_said(trained: RunFolder, tmp_path: Path) -> 
         main(["--checkpoint", "nowhere", "--to", str(tmp_path / "hf"), "--runs-dir", str(tmp_path)])
     with pytest.raises(SystemExit, match="is there already"):
         main(["--checkpoint", str(trained.path), "--to", str(tmp_path)])
-    path = find(str(trained.path), Path("runs"))
-    main(["--checkpoint", str(trained.path), "--to", str(tmp_path / "hf")])
-    with pytest.raises(ConfigError, match="2 tokens are less than a sequence, 65"):
-        departure(path, describe(path), tmp_path / "hf", "float32", "no", CPU)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"no", "--text: 2 tokens are less than a sequence, 65"),
+        (b"\x00" * 100 + b"\xff", r"--text: .*bad\.txt is not UTF-8: .* at byte 100"),
+    ],
+)
+def test_a_text_that_cannot_be_compared_leaves_no_folder(
+    trained: RunFolder, content: bytes, says: str, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(content)
+    with pytest.raises(SystemExit, match=says):
+        main(["--checkpoint", str(trained.path), "--to", str(tmp_path / "hf"), "--text", str(bad)])
+    assert not (tmp_path / "hf").exists()

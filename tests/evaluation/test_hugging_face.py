@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from mxstudy import config
-from mxstudy.data.tokenizer import ByteTokenizer
-from mxstudy.evaluation.hugging_face import export, from_hugging_face, read_config, read_state, to_hugging_face
+from mxstudy.data.tokenizer import ByteTokenizer, Tokenizer
+from mxstudy.evaluation.checkpoints import build, describe, identity
+from mxstudy.evaluation.hugging_face import (
+    export,
+    from_hugging_face,
+    read_config,
+    read_eos,
+    read_state,
+    to_hugging_face,
+)
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.reader import ConfigError
@@ -107,6 +115,8 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only silu"),
         ({"mlp_bias": True}, "mlp_bias; only linears without bias"),
         ({"head_dim": 32}, "head_dim 32; only hidden_size / heads, 16"),
+        ({"hidden_size": "64"}, r"config\.json: hidden_size: '64' is not an integer"),
+        ({"num_attention_heads": 0}, r"config\.json: num_heads: must be positive, not 0"),
     ],
 )
 def test_another_architecture_is_refused(changes: dict[str, object], says: str, tmp_path: Path) -> None:
@@ -117,10 +127,75 @@ def test_another_architecture_is_refused(changes: dict[str, object], says: str, 
         read_config(tmp_path / "hf")
 
 
+@pytest.mark.parametrize("key", ["rms_norm_eps", "num_attention_heads", "max_position_embeddings"])
+def test_a_config_without_a_key_is_refused(key: str, tmp_path: Path) -> None:
+    export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
+    with pytest.raises(ConfigError, match=rf"^checkpoint: .*config\.json has no {key}"):
+        read_config(tmp_path / "hf")
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"^checkpoint: .*config\.json cannot be read as JSON"):
+        read_config(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("named", "ids", "eos"),
+    [
+        ("<stop>", 256, "<stop>"),
+        ({"content": "<stop>", "lstrip": False}, None, "<stop>"),
+        (None, 257, "<stop>"),
+        (None, [257, 256], "<stop>"),
+        (None, None, None),
+    ],
+)
+def test_the_token_that_ends_a_document_is_the_one_it_names(
+    named: object, ids: object, eos: str | None, tmp_path: Path
+) -> None:
+    backend = ByteTokenizer().backend
+    backend.add_special_tokens(["<stop>"])
+    export(decoder(model=replace(MODEL, vocab_size=258)), RMSNORM, Tokenizer(backend), 128, tmp_path / "hf")
+    for name, key, value in (("tokenizer_config", "eos_token", named), ("config", "eos_token_id", ids)):
+        path = tmp_path / "hf" / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert read_eos(tmp_path / "hf") == eos
+    assert describe(tmp_path / "hf").tokenizer.eos_token == (eos or "<|endoftext|>")
+
+
+def test_an_edited_config_or_tokenizer_is_another_model(tmp_path: Path) -> None:
+    export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    seen = [identity(tmp_path / "hf")]
+    assert identity(tmp_path / "hf") == seen[0]
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        path = tmp_path / "hf" / name
+        path.write_text(path.read_text() + "\n")
+        seen.append(identity(tmp_path / "hf"))
+    assert len({json.dumps(one) for one in seen}) == 4
+
+
+def test_files_of_weights_that_do_not_fit_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    config_path, weights = tmp_path / "hf/config.json", tmp_path / "hf/model.safetensors"
+    values = json.loads(config_path.read_text())
+    config_path.write_text(json.dumps(values | {"intermediate_size": 128}))
+    with pytest.raises(ConfigError, match=r"w13\.weight of hf is \(192, 64\), and by its config \(256, 64\)$"):
+        build(describe(tmp_path / "hf"), torch.device("cpu"))
+    config_path.write_text(json.dumps(values | {"num_hidden_layers": 4}))
+    with pytest.raises(ConfigError, match=r"model\.layers\.3\..* is missing"):
+        describe(tmp_path / "hf")
+    config_path.write_text(json.dumps(values))
+    os.truncate(weights, weights.stat().st_size - 1)
+    with pytest.raises(ConfigError, match=r"^checkpoint: .*model\.safetensors is truncated or unreadable: .+$"):
+        describe(tmp_path / "hf")
+
+
 def test_tensors_that_are_missing_or_left_over_are_named(tmp_path: Path) -> None:
     state = to_hugging_face(decoder())
     with pytest.raises(ConfigError, match=r"nothing here takes extra\.weight"):
         from_hugging_face(state | {"extra.weight": torch.zeros(1)}, MODEL)
+    narrow = {"model.layers.1.mlp.up_proj.weight": torch.zeros(96, 32)}
+    with pytest.raises(ConfigError, match=r"up_proj\.weight of layer 1 differ in their rows' size"):
+        from_hugging_face(state | narrow, MODEL)
     del state["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
         from_hugging_face(state, MODEL)

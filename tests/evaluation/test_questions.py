@@ -6,9 +6,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from quiz import ROWS
 
 from mxstudy.config import Evaluation
 from mxstudy.data import evaluation_sets
+from mxstudy.evaluation.olmes import TASKS
 from mxstudy.evaluation.questions import build_questions, check
 from mxstudy.evaluation.templates import Question
 from mxstudy.reader import ConfigError
@@ -85,6 +87,53 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write(tmp_path, name, [piqa(0)])
     with pytest.raises(ConfigError, match=r"more than one piqa.validation"):
         build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", r"^evaluation\.data_dir: .*csqa\.validation\.jsonl has no rows"),
+        (b"\n \n", "has no rows"),
+        (b'{"a": 1}\n\n{"b"\n', r"^evaluation\.data_dir: .*\.jsonl, line 3: not JSON that can be read"),
+        (b"[]\n", "line 1: must be a JSON object, not list"),
+        (b"\xff\n", "cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_a_file_that_is_broken_is_named_with_the_line(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "csqa.validation.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        check(Evaluation(tasks=("csqa",), data_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["csqa.validation.parquet", "csqa.validation.jsonl.gz"])
+def test_a_file_that_is_of_no_such_kind_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"text")
+    with pytest.raises(ConfigError, match=rf"^evaluation\.data_dir: .*{name} cannot be read"):
+        check(Evaluation(tasks=("csqa",), data_dir=str(tmp_path)))
+
+
+def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "piqa.validation.jsonl").write_text(f"\n{json.dumps(piqa(0))}\n\n")
+    found = contexts(build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path))))
+    assert found == {"piqa": ["Goal: goal 0\nAnswer:"]}
+
+
+@pytest.mark.parametrize(
+    ("task", "changed", "says"),
+    [
+        ("csqa", {"answerKey": None}, "it has no 'answerKey'"),
+        ("csqa", {"answerKey": "Z"}, "ValueError: 'Z' is not in list"),
+        ("csqa", {"choices": {"text": [*"abcdef"], "label": [*"ABCDEF"]}}, "6 options; it takes 2 to 5"),
+        ("piqa", {"label": -1}, "its answer is none of the 2 options"),
+        ("mmlu", {"subject": None}, "it has no 'subject'"),
+    ],
+)
+def test_a_row_that_is_no_question_is_named(task: str, changed: dict[str, Any], says: str, tmp_path: Path) -> None:
+    row = {key: value for key, value in (ROWS[task] | changed).items() if value is not None}
+    file = f"{task}.{TASKS[task].split}.jsonl"
+    write(tmp_path, file, [ROWS[task], row])
+    with pytest.raises(ConfigError, match=rf"^evaluation\.data_dir: .*{file}, row 2: no question of {task}: {says}"):
+        check(Evaluation(tasks=(task,), data_dir=str(tmp_path)))
 
 
 def test_a_hub_that_cannot_be_reached_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,21 @@ def test_shots_stand_before_the_question_solved() -> None:
     assert described.continuations == question.continuations
 
 
+def test_hellaswags_choice_is_clean_as_a_whole() -> None:
+    """Raw rows and those that were cleaned before; a space at a line's end is OLMES' own."""
+    template = TASKS["hellaswag"].template
+    raw = ROWS["hellaswag"] | {"ctx_b": "", "endings": ["[step] Follow [title] it. ", "[title] Go. [substeps] On."]}
+    ask = "Finance: How to save. Look. Find a bank."
+    choice = f"{ask} \nChoose the best continuation:\n A. Follow. it. \n B. Go. On.\nAnswer:"
+    assert template.question(raw, "mcf").contexts == (choice,) * 2
+    before = {"query": ask, "endings": [" Follow. it.", " Go. On."], "label": 1}
+    choice = f"{ask}\nChoose the best continuation:\n A. Follow. it.\n B. Go. On.\nAnswer:"
+    assert template.question(before, "mcf").contexts == (choice,) * 2
+    for row in (raw, before):
+        found = template.question(row, "cf")
+        assert (found.contexts[0], found.continuations) == (ask, ("  Follow. it.", "  Go. On."))
+
+
 def test_titles_end_a_sentence_once() -> None:
     assert clean(" Save. [title] Fill [step] it.") == "Save. Fill it."
 
@@ -108,6 +123,12 @@ def test_as_many_documents_and_requests_as_olmes_has(name: str) -> None:
         assert (len(asked), sum(len(q.continuations) for q in asked)) == COUNTS[name], form
         assert all(len(q.contexts) == len(q.continuations) > q.gold >= 0 for q in asked)
         assert all(continuation.startswith(" ") for q in asked for continuation in q.continuations)
+
+
+@at_hand
+def test_no_choice_of_hellaswag_has_two_spaces() -> None:
+    template = TASKS["hellaswag"].template
+    assert not [row for row in rows_of("hellaswag") if "  " in template.question(row, "mcf").contexts[0]]
 
 
 @at_hand

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mxstudy.config import Perplexity
+from mxstudy.config import Corpus, Perplexity
 from mxstudy.data import corpus
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.reader import require
@@ -31,13 +31,31 @@ class Windows(NamedTuple):
 
 
 def check(config: Perplexity) -> None:
-    """That there is such a checkpoint, that norm, precision and windows fit it, and that there is text."""
-    windows_of(config, check_model(config))
+    """That there is such a checkpoint, that norm, precision, windows and split fit it, and that there is text."""
+    trained = check_model(config)
+    windows_of(config, trained)
+    check_split(config, trained)
     remedy = "the corpus has no text" if config.split == "all" else "split=all takes every document"
     require(
         next(documents_of(config), None) is not None,
         f"split: no document of the corpus is in its {config.split} split; {remedy}",
     )
+
+
+def check_split(config: Perplexity, trained: Trained) -> None:
+    """That no document counts as held out that the model was trained on: a smaller share is a part of a larger one."""
+    asked = config.data.validation_fraction
+    require(
+        config.split != "all" or asked == Corpus().validation_fraction,
+        f"data.validation_fraction: {asked} decides nothing, for split=all takes every document; leave it out",
+    )
+    if config.split == "validation" and type(config.data) is type(trained.data):
+        held_out = trained.data.validation_fraction
+        require(
+            asked <= held_out,
+            f"data.validation_fraction: {asked} is more than the {held_out} that {trained.name} was trained without; "
+            f"data.validation_fraction={held_out} is its own, and of another corpus split=all takes every document",
+        )
 
 
 def identity_key(config: Perplexity) -> Any:
