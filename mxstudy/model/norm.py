@@ -182,7 +182,7 @@ class PostRoundMXNorm(Norm):
 
 
 def check_blocks(size: int, block_size: int) -> None:
-    if size % block_size:
+    if block_size < 1 or size % block_size:
         raise ConfigError(f"model.hidden_size: {size} does not divide into blocks of {block_size}")
 
 

@@ -20,7 +20,7 @@ from mxstudy.numerics.cast import BlockCast, check_nvfp4
 from mxstudy.numerics.formats import CODE_BUMP, FORMATS, look_up
 from mxstudy.numerics.matmul import PRECISIONS, Gemms
 from mxstudy.numerics.native import why_not_native
-from mxstudy.reader import ConfigError, suggest
+from mxstudy.reader import ConfigError, require, suggest
 
 HEAD = "output"  # the module's name in the decoder
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -126,7 +126,7 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
     if linear.cast.scale_rule == CODE_BUMP and other:
         raise ConfigError(f"precision.scale_rule: {CODE_BUMP} is for E4M3 alone, and {name} has {other}; take rceil")
     if isinstance(linear, NormLinear) and isinstance(linear.norm, PostRoundMXNorm):
-        check_scales_read(name, linear.norm.fmt, linear.gemms.forward_x)
+        check_scales_read(name, linear.norm.fmt, linear.gemms)
     block_size = linear.cast.block_size
     sizes = {"input": linear.in_features, "output": linear.out_features}
     for side, size in sizes.items():
@@ -144,9 +144,17 @@ def has_token_blocks(module: nn.Module) -> bool:
     return bool(module.gemms.wgrad_dh or module.gemms.wgrad_x)
 
 
-def check_scales_read(name: str, reads: str, operand: str | None) -> None:
+def check_scales_read(name: str, reads: str, gemms: Gemms) -> None:
     """The scales that the norm takes its RMS from are those that its output is cast with."""
-    if operand is None or operand == reads:
+    operand = gemms.forward_x
+    if operand is None:
+        return
+    require(
+        gemms.scaling == "block",
+        f"norm: PostRoundMXNorm reads block scales, and {name} casts the norm's output under one scale a tensor; "
+        "take rmsnorm, or a row with a scale a block",
+    )
+    if operand == reads:
         return
     if FORMATS[operand].scale != "E8M0":
         raise ConfigError(f"norm: PostRoundMXNorm reads E8M0 scales, and {name} casts the norm's output to {operand}")

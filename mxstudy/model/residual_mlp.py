@@ -144,9 +144,10 @@ class Block(nn.Module):
         """From here on with kernels, in the formats that the linears now have; as before where there are none."""
         up, down, norm = self.up, self.down, None
         self.joined = self.held = None
+        in_fp32 = self.ops.residual == self.ops.activation == FP32  # what both linears read, as their kernel has it
         for linear in (up, down):
-            folds = isinstance(linear, NormLinear) and linear.norm.fold_gain
-            linear.on_tensor_cores = linear.compute == FP32 and linear.gemms == Gemms() and not folds
+            plain = not isinstance(linear, NormLinear) or not (linear.norm.fold_gain or linear.norm.is_op_by_op)
+            linear.on_tensor_cores = in_fp32 and plain and linear.compute == FP32 and linear.gemms == Gemms()
         if isinstance(up, NormLinear):
             norm = up.norm.row_norm
             if norm is None or up.norm.is_op_by_op:

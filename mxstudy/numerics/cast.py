@@ -25,10 +25,16 @@ from mxstudy.numerics.scales import (
     nvfp4_tensor_scale,
     scale_codes,
 )
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, require
 
 E4M3 = FORMATS["E4M3"]
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
+CODE_DTYPES = {  # torch's own of one byte each, which is two codes of 4 bits
+    "E4M3": torch.float8_e4m3fn,
+    "E5M2": torch.float8_e5m2,
+    "E2M1": torch.float4_e2m1fn_x2,
+    "NVFP4": torch.float4_e2m1fn_x2,
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,13 @@ class Quantized:
     tensor_scale: Tensor | None = None
 
     @property
+    def scale_values(self) -> Tensor:
+        """What values are multiplied with to decode them: float32, the shape of `scales`."""
+        if self.tensor_scale is None:
+            return decode_scales(self.scales)
+        return to_dtype(self.scales, torch.float32) * self.tensor_scale
+
+    @property
     def codes(self) -> Tensor:
         """uint8, one element a byte and x's shape; of 4 bits two a byte along `axis`, the first in the low nibble."""
         codes = encode(self.values, self.format)
@@ -81,8 +94,18 @@ class Quantized:
         block_size: int,
         tensor_scale: Tensor | None = None,
     ) -> Quantized:
-        """The tensor of which `codes` and `scales` are these."""
+        """The tensor of which `codes` and `scales` are these: uint8, or torch's dtype of that format.
+
+        Raises ConfigError for other dtypes, for NVFP4 without a tensor scale and for MX with one.
+        """
         element, axis = look_up(FORMATS, fmt, "format"), axis % codes.ndim
+        codes = bytes_of(codes, "codes", CODE_DTYPES.get(fmt))
+        if element.scale == "E8M0":
+            require(tensor_scale is None, f"tensor_scale: {fmt} has none; NVFP4 has")
+            scales = bytes_of(scales, "scales", torch.float8_e8m0fnu)
+        else:
+            require(tensor_scale is not None, f"tensor_scale: {fmt} has one beside its block scales; give that")
+            scales = bytes_of(scales, "scales", torch.float8_e4m3fn).view(torch.float8_e4m3fn)
         codes = unpack_pairs(codes, axis) if element.bits == 4 else codes
         return cls(decode(codes, element), scales, element, axis, block_size, tensor_scale)
 
@@ -93,13 +116,9 @@ class Quantized:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Value times scale, rounded once to `dtype`; with E8M0 scales exact in float32 below 2^128."""
-        if self.format.scale == "E8M0":
-            scales = decode_scales(self.scales)
-        else:
-            assert self.tensor_scale is not None
-            scales = self.scales.to(torch.float32) * self.tensor_scale
         blocks = split_blocks(self.values, self.block_size, self.axis, pad=True)
-        decoded = join_blocks(blocks * scales.unsqueeze(self.axis + 1), self.axis, self.values.shape[self.axis])
+        scales = self.scale_values.unsqueeze(self.axis + 1)
+        decoded = join_blocks(blocks * scales, self.axis, self.values.shape[self.axis])
         return to_dtype(decoded, dtype)
 
 
@@ -116,11 +135,20 @@ def quantize(
 
     MX: a block with a NaN or an infinity has the scale code 0xFF and decodes to NaN; a zero block has k = -127.
     NVFP4: `tensor_scale` is that of x's absmax if not given; one that is given broadcasts over the scales.
-    Raises ConfigError for an unknown format, rule or rounding, another dtype, or an axis that does not divide.
+    Raises ConfigError for an unknown format, rule or rounding, another dtype, an axis that does not divide, or a tensor
+    scale that is a number, but not positive and finite.
     """
-    block_size = block_size or look_up(FORMATS, fmt, "format").block_size
+    block_size = block_size_of(fmt, block_size)
     look_up(SCALE_RULES, scale_rule, "scale_rule")
     return block_cast(x, fmt, axis, BlockCast(block_size, scale_rule, rounding), tensor_scale)
+
+
+def block_size_of(fmt: str, block_size: int | None) -> int:
+    """The format's own if none is given; ConfigError for one that is not positive."""
+    block_size = look_up(FORMATS, fmt, "format").block_size if block_size is None else block_size
+    if block_size < 1:
+        raise ConfigError(f"block_size: {block_size} numbers are no block; give at least 1")
+    return block_size
 
 
 def fake_quantize(
@@ -175,7 +203,10 @@ def nvfp4_cast(
     check_nvfp4(cast)
     absmax = absmax_bits(blocks, axis + 1).view(torch.float32)
     if tensor_scale is None:
-        tensor_scale = nvfp4_tensor_scale(absmax_bits(absmax, tuple(range(absmax.ndim))).view(torch.float32).squeeze())
+        of_all = absmax if absmax.numel() else absmax.new_zeros(1)
+        tensor_scale = nvfp4_tensor_scale(absmax_bits(of_all, tuple(range(of_all.ndim))).view(torch.float32).squeeze())
+    if not isinstance(tensor_scale, Tensor):
+        check_tensor_scale(tensor_scale)
     tensor_scale = torch.as_tensor(tensor_scale, dtype=torch.float32, device=blocks.device)
     spread = tensor_scale.expand(absmax.squeeze(axis + 1).shape).unsqueeze(axis + 1)
     scales = nvfp4_block_scales(absmax, spread)
@@ -195,6 +226,20 @@ def check_nvfp4(cast: BlockCast) -> None:
         raise ConfigError(
             f"scale_rule: {cast.scale_rule} is for E8M0 scales; those of NVFP4 are E4M3, rounded to nearest"
         )
+
+
+def check_tensor_scale(scale: float | None) -> None:
+    """Raises ConfigError for a number that float32 does not hold, or that is not positive."""
+    if scale is not None and not 2.0**-149 <= scale <= torch.finfo(torch.float32).max:
+        raise ConfigError(f"tensor_scale: {scale}; give a number that is positive and finite in float32")
+
+
+def bytes_of(x: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
+    """x, uint8 or of `dtype`, as uint8; ConfigError for another."""
+    choices = (torch.uint8,) if dtype is None else (torch.uint8, dtype)
+    if x.dtype not in choices:
+        raise ConfigError(f"{what}: {x.dtype}; give {' or '.join(map(str, choices))}")
+    return x.view(torch.uint8)
 
 
 def split_blocks(x: Tensor, block_size: int, axis: int, pad: bool = False) -> Tensor:

@@ -98,6 +98,14 @@ def _half_away(x: Tensor) -> Tensor:
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {"even": torch.round, "away": _half_away}
 
 
+def look_up_mx(name: str) -> ElementFormat:
+    """The element format of that name; ConfigError for one without E8M0 scales."""
+    element = look_up(FORMATS, name, "format")
+    if element.scale != "E8M0":
+        raise ConfigError(f"format: {name} has {element.scale} scales, not E8M0; take an MX format")
+    return element
+
+
 def look_up(table: Mapping[str, Row], name: str, what: str) -> Row:
     """The row of that name; ConfigError with the nearest one where there is none."""
     if name not in table:

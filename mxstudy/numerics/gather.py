@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mxstudy.numerics.cast import Quantized, quantize
+from mxstudy.numerics.cast import QUANTIZABLE, Quantized, block_size_of, quantize
 from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.reader import require
 
@@ -27,9 +27,9 @@ def all_gather_mx(
 
     `axis`: -1 row-wise blocks, 0 column-wise, for which a shard's rows must be a multiple of the block. Codes, scales
     and dequantised values are, bit by bit, those of `quantize` of the gathered tensor with the same options; no
-    gradient flows. Sent are one byte an element (half a byte in 4 bits), the scales, and first the 16 bytes of each
-    shard's shape, for which the host waits. Scales come unswizzled, as they must be to be joined: `swizzle_scales`
-    comes after, right before the GEMM.
+    gradient flows. Sent are one byte an element (half a byte in 4 bits), the scales, and first 32 bytes about each
+    shard, for which the host waits. Scales come unswizzled, as they must be to be joined: `swizzle_scales` comes after,
+    right before the GEMM.
 
     Raises ConfigError for what `quantize` refuses, NVFP4, shards of different shapes, and without a process group.
     """
@@ -40,9 +40,8 @@ def all_gather_mx(
     require(dist.get_rank(group) >= 0, "group: this rank is not in it")
     element = look_up(FORMATS, fmt, "format")
     require(element.scale == "E8M0", f"format: {fmt} has a scale of the whole tensor, which no rank knows; gather MX")
-    require(x_local.ndim == 2, f"x_local: shape {list(x_local.shape)} is not [rows, columns]")
-    block_size = block_size or element.block_size
-    _check_shapes(x_local, group)  # before what one rank alone could refuse, while others wait for it
+    _check_shards(x_local, group)  # before what one rank alone could refuse, while others wait for it
+    block_size = block_size_of(fmt, block_size)
     rows = len(x_local)
     require(
         axis not in (0, -2) or rows % block_size == 0,
@@ -53,9 +52,17 @@ def all_gather_mx(
     return Quantized.from_codes(codes, scales, fmt, local.axis, block_size)
 
 
-def _check_shapes(x_local: Tensor, group: dist.ProcessGroup | None) -> None:
-    """ConfigError, on every rank, where they differ; a gather of different sizes would hang or write nonsense."""
-    shapes = _gather_rows(torch.tensor([x_local.shape], device=x_local.device), group).tolist()
+def _check_shards(x_local: Tensor, group: dist.ProcessGroup | None) -> None:
+    """ConfigError, on every rank, for a shard of any that is no matrix or cannot be quantised, and where shapes differ.
+
+    A gather of different sizes would hang or write nonsense; what is sent here has one size whatever a shard is.
+    """
+    about = [x_local.ndim, *(*x_local.shape, 0, 0)[:2], x_local.dtype in QUANTIZABLE]
+    shards = _gather_rows(torch.tensor([about], dtype=torch.int64, device=x_local.device), group).tolist()
+    for rank, (ndim, _, _, is_quantizable) in enumerate(shards):
+        require(ndim == 2, f"x_local: {ndim} dimension(s) on rank {rank}; give [rows, columns]")
+        require(is_quantizable, f"dtype: not one to be quantised on rank {rank}; give float32, bfloat16 or float16")
+    shapes = [shard[1:3] for shard in shards]
     listed = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
     require(all(shape == shapes[0] for shape in shapes), f"x_local: shards differ: {listed}; give all the same shape")
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import special
 
-from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.numerics.formats import look_up_mx
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
 
 POINTS, LARGEST = 2**20, 12.0  # of the quadrature, over absmax in units of the standard deviation
@@ -28,8 +28,9 @@ def gaussian_last_bin(fmt: str, block_size: int = 32, scale_rule: str = "rceil",
 
     Of the block's other elements, which are independent and half-normal up to a, so many are above the limit that
     follows from the scale of a. Good to 1e-6. It depends on std within a factor of 2: scales are powers of two.
+    Raises ConfigError for a format without E8M0 scales.
     """
-    element = look_up(FORMATS, fmt, "format")
+    element = look_up_mx(fmt)
     step = LARGEST / POINTS
     absmax = (np.arange(POINTS) + 0.5) * step
     cdf = special.erf(absmax / np.sqrt(2))

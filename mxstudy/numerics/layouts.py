@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mxstudy.numerics.cast import Quantized, quantize
-from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.numerics.cast import Quantized, block_size_of, quantize
 from mxstudy.reader import ConfigError, require
 
 SCALE_DTYPES = (torch.uint8, torch.float8_e8m0fnu, torch.float8_e4m3fn)  # one byte each
@@ -57,7 +56,7 @@ def _as_matrix(x: Tensor, fmt: str, block_size: int | None) -> Tensor:
     """[product of all dimensions but the last, last]."""
     if isinstance(x, Quantized):
         raise ConfigError("x: is quantised already; row-wise and column-wise are each cast from high precision")
-    shape, block_size = list(x.shape), block_size or look_up(FORMATS, fmt, "format").block_size
+    shape, block_size = list(x.shape), block_size_of(fmt, block_size)
     require(x.ndim >= 2, f"x: shape {shape} has {x.ndim} dimension(s); needs at least 2")
     rows, columns = math.prod(shape[:-1]), shape[-1]
     require(columns % block_size == 0, f"x: the last dimension of shape {shape} is not divisible by {block_size}")

@@ -127,8 +127,8 @@ def operand(
     if gemms.scaling == "tensor":
         values, scale = tensor_cast(x, look_up(FORMATS, fmt, "format"), cast)
         return Operand(to_dtype(values, gemm_dtype), scale)
-    if fmt == NVFP4 and tensor_scale is None:
-        tensor_scale = nvfp4_tensor_scale(replica_absmax(cast.pre_rounded(x)))
+    if tensor_scale is None:
+        tensor_scale = replica_scale(x, fmt, cast)
     quantized = block_cast(x, fmt, axis, cast, tensor_scale)
     if gemms.native:
         return Operand(mx_tensor(quantized, gemm_dtype))
@@ -148,6 +148,11 @@ def replica_absmax(x: Tensor) -> Tensor:
     """The largest magnitude of x (fp32), 0-dim; of a stack [S, rows, columns] that of each replica, [S, 1, 1]."""
     bits = absmax_bits(x, (-2, -1)) if x.ndim == 3 else absmax_bits(x.flatten(), 0).squeeze(0)
     return bits.view(torch.float32)
+
+
+def replica_scale(x: Tensor, fmt: str, cast: BlockCast) -> Tensor | None:
+    """The tensor scale of each replica of x (fp32) beside its block scales, of which NVFP4 has one."""
+    return nvfp4_tensor_scale(replica_absmax(cast.pre_rounded(x))) if fmt == NVFP4 else None
 
 
 def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
@@ -200,14 +205,14 @@ def forward_gemm(
 
 
 def forward_operand(x_TI: Tensor, gemms: Gemms, cast: BlockCast, dtype: torch.dtype, bound: Tensor | None) -> Operand:
-    tensor_scale = nvfp4_row_scales(x_TI, bound) if gemms.forward_x == NVFP4 else None
+    tensor_scale = nvfp4_row_scales(x_TI, bound, cast) if gemms.forward_x == NVFP4 else None
     return operand(x_TI, gemms.forward_x, -1, gemms, cast, dtype, tensor_scale)
 
 
-def nvfp4_row_scales(x_TI: Tensor, bound: Tensor | None) -> Tensor:
+def nvfp4_row_scales(x_TI: Tensor, bound: Tensor | None, cast: BlockCast) -> Tensor:
     """One tensor scale a token, so that none depends on its neighbours; that of the bound needs no pass over x."""
     if bound is None:
-        bound = absmax_bits(to_dtype(x_TI, torch.float32), -1).view(torch.float32)
+        bound = absmax_bits(cast.pre_rounded(to_dtype(x_TI, torch.float32)), -1).view(torch.float32)
     return nvfp4_tensor_scale(bound)
 
 

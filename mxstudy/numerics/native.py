@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast, Quantized
+from mxstudy.numerics.cast import CODE_DTYPES, BlockCast, Quantized
 from mxstudy.numerics.formats import CODE_BUMP
 from mxstudy.reader import require
 
@@ -33,7 +33,7 @@ def mx_tensor(quantized: Quantized, dtype: torch.dtype) -> Tensor:
     require(quantized.values.ndim == 2, "backend: torchao's MX GEMM multiplies matrices, not stacks; take emulated")
     is_rowwise = quantized.axis == 1
     codes, scales = (t if is_rowwise else t.t() for t in (quantized.codes, quantized.scales))
-    element: Any = {"E4M3": torch.float8_e4m3fn, "E2M1": torch.float4_e2m1fn_x2}[quantized.format.name]
+    element: Any = CODE_DTYPES[quantized.format.name]
     codes = codes.contiguous()
     tensor = MXTensor(
         codes if quantized.format.bits == 4 else codes.view(element),

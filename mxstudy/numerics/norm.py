@@ -33,6 +33,8 @@ def rms_coefficient(p: float, block_size: int) -> float:
     """
     if not 0 < p < math.inf:
         raise ConfigError(f"p: the exponent of the p-mean must be positive and finite, not {p}")
+    if block_size < 1:
+        raise ConfigError(f"block_size: {block_size} numbers are no block; give at least 1")
     return math.exp(-_log_moment(p, block_size) / p)
 
 

@@ -172,15 +172,19 @@ def through_norm(
     """dx, dgain, dbias and db."""
     if rms is None:
         dx = to_dtype(dy, x.dtype)
-        if b is None:
-            return dx, None, None, None
-        db = to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)
-        return dout + dx, None, None, db
+        return (dx, None, None, None) if b is None else (dout + dx, None, None, rounded_sum(dout, b, s))
     assert gain is not None
     if b is None:
         xbar = normalize(center(x, mean), rms)
         dx, dgain, dbias = norm_backward(to_dtype(dy, FP32), xbar, rms, gain, bias, centers=mean is not None)
         return to_dtype(dx, x.dtype), dgain, dbias, None
-    dx, (dgain, dbias, db) = norm_backward_add(dy, x, mean, rms, gain, dout)
+    sums_dout = dout.dtype == s.bias_dtype  # else what is added up is rounded first
+    dx, (dgain, dbias, *of_dout) = norm_backward_add(dy, x, mean, rms, gain, dout, sums=2 + sums_dout)
     dbias = None if bias is None else to_dtype(dbias, bias.dtype)
-    return dx, to_dtype(dgain, gain.dtype), dbias, to_dtype(to_dtype(db, s.bias_dtype), b.dtype)
+    db = to_dtype(to_dtype(of_dout[0], s.bias_dtype), b.dtype) if sums_dout else rounded_sum(dout, b, s)
+    return dx, to_dtype(dgain, gain.dtype), dbias, db
+
+
+def rounded_sum(dout: Tensor, b: Tensor, s: NormMLP) -> Tensor:
+    """db, of dout rounded to the bias' dtype first, as where no norm is."""
+    return to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, split_blocks
 from mxstudy.numerics.constant import constant
-from mxstudy.numerics.formats import FORMATS, SCALE_RULES, ElementFormat, look_up
+from mxstudy.numerics.formats import SCALE_RULES, ElementFormat, look_up, look_up_mx
 from mxstudy.numerics.grid import EXPONENT_MASK, MANTISSA_BITS, to_dtype
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
 
@@ -54,7 +54,7 @@ def rms_post_round(x: Tensor, fmt: str, cast: BlockCast, eps: float) -> Tensor:
 
     Scales enter relative to the row's largest, so that every exponent stays in range.
     """
-    element = look_up(FORMATS, fmt, "format")
+    element = look_up_mx(fmt)
     blocks = split_blocks(to_dtype(x, torch.float32), cast.block_size, x.ndim - 1)
     codes = scale_codes(absmax_bits(blocks, x.ndim).squeeze(-1), element, cast.scale_rule)
     largest = codes.amax(-1, keepdim=True)
@@ -79,7 +79,7 @@ def smallest_rms(num_blocks: int, fmt: str, cast: BlockCast) -> float:
 
     The largest block's rounded absmax is above 1 / (2 cutoff); the others' may be zero.
     """
-    limit = cutoff(look_up(FORMATS, fmt, "format"), cast.scale_rule)
+    limit = cutoff(look_up_mx(fmt), cast.scale_rule)
     table = inverse_table(cast.block_size, limit, torch.device("cpu"))
     share = min(table.numpy() / np.linspace(1, 2, len(table)))  # of f^-1(m) in m, over one octave
     return float(share) / (2 * limit * num_blocks)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import Quantized, join_blocks, split_blocks
-from mxstudy.numerics.scales import decode_scales
 
 
 def r_squared(got: Tensor, want: Tensor) -> Tensor:
@@ -40,12 +39,8 @@ def overflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
 
 def overflows(quantized: Quantized, x: Tensor) -> Tensor:
     """Of each element of x whether it is beyond max * scale: bool, x's shape."""
-    if quantized.tensor_scale is None:
-        scales = decode_scales(quantized.scales)
-    else:
-        scales = quantized.scales.float() * quantized.tensor_scale
     blocks = split_blocks(x, quantized.block_size, quantized.axis, pad=True)
-    limit = quantized.format.max * scales.unsqueeze(quantized.axis + 1)
+    limit = quantized.format.max * quantized.scale_values.unsqueeze(quantized.axis + 1)
     return join_blocks(blocks.float().abs() > limit, quantized.axis, x.shape[quantized.axis])
 
 

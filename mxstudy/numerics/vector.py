@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.grid import round_to_bf16, round_to_bf16_away, to_dtype
+from mxstudy.numerics.matmul import replica_scale
 from mxstudy.reader import require
 
 Gain = Literal["fp32", "bf16", "mx"]
@@ -28,7 +29,7 @@ class _RoundedGain(torch.autograd.Function):
     def forward(ctx: Any, gain: Tensor, precision: Gain, fmt: str | None, cast: BlockCast) -> Tensor:
         if precision == "mx":
             require(fmt is not None, "gain: mx takes its format from the linear's forward, where nothing is quantised")
-            return block_cast(gain, str(fmt), -1, cast).dequantize()
+            return block_cast(gain, str(fmt), -1, cast, replica_scale(gain, str(fmt), cast)).dequantize()
         return round_to_bf16_away(gain) if cast.operand_pre_round else round_to_bf16(gain)
 
     @staticmethod

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.matmul import NVFP4, nvfp4_row_scales, tensor_cast
 from mxstudy.numerics.quality import max_fraction, overflow_fraction, sqnr_db, underflow_fraction
-from mxstudy.numerics.scales import decode_scales
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.shadow import Sources, capture_linears, sources, whole_blocks
 
@@ -78,8 +76,9 @@ def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Qua
     for operand, (source, axis) in OPERANDS.items():
         fmt, x = getattr(linear.gemms, operand), getattr(of, source)
         if fmt is not None:
-            tensor_scale = nvfp4_row_scales(x, of.bound) if (operand, fmt) == ("forward_x", NVFP4) else None
-            yield operand, quantized_as(x, fmt, axis, linear.gemms.scaling, linear.cast, tensor_scale), x
+            is_row_scaled, cast = (operand, fmt) == ("forward_x", NVFP4), linear.cast
+            tensor_scale = nvfp4_row_scales(x, of.bound, cast) if is_row_scaled else None
+            yield operand, quantized_as(x, fmt, axis, linear.gemms.scaling, cast, tensor_scale), x
 
 
 def quantized_as(
@@ -91,7 +90,7 @@ def quantized_as(
     element = look_up(FORMATS, fmt, "format")
     values, scale = tensor_cast(to_dtype(x, torch.float32), element, cast)
     ones = torch.ones_like(values.narrow(axis, 0, 1))
-    return Quantized(values, ones, replace(element, scale="E4M3"), axis, x.shape[axis], scale)
+    return Quantized(values, ones, element, axis, x.shape[axis], scale)
 
 
 def quality(quantized: Quantized, x: Tensor, cast: BlockCast) -> dict[str, Tensor]:
@@ -105,10 +104,7 @@ def quality(quantized: Quantized, x: Tensor, cast: BlockCast) -> dict[str, Tenso
 
 def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
     """floor(log2) of the scales of blocks that are not all zero, float64; not finite where all are, or one is NaN."""
-    if quantized.tensor_scale is None:
-        scales = decode_scales(quantized.scales)
-    else:
-        scales = quantized.scales.float() * quantized.tensor_scale
+    scales = quantized.scale_values
     blocks = split_blocks(quantized.values, quantized.block_size, quantized.axis, pad=True)
     counts = (blocks != 0).any(quantized.axis + 1)
     exponents = torch.frexp(scales).exponent.double() - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from students import BF16, NORMS, TOKENS, run, samples, small, student
+from students import BF16, FP32, NORMS, TOKENS, run, samples, small, student
 
 from mxstudy.model.residual_mlp import ACTIVATIONS, VECTOR_OPS, Block
 from mxstudy.train.runtime import configure_torch
@@ -16,9 +16,9 @@ def blocks(mlp):
     return [module for module in mlp.modules() if isinstance(module, Block)]
 
 
-def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", **options):
+def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", compute=BF16, **options):
     """Outputs and gradients of a stack of two, one after another and joined."""
-    mlp = student(small(activation=activation), NORMS[norm], [0, 1], row, BF16, vector_ops=vector_ops, **options)
+    mlp = student(small(activation=activation), NORMS[norm], [0, 1], row, compute, vector_ops=vector_ops, **options)
     x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
     apart = run(mlp, x, dy)
     mlp.join()
@@ -53,6 +53,28 @@ def test_norms(norm, vector_ops):
     assert_same(apart, joined)
 
 
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_bias_that_is_rounded_otherwise_than_the_sum(norm):
+    mlp, apart, joined = both(norm=norm, vector_ops="code", norm_ops="fp32")
+    assert all(block.joined for block in blocks(mlp))
+    assert_same(apart, joined)
+
+
+@pytest.mark.parametrize("norm", ["none", "layernorm"])
+@pytest.mark.parametrize(
+    ("vector_ops", "norm_ops"),
+    [("fp32", None), ("bf16", None), ("code", None), ("fp32", "code"), ("fp32", "code_skipped"), ("bf16", "fp32")],
+)
+def test_fp32_gemms_on_tensor_cores_read_fp32_alone(norm, vector_ops, norm_ops):
+    norm_ops = None if norm == "none" else norm_ops
+    mlp, apart, joined = both(norm, vector_ops=vector_ops, row="fp32", compute=FP32, norm_ops=norm_ops)
+    rounds_norm = norm != "none" and (norm_ops or vector_ops) != "fp32"
+    assert {block.up.on_tensor_cores for block in blocks(mlp)} == {vector_ops != "bf16" and not rounds_norm}
+    assert {block.down.on_tensor_cores for block in blocks(mlp)} == {vector_ops != "bf16"}
+    for name, values in apart.items():
+        assert torch.allclose(values, joined[name], rtol=0, atol=1e-5 * values.abs().max().item()), name
+
+
 @pytest.mark.parametrize("gain", ["bf16", "mx"])
 def test_rounded_gains(gain):
     _, apart, joined = both(gain=gain)
@@ -76,9 +98,9 @@ def test_a_norm_that_rounds_every_operation_stays_apart():
 def test_compiled():
     configure_torch(compile=True)
     mlp, _, joined = both()
-    forward = torch.compile(mlp)
-    x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
-    y = forward(x)
-    y.backward(dy)
-    assert torch.allclose(y, joined["y"], rtol=0, atol=1e-4)
+    mlp.compile()
+    compiled = run(mlp, samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0))
+    assert compiled.keys() == joined.keys()
+    for name, values in joined.items():
+        assert torch.allclose(compiled[name], values, rtol=0, atol=1e-4), name
     torch._dynamo.reset()

@@ -127,6 +127,8 @@ def test_the_scales_that_a_norm_reads_are_those_of_its_cast(format):
         applied({"layers.*": other}, norm=norm)
     with pytest.raises(ConfigError, match="norm: PostRoundMXNorm reads E8M0 scales"):
         applied({"layers.*": "nvfp4_forward_only"}, norm=norm, block_size=16)
+    with pytest.raises(ConfigError, match=r"reads block scales, and .* under one scale a tensor; take rmsnorm"):
+        applied({"layers.*": "fp8_tensor"}, norm=norm)
 
 
 def test_the_native_backend_is_refused_where_there_is_none():

@@ -12,6 +12,7 @@ from blocks import every_kind, gaussian, one_binade_per_block
 from reference import ELEMENTS, ROUNDINGS, SCALE_RULES
 
 from mxstudy.numerics import FORMATS, fake_quantize, quantize
+from mxstudy.numerics.layouts import columnwise, rowwise
 from mxstudy.reader import ConfigError
 
 # ------------------------------------------------------------------------------------------------------ axes, layouts
@@ -142,8 +143,15 @@ def test_a_size_that_does_not_divide_is_refused(
 
 @pytest.mark.parametrize("axis", [2, -3, 5])
 def test_an_axis_that_is_not_there_is_refused(axis: int) -> None:
-    with pytest.raises((ConfigError, IndexError)):
+    with pytest.raises(ConfigError, match=rf"axis: {axis} is not one of shape \[32, 32\]"):
         quantize(torch.ones(32, 32), "E4M3", axis=axis)
+
+
+@pytest.mark.parametrize("call", [quantize, fake_quantize, rowwise, columnwise])
+@pytest.mark.parametrize("block_size", [0, -32])
+def test_blocks_without_numbers_are_refused(call: object, block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"block_size: {block_size} numbers are no block"):
+        call(torch.ones(32, 32), "E4M3", block_size=block_size)
 
 
 # ---------------------------------------------------------------------------------------------------------- compiled

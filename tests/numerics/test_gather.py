@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import zeros
 
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import Quantized
@@ -24,7 +25,7 @@ from mxstudy.reader import ConfigError
 
 RANKS = 2
 TIMEOUT_S = 120
-HEADER_BYTES = 16  # rows and columns of one shard, int64
+HEADER_BYTES = 32  # dimensions, rows and columns of one shard, and whether it can be quantised, int64
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,19 @@ CASES = [
     Case("E2M1", -2, rows=16, columns=70, block_size=16, scale_rule="even"),
 ]
 REFUSED = {  # shards of rank 0 and rank 1, the axis, what both ranks say
-    "rows": ((64, 64), (32, 64), -1, "shards differ: [64, 64] on rank 0, [32, 64] on rank 1"),
-    "columns": ((32, 64), (32, 96), 0, "shards differ: [32, 64] on rank 0, [32, 96] on rank 1"),
-    "one rank's rows alone are no blocks": ((32, 64), (48, 64), 0, "shards differ"),
-    "no rank's rows are blocks": ((48, 64), (48, 64), 0, "48 rows a rank; blocks along the rows need a multiple of 32"),
-    "no rank's columns are blocks": ((32, 48), (32, 48), -1, "32 does not divide axis 1 of shape [32, 48]"),
+    "rows": (zeros(64, 64), zeros(32, 64), -1, "shards differ: [64, 64] on rank 0, [32, 64] on rank 1"),
+    "columns": (zeros(32, 64), zeros(32, 96), 0, "shards differ: [32, 64] on rank 0, [32, 96] on rank 1"),
+    "dimensions": (zeros(64, 64), zeros(2, 32, 64), -1, "3 dimension(s) on rank 1; give [rows, columns]"),
+    "no dimension": (zeros(()), zeros(64, 64), -1, "0 dimension(s) on rank 0; give [rows, columns]"),
+    "dtype": (zeros(64, 64), zeros(64, 64).double(), -1, "dtype: not one to be quantised on rank 1"),
+    "one rank's rows alone are no blocks": (zeros(32, 64), zeros(48, 64), 0, "shards differ"),
+    "no rank's rows are blocks": (
+        zeros(48, 64),
+        zeros(48, 64),
+        0,
+        "48 rows a rank; blocks along the rows need a multiple of 32",
+    ),
+    "no rank's columns are blocks": (zeros(32, 48), zeros(32, 48), -1, "32 does not divide axis 1 of shape [32, 48]"),
 }
 
 
@@ -92,11 +101,11 @@ def work(rank: int, backend: str, folder: Path) -> None:
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     gathered = [gather_and_count(case, case.shard(rank).to(device)) for case in CASES]
-    refused = {name: refusal(shapes[rank], axis, device) for name, (*shapes, axis, _) in REFUSED.items()}
+    refused = {name: refusal(shards[rank], axis, device) for name, (*shards, axis, _) in REFUSED.items()}
     groups = [dist.new_group([0]), dist.new_group([1])]
     alone = Case("E4M3", 0)
     own = all_gather_mx(alone.shard(rank).to(device), "E4M3", 0, group=groups[rank])
-    other = refusal((32, 32), 0, device, groups[1 - rank])
+    other = refusal(zeros(32, 32), 0, device, groups[1 - rank])
     seen = {"gathered": gathered, "refused": refused, "own": parts(own), "other": other}
     torch.save(seen, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
@@ -117,11 +126,9 @@ def gather_and_count(case: Case, shard: torch.Tensor) -> tuple[tuple[torch.Tenso
         return parts(all_gather_mx(shard, case.fmt, case.axis, **case.options)), sent
 
 
-def refusal(
-    shape: tuple[int, int], axis: int, device: torch.device, group: dist.ProcessGroup | None = None
-) -> str | None:
+def refusal(shard: torch.Tensor, axis: int, device: torch.device, group: dist.ProcessGroup | None = None) -> str | None:
     try:
-        all_gather_mx(torch.zeros(shape, device=device), "E4M3", axis, group)
+        all_gather_mx(shard.to(device), "E4M3", axis, group)
     except ConfigError as error:
         return str(error)
     return None
@@ -221,7 +228,7 @@ def test_without_a_process_group() -> None:
     [
         ((32, 32), ("E4M4", -1), "did you mean 'E4M3'"),
         ((32, 32), ("NVFP4", -1), "NVFP4 has a scale of the whole tensor"),
-        ((2, 32, 32), ("E4M3", -1), r"shape \[2, 32, 32\] is not \[rows, columns\]"),
+        ((2, 32, 32), ("E4M3", -1), r"3 dimension\(s\) on rank 0; give \[rows, columns\]"),
         ((32, 32), ("E4M3", 2), r"axis: 2 is not one of shape \[32, 32\]"),
         ((40, 32), ("E4M3", 0), "40 rows a rank; blocks along the rows need a multiple of 32"),
         ((32, 40), ("E4M3", -1), r"32 does not divide axis 1 of shape \[32, 40\]"),

@@ -8,6 +8,7 @@ import torch
 from mxstudy.numerics import quantize
 from mxstudy.numerics.gaussian import gaussian_last_bin
 from mxstudy.numerics.quality import max_fraction, overflow_fraction
+from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
 
@@ -33,3 +34,8 @@ def test_known_values() -> None:
         assert gaussian_last_bin("E4M3", 32, rule).overflow == 0
     assert gaussian_last_bin("E4M3", 32, "floor", 2.0) == pytest.approx(floor)
     assert gaussian_last_bin("E4M3", 32, "floor", 1.4) != pytest.approx(floor, rel=0.01)
+
+
+def test_scales_that_are_no_powers_of_two_are_refused() -> None:
+    with pytest.raises(ConfigError, match="format: NVFP4 has E4M3 scales"):
+        gaussian_last_bin("NVFP4", 16)

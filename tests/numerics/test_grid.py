@@ -11,7 +11,7 @@ from reference import ELEMENTS, dequantize_array, quantize_array, round_to, to_d
 from reference_float_scales import tensor_cast_array
 
 from mxstudy.numerics import FORMATS, quantize
-from mxstudy.numerics.cast import BlockCast, Quantized, block_cast
+from mxstudy.numerics.cast import CODE_DTYPES, BlockCast, Quantized, block_cast
 from mxstudy.numerics.grid import (
     decode,
     encode,
@@ -115,6 +115,20 @@ def test_from_codes_is_the_inverse_of_codes_and_scales(fmt: str, axis: int) -> N
     assert (again.format, again.axis, again.block_size) == (got.format, got.axis, got.block_size)
     assert_same_bits(again.values, got.values)
     assert_same_bits(again.dequantize(), got.dequantize())
+
+
+@every_format
+def test_codes_and_scales_in_torchs_own_dtypes(fmt: str) -> None:
+    got = quantize(torch.randn(64, 64, generator=torch.Generator().manual_seed(33)), fmt)
+    codes = got.codes.view(CODE_DTYPES.get(fmt, torch.uint8))
+    again = Quantized.from_codes(codes, got.scales.view(torch.float8_e8m0fnu), fmt, -1, 32)
+    assert_same_bits(again.dequantize(), got.dequantize())
+    for bad in ({"codes": got.codes.int()}, {"scales": got.scales.float()}, {"scales": got.scales.view(torch.int8)}):
+        given = {"codes": got.codes, "scales": got.scales} | bad
+        with pytest.raises(ConfigError, match=f"{next(iter(bad))}: torch"):
+            Quantized.from_codes(**given, fmt=fmt, axis=-1, block_size=32)
+    with pytest.raises(ConfigError, match=f"tensor_scale: {fmt} has none"):
+        Quantized.from_codes(got.codes, got.scales, fmt, -1, 32, torch.ones(()))
 
 
 # --------------------------------------------------------------------------------------------------- operands to bf16

@@ -179,6 +179,11 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
         ({"tensor_scale": 1.0}, "tensor_scale: E4M3 has none"),
         ({"branch": torch.ones(4, 64)}, "branch: it is added to x"),
         ({"cast": BlockCast(scale_rule="code_bump")}, "'code_bump' is not a choice"),
+        (
+            {"x": torch.ones(4, 64, dtype=BF16, device="meta"), "cast": BlockCast(rounding="up")},
+            "rounding: 'up' is not a choice",
+        ),
+        ({"fmt": "NVFP4", "cast": BlockCast(16), "tensor_scale": 0.0}, r"tensor_scale: 0\.0; give a number that is"),
     ],
 )
 def test_norms_whose_codes_no_kernel_gives(given, message):
@@ -230,6 +235,12 @@ def test_on_cpu_norms_are_the_numerics(norm):
 def test_casts_that_no_kernel_does(shape, row, column, block_size, message):
     with pytest.raises(ConfigError, match=message):
         cast_both(torch.ones(shape), row, column, BlockCast(block_size))
+
+
+def test_another_rounding_is_refused_where_nothing_is_cast():
+    """A kernel would take it for ties to even."""
+    with pytest.raises(ConfigError, match="rounding: 'up' is not a choice"):
+        cast_both(torch.ones(64, 64), None, None, BlockCast(rounding="up"))
 
 
 def test_activations_of_bad_input():

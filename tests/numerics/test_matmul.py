@@ -12,6 +12,7 @@ from gemms import CAST, IN, OUT, TOKENS, UNQUANTISED, assert_gemms, fits, gemm, 
 from reference import Array, fake_quantize_array
 from reference_float_scales import nvfp4_array
 
+from mxstudy.numerics.cast import block_cast
 from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, forward_operand, mx_linear
 from mxstudy.reader import ConfigError
 
@@ -173,6 +174,15 @@ def test_a_token_in_nvfp4_does_not_depend_on_its_neighbours() -> None:
     together = mx_linear(x, weight, PRECISIONS["nvfp4_forward_only"], BlockCast(16))
     alone = mx_linear(x[5:6], weight, PRECISIONS["nvfp4_forward_only"], BlockCast(16))
     torch.testing.assert_close(together[5:6], alone, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("pre_round", [False, True])
+def test_a_tokens_scale_in_nvfp4_is_that_of_its_cast_alone(pre_round: bool) -> None:
+    x, _, _ = operands(torch.float32)
+    cast = BlockCast(16, operand_pre_round=pre_round)
+    together = forward_operand(x, PRECISIONS["nvfp4_forward_only"], cast, torch.float32, None)
+    alone = torch.stack([block_cast(row, "NVFP4", -1, cast).tensor_scale for row in x])
+    assert torch.equal(together.scale.squeeze(-1), alone)
 
 
 @pytest.mark.parametrize("bound", [4.0, 32.0, 512.0])

@@ -10,9 +10,10 @@ import torch
 from reference import dequantize_array, quantize_array
 from reference_mxnorm import block_absmax, rms_coefficient_by_density, rms_estimate_array
 
-from mxstudy.model import rms_coefficient
+from mxstudy.model import MXNorm, rms_coefficient
 from mxstudy.numerics import fake_quantize, quantize
 from mxstudy.numerics.norm import rms_estimate, rms_exact
+from mxstudy.reader import ConfigError
 
 EPS = 1e-5
 PAPER = {(16, 1): 0.4814, (16, 2): 0.4688, (32, 1): 0.4261, (32, 2): 0.4185, (64, 1): 0.3852, (64, 2): 0.3803}
@@ -78,6 +79,14 @@ def test_against_float64(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
             assert rms.dtype == torch.float32
             assert rms.shape == (*shape[:-1], 1)
             np.testing.assert_allclose(rms, rms_estimate_array(exact, p, block_size, EPS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [0, -32])
+def test_blocks_without_numbers_are_refused(block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"block_size: {block_size} numbers are no block"):
+        rms_coefficient(2, block_size)
+    with pytest.raises(ConfigError, match=f"64 does not divide into blocks of {block_size}"):
+        MXNorm(64, 2, block_size)
 
 
 def test_eps_is_added_to_the_mean_square_or_to_the_estimate() -> None:

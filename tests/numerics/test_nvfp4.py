@@ -140,7 +140,7 @@ def test_the_error_is_half_a_step() -> None:
     """An element's step is 1/2, 1 or 2 block scales; of those clamped to 6 the scale is up to 1/16 too small."""
     x = torch.randn(512, 64, generator=torch.Generator().manual_seed(42))
     got = quantize(x, "NVFP4")
-    scale = (got.scales.float() * got.tensor_scale).repeat_interleave(16, -1)
+    scale = got.scale_values.repeat_interleave(16, -1)
     error = (got.dequantize() - x).abs() / scale
     magnitude = got.values.abs()
     half_step = torch.where(magnitude < 2, 0.25, torch.where(magnitude < 4, 0.5, 1.0))
@@ -201,9 +201,19 @@ def test_without_tensor_scale_is_what_a_gemm_multiplies() -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 def test_from_codes(axis: int) -> None:
     got = quantize(torch.tensor(draw("spread")), "NVFP4", axis=axis)
-    again = Quantized.from_codes(got.codes, got.scales, "NVFP4", axis, 16, got.tensor_scale)
-    assert_same_bits(again.values, got.values)
-    assert_same_bits(again.dequantize(), got.dequantize())
+    for codes in (got.codes, got.codes.view(torch.float4_e2m1fn_x2)):
+        for scales in (got.scales, got.scales.view(torch.uint8)):
+            again = Quantized.from_codes(codes, scales, "NVFP4", axis, 16, got.tensor_scale)
+            assert again.scales.dtype == torch.float8_e4m3fn
+            assert_same_bits(again.values, got.values)
+            assert_same_bits(again.dequantize(), got.dequantize())
+    with pytest.raises(ConfigError, match="tensor_scale: NVFP4 has one beside its block scales"):
+        Quantized.from_codes(got.codes, got.scales, "NVFP4", axis, 16)
+
+
+def test_no_numbers() -> None:
+    assert quantize(torch.empty(0, 32), "NVFP4").dequantize().shape == (0, 32)
+    assert quantize(torch.empty(4, 0), "NVFP4").dequantize().shape == (4, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------- the ends
@@ -267,6 +277,7 @@ def test_operand_pre_round() -> None:
         ({"scale_rule": "floor"}, "scale_rule: floor is for E8M0 scales"),
         ({"rounding": "nearest"}, "rounding: 'nearest' is not a choice"),
         ({"fmt": "E2M1", "tensor_scale": 1.0}, "tensor_scale: E2M1 has none; NVFP4 has"),
+        *(({"tensor_scale": scale}, f"tensor_scale: {scale}; give a number") for scale in (0.0, -1.0, np.nan, 1e-60)),
         ({"x": torch.ones(4, 32, dtype=torch.float64)}, "dtype: torch.float64 cannot be quantised"),
         ({"x": torch.ones(4, 24)}, r"block_size: 16 does not divide axis 1 of shape \[4, 24\]"),
         ({"axis": 0}, r"block_size: 16 does not divide axis 0 of shape \[4, 32\]"),

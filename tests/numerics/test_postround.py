@@ -12,6 +12,7 @@ from reference import ELEMENTS, SCALE_RULES, scale_exponents
 from mxstudy.model import PostRoundMXNorm
 from mxstudy.numerics import FORMATS, BlockCast
 from mxstudy.numerics.postround import cutoff, interpolate, inverse_table, mean_rounded_absmax, rms_post_round
+from mxstudy.reader import ConfigError
 
 CPU = torch.device("cpu")
 CUTOFFS = {"floor": 1.0, "ceil": 0.5, "rceil": 0.875, "even": 0.96875}  # of E4M3
@@ -160,3 +161,8 @@ def test_compiled_equals_eager() -> None:
     x = gaussian(16, 256)
     compiled = torch.compile(lambda x: estimate(x, "rceil", eps=1e-5), fullgraph=True)
     torch.testing.assert_close(compiled(x), estimate(x, "rceil", eps=1e-5), rtol=1e-6, atol=0)
+
+
+def test_formats_without_powers_of_two_as_scales_are_refused() -> None:
+    with pytest.raises(ConfigError, match="format: NVFP4 has E4M3 scales"):
+        PostRoundMXNorm(64, 16, fmt="NVFP4")

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from reference import Array, to_dtype
 
-from mxstudy.numerics.vector import norm_op_by_op
+from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.vector import norm_op_by_op, round_gain
 
 TOKENS, SIZE, EPS = 40, 96, 1e-5
 
@@ -86,6 +87,18 @@ def test_skipped_it_rounds_the_forward_still(centers: bool) -> None:
     for grad, rounded, exact in zip(got[1:], written_out(centers)[1:], want[1:], strict=True):
         assert np.linalg.norm(grad.double().numpy() - exact) < 1e-4 * np.linalg.norm(exact)
         assert np.linalg.norm(rounded - exact) > 1e-3 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("pre_round", [False, True])
+def test_a_gain_in_nvfp4_is_that_of_the_replica_alone(pre_round: bool) -> None:
+    cast = BlockCast(16, operand_pre_round=pre_round)
+    gains = torch.randn(3, 1, 64, generator=torch.Generator().manual_seed(0))
+    gains[1] *= 1e3
+    gains[2, 0, 5] = torch.nan
+    together = round_gain(gains, "mx", "NVFP4", cast)
+    for gain, rounded in zip(gains[:2, 0], together[:2, 0], strict=True):
+        assert torch.equal(rounded, block_cast(gain, "NVFP4", -1, cast).dequantize())
+    assert together[2].isnan().all()
 
 
 def test_skipping_the_norm_skips_hardly_anything() -> None:

@@ -8,7 +8,7 @@ from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels.operands import BF16, FP32, Tile, format_constants, launch, operand, settings, tile_of
 from mxstudy.numerics.norm import affine, center, normalize
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 
 
 def cast_one(
@@ -29,8 +29,10 @@ def cast_one(
     x [rows, columns] bf16 or fp32, mean and rms float32 [rows, 1], gain and bias [columns]. `round_first`: x is rounded
     to bf16 before anything else. `after` is not read: what depends on a gradient is computed in the backward, and not,
     by a compiler that sees that it could be, in the forward, and kept. A bf16 x without a format is returned as it is.
-    Raises ConfigError for a bias without a gain, and as `settings` does.
+    Raises ConfigError for a bias without a gain, another axis, and as `settings` does.
     """
+    if axis not in (-2, -1):
+        raise ConfigError(f"axis: {axis} is none of an operand; take -1, along the rows, or -2")
     require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
     if fmt is None and x.dtype == BF16 and rms is None and mean is None and gain is None:
         return x

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library
 
-from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4
-from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up
+from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4, check_tensor_scale
+from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, look_up
 from mxstudy.numerics.kernels.norm import RowNorm
 from mxstudy.numerics.kernels.operands import (
     BF16,
@@ -73,6 +73,7 @@ def norm_codes(
     """
     element = look_up(FORMATS, fmt, "format")
     look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
+    look_up(ROUNDINGS, cast.rounding, "rounding")
     columns = x.shape[-1]
     require(x.dtype == BF16, f"x: {x.dtype} has no kernel; give bfloat16")
     require(
@@ -92,6 +93,7 @@ def norm_codes(
         is_nvfp4 == (tensor_scale is not None),
         f"tensor_scale: {fmt} {'needs that of a bound of x / rms' if is_nvfp4 else 'has none; NVFP4 has'}",
     )
+    check_tensor_scale(tensor_scale)
     options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale)
     codes, scales, rms, total = _norm_codes(x, branch, norm.p, norm.eps, fmt, *options)
     scales = scales.view(torch.float8_e4m3fn) if is_nvfp4 else scales
@@ -163,7 +165,7 @@ def run(
     launch(
         norm_codes_kernel,
         (-(-rows // tile.rows),),
-        (in_words(x), *added, codes, scales, rms, rows, tensor_scale or 1.0),
+        (in_words(x), *added, codes, scales, rms, rows, 1.0 if tensor_scale is None else tensor_scale),
         tile.warps,
         **constants,
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up
+from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, look_up, look_up_mx
 from mxstudy.numerics.scales import MANTISSA_BITS
 from mxstudy.reader import require
 
@@ -55,15 +55,15 @@ def settings(shape: Sequence[int], row: str | None, column: str | None, cast: Bl
     """Both formats and the cast for an operator on [..., rows, columns].
 
     Raises ConfigError for what no kernel does: formats without E8M0 scales, other scale rules than those of
-    SCALE_RULES, other blocks than those of BLOCK_SIZES, and blocks that do not divide their axis.
+    SCALE_RULES, other roundings, other blocks than those of BLOCK_SIZES, and blocks that do not divide their axis.
     """
     look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
+    look_up(ROUNDINGS, cast.rounding, "rounding")
     require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
     require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
     for fmt, axis in ((row, -1), (column, -2)):
         if fmt not in (None, UNREAD):
-            scale = look_up(FORMATS, str(fmt), "format").scale
-            require(scale == "E8M0", f"format: {fmt} has {scale} scales, which no kernel makes; take an MX format")
+            look_up_mx(str(fmt))
             require(
                 shape[axis] % cast.block_size == 0,
                 f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(shape)}",
