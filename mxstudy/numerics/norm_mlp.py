@@ -186,5 +186,5 @@ def through_norm(
 
 
 def rounded_sum(dout: Tensor, b: Tensor, s: NormMLP) -> Tensor:
-    """db, of dout rounded to the bias' dtype first, as where no norm is."""
+    """db, of dout rounded to the bias' dtype first, as where there is no norm."""
     return to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)
