@@ -13,7 +13,6 @@ from mxstudy.launch.plan import Job, claim, compare, differences
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.worker import attempt
 from mxstudy.numerics.ranks import is_first, on_first_rank, world_size
-from mxstudy.studies.of_checkpoint import tell_training_run
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
@@ -82,6 +81,8 @@ def catch_up(job: Job) -> None:
     follow = mirror_of(job.config, RunFolder(job.folder), job.label)
     behind = follow.catch_up() if follow else None
     if isinstance(job.config, OfCheckpoint) and not behind:
+        from mxstudy.studies.of_checkpoint import tell_training_run  # loads what evaluates
+
         behind = tell_training_run(job.config, RunFolder(job.folder))
     if behind:
         say(f"tracking: {behind}; the journal has everything")

@@ -9,14 +9,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from mxstudy.config import OfCheckpoint, Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
 from mxstudy.launch.observe import DONE, observe
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
-from mxstudy.studies import of_checkpoint
 from mxstudy.studies.checks import CHECKS
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
@@ -91,8 +90,9 @@ def validate(composed: Sequence[Composed]) -> Iterator[Any]:
 
 def pinned(config: Any) -> Any:
     """What is hashed is what will run: the checkpoint that is the newest now; elsewhere, on this kind of device."""
-    if isinstance(config, OfCheckpoint):
-        config = of_checkpoint.pinned(config)
+    known = CHECKS[config.study]
+    if hasattr(known, "pinned"):
+        config = known.pinned(config)
     if hasattr(config, "train") and is_planned():
         device = resolve_device(config.train.device).type
         return replace(config, train=replace(config.train, device=device))

@@ -18,6 +18,7 @@ from mxstudy import results
 from mxstudy.config import read_run
 from mxstudy.evaluation.export import main as export_main
 from mxstudy.launch.plan import plan
+from mxstudy.studies import of_checkpoint
 from mxstudy.studies.checks import evaluate as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.mlflow_run import connect
@@ -152,18 +153,19 @@ def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], evaluation_
         assert found["evaluation/average_of_2.best.score"] == scores["average of 2", "best"]
 
 
-def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(asked: list[str], tmp_path: Path) -> None:
+def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = f"sqlite:///{tmp_path}/mlflow.db"
     run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", f"tracking.uri={store}")
     (training,) = find_runs(tmp_path / "runs")
     here = [word for word in asked if not word.startswith("checkpoint=")] + [f"checkpoint={training.path}"]
-    away = tmp_path / "away.db"
-    (tmp_path / "mlflow.db").rename(away)
-    (tmp_path / "mlflow.db").mkdir()
+    with monkeypatch.context() as away:
+        away.setattr(of_checkpoint, "add_rows", lambda *_: "the server is away")
+        run_here(tmp_path, *here, f"tracking.uri={store}")
+    assert "tracking: the server is away" in capsys.readouterr().out
     run_here(tmp_path, *here, f"tracking.uri={store}")
-    (tmp_path / "mlflow.db").rmdir()
-    away.rename(tmp_path / "mlflow.db")
-    run_here(tmp_path, *here, f"tracking.uri={store}")
+    assert "skipped: finished" in capsys.readouterr().out
     metrics = connect(store).get_run(training.status().mlflow_run_id).data.metrics
     assert "evaluation/csqa.cf.score" in metrics
 

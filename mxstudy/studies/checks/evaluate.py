@@ -7,6 +7,7 @@ from typing import Any
 from mxstudy.config import Evaluate
 from mxstudy.evaluation import questions
 from mxstudy.studies.of_checkpoint import check_model, identity_of
+from mxstudy.studies.of_checkpoint import pinned as pinned
 
 
 def check(config: Evaluate) -> None:

@@ -11,6 +11,7 @@ from mxstudy.data import corpus
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.reader import require
 from mxstudy.studies.of_checkpoint import check_model, identity_of
+from mxstudy.studies.of_checkpoint import pinned as pinned
 
 CHUNK_CHARACTERS = 2**19  # of documents that are scored, and kept, together
 
