@@ -74,16 +74,18 @@ def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
 
 
 def keep_roundings() -> None:
-    """Take from Inductor the pass that makes x of x.to(bfloat16).to(float32).
+    """Take from Inductor what makes x of x.to(bfloat16).to(float32): a pass, and on CPU what it keeps of conversions.
 
-    In torch 2.11 it does so whatever `emulate_precision_casts` says; later it asks.
+    Before torch 2.13 it does so whatever `emulate_precision_casts` says; then it asks.
     """
     import torch.compiler.config as compiler
+    from torch._inductor.codegen.cpp import CppKernel
     from torch._inductor.fx_passes import joint_graph
 
     for entries in joint_graph.patterns.patterns.values():
         entries[:] = [e for e in entries if getattr(e, "handler", None) is not joint_graph.pointless_convert]
-    compiler.cache_key_tag = "mxstudy keeps roundings"  # a cached graph may have gone through it
+    CppKernel.cache_dtype_convert = lambda *_: None  # type: ignore[method-assign]
+    compiler.cache_key_tag = "mxstudy keeps all roundings"  # a cached graph may have lost some
 
 
 def keep_freed_memory() -> None:
