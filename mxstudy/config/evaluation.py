@@ -62,7 +62,3 @@ class EvaluationDuringTraining(Evaluation):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}; 0 is never")
-        # not limit, which +debug=tiny sets for every kind of run
-        for name in ("tasks", "form", "shots", "task_shots") if self.every_steps == 0 else ():
-            unset = getattr(type(self), name, {})
-            require(getattr(self, name) == unset, f"{name}: nothing is asked; set every_steps too")

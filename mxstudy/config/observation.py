@@ -13,8 +13,6 @@ class Scheduled:
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}; 0 is off")
-        for name, value in vars(self).items() if self.every_steps == 0 else ():
-            require(value == getattr(type(self), name), f"{name}: nothing is measured; set every_steps too")
 
 
 @schema
@@ -97,12 +95,6 @@ class Probes:
     memory: Memory = Memory()
     timing: Timing = Timing()
     spikes: Spikes = Spikes()
-
-    def __post_init__(self) -> None:
-        require(
-            self.spikes.every_steps > 0 or self.outlier_features.ring_steps in (0, OutlierFeatures.ring_steps),
-            "outlier_features.ring_steps: the ring is written around a spike; set spikes.every_steps=1",
-        )
 
 
 @schema

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from mxstudy.config import Pretrain, StudentTeacher, fingerprint, read_run
+from mxstudy.config import fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
 from mxstudy.launch.observe import DONE, observe
+from mxstudy.launch.observed import asked_otherwise, check_used, off_then
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
@@ -82,6 +82,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Any]:
             if isinstance(one.values, ConfigError):
                 raise one.values
             config: Any = read_run(one.values)
+            check_used(config)
             CHECKS[config.study].check(config)
             yield pinned(config)
         except ConfigError as error:
@@ -121,23 +122,6 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
             f"{asked}: was another in {found.path}; +experiment=olmes asks its checkpoints, rerun=true trains again"
         )
     return replace(job, folder=found.path, state=seen.state if seen.state in DONE else "resume")
-
-
-def off_then(then: Any, now: Any) -> list[str]:
-    """What is watched now and was not in another run: probes, evaluation; nothing for a run that is no training."""
-    if not isinstance(now, Pretrain | StudentTeacher):
-        return []
-    also = ["probe.gradient_bias.coupled"] if isinstance(now, StudentTeacher) else ["evaluation.every_steps"]
-    watched = {key: attrgetter(key) for key in [*(f"probe.{name}.every_steps" for name in vars(now.probe)), *also]}
-    return [key.removesuffix(".every_steps") for key, of in watched.items() if of(now) > 0 and of(then) == 0]
-
-
-def asked_otherwise(then: Any, now: Any) -> list[str]:
-    """What another run's evaluation during training has another value of, so that its scores are no answer."""
-    if not isinstance(now, Pretrain) or 0 in (then.evaluation.every_steps, now.evaluation.every_steps):
-        return []
-    keys = [f"evaluation.{name}" for name in ("tasks", "form", "shots", "task_shots", "limit")]
-    return [key for key in keys if attrgetter(key)(then) != attrgetter(key)(now)]
 
 
 def labels(composed: list[Composed]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.launch.composed import Composed
+from mxstudy.launch.plan import Job, claim
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
@@ -72,6 +73,12 @@ def composed(runs: Path, *overrides: str, **values: Any) -> Composed:
 
 def seeds(runs: Path, *numbers: int, **values: Any) -> list[Composed]:
     return [composed(runs, "+experiment=quick", f"seed={n}", seed=n, **values) for n in numbers]
+
+
+def existing(jobs: list[Job], **status: object) -> RunFolder:
+    folder = claim(jobs[0])
+    folder.update(**status)
+    return folder
 
 
 def without(one: Composed, error: str) -> Composed:

@@ -8,24 +8,16 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_study import FakeStudy, composed, seeds, without
+from fake_study import FakeStudy, composed, existing, seeds, without
 
 from mxstudy.config import Pretrain
 from mxstudy.launch import inline
-from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import Job, claim, differences, labels, move_aside, plan
+from mxstudy.launch.plan import claim, differences, labels, move_aside, plan
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import RunFolder, RunLocked
+from mxstudy.tracking.folder import RunLocked
 from mxstudy.tracking.provenance import provenance
-
-
-def existing(jobs: list[Job], **status: object) -> RunFolder:
-    folder = claim(jobs[0])
-    folder.update(**status)
-    return folder
 
 
 def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
@@ -165,35 +157,6 @@ def test_moving_aside_never_takes_a_name_that_is_taken(tmp_path: Path) -> None:
     for name in ("run", "run.old-1", "run.old-3"):
         (tmp_path / name).mkdir()
     assert move_aside(tmp_path / "run").name == "run.old-2"
-
-
-@pytest.mark.parametrize("state", ["finished", "preempted"])
-def test_a_probe_that_was_off_is_refused_naming_rerun(tmp_path: Path, study: FakeStudy, state: str) -> None:
-    on = {"norm_output_rms": {"every_steps": 5}}
-    existing(plan(seeds(tmp_path, 1)), state=state)
-    existing(plan(seeds(tmp_path, 2, probe=on)), state=state)
-    with pytest.raises(ConfigError, match=r"^probe\.norm_output_rms: was off in .*rerun=true"):
-        plan(seeds(tmp_path, 1, probe=on))
-    (job,) = plan(seeds(tmp_path, 1, probe=on, rerun=True))
-    assert job.state == "new"
-    (job,) = plan(seeds(tmp_path, 2, probe={"norm_output_rms": {"every_steps": 7}}))
-    assert job.state != "new"
-
-
-def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: FakeStudy) -> None:
-    def asked(*tasks: str, **others: Any) -> list[Composed]:
-        return seeds(tmp_path, 1, evaluation={"every_steps": 5, "tasks": tasks}, **others)
-
-    with pytest.raises(ConfigError, match=r"evaluation\.tasks: is another in .*, which is the same run"):
-        plan([*asked("piqa"), *asked("boolq")])
-    existing(plan(asked("piqa")), state="finished")
-    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: was another in .*\+experiment=olmes .*rerun=true"):
-        plan(asked("boolq"))
-    assert [job.state for job in plan(asked("piqa"))] == ["finished"]
-    assert [job.state for job in plan(asked("boolq", rerun=True))] == ["new"]
-    assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
-    with pytest.raises(ConfigError, match=r"evaluation\.tasks: nothing is asked; set every_steps too"):
-        plan(seeds(tmp_path, 1, evaluation={"tasks": ["boolq"]}))
 
 
 def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeStudy) -> None:

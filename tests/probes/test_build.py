@@ -79,8 +79,6 @@ def test_a_ring_is_kept_where_a_spike_would_call_for_it():
         (observation.Spikes, {"every_steps": 1, "window_steps": 1}, "at least 2, not 1"),
         (observation.Spikes, {"every_steps": 1, "threshold": 0.0}, "must be positive, not 0.0"),
         (observation.OutlierFeatures, {"every_steps": 1, "ring_steps": -8}, "must not be negative, not -8"),
-        (observation.OutlierFeatures, {"ring_steps": 8}, "ring_steps: nothing is measured; set every_steps too"),
-        (config.Probes, {"outlier_features": RING.outlier_features}, "ring_steps: the ring is written around a spike"),
     ],
 )
 def test_what_makes_no_sense_is_refused(schema, values, says):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from student_runs import configured
 
-from mxstudy.launch.plan import off_then
+from mxstudy.launch.observed import check_used, off_then
 from mxstudy.reader import ConfigError
 from mxstudy.studies.checks import student_teacher
 
@@ -127,3 +127,6 @@ def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
     assert off_then(configured(), coupled) == ["probe.gradient_bias", "probe.gradient_bias.coupled"]
     assert off_then(same, coupled) == ["probe.gradient_bias.coupled"]
     assert off_then(coupled, same) == off_then(coupled, configured()) == []
+    check_used(coupled)
+    with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: does nothing while"):
+        check_used(configured(probe={"gradient_bias": {"coupled": True}}))

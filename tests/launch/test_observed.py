@@ -1,0 +1,74 @@
+"""What is watched beside a training: what could not be had is refused when the run is planned, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_study import FakeStudy, existing, seeds
+
+from mxstudy.launch.composed import Composed
+from mxstudy.launch.plan import plan
+from mxstudy.reader import ConfigError
+
+
+@pytest.mark.parametrize("state", ["finished", "preempted"])
+def test_a_probe_that_was_off_is_refused_naming_rerun(tmp_path: Path, study: FakeStudy, state: str) -> None:
+    on = {"norm_output_rms": {"every_steps": 5}}
+    existing(plan(seeds(tmp_path, 1)), state=state)
+    existing(plan(seeds(tmp_path, 2, probe=on)), state=state)
+    with pytest.raises(ConfigError, match=r"^probe\.norm_output_rms: was off in .*rerun=true"):
+        plan(seeds(tmp_path, 1, probe=on))
+    (job,) = plan(seeds(tmp_path, 1, probe=on, rerun=True))
+    assert job.state == "new"
+    (job,) = plan(seeds(tmp_path, 2, probe={"norm_output_rms": {"every_steps": 7}}))
+    assert job.state != "new"
+
+
+def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: FakeStudy) -> None:
+    def asked(*tasks: str, **others: Any) -> list[Composed]:
+        return seeds(tmp_path, 1, evaluation={"every_steps": 5, "tasks": tasks}, **others)
+
+    with pytest.raises(ConfigError, match=r"evaluation\.tasks: is another in .*, which is the same run"):
+        plan([*asked("piqa"), *asked("boolq")])
+    existing(plan(asked("piqa")), state="finished")
+    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: was another in .*\+experiment=olmes .*rerun=true"):
+        plan(asked("boolq"))
+    assert [job.state for job in plan(asked("piqa"))] == ["finished"]
+    assert [job.state for job in plan(asked("boolq", rerun=True))] == ["new"]
+    assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
+
+
+UNUSED = {
+    "probe.outlier_features.ring_steps": {"probe": {"outlier_features": {"ring_steps": 8}}},
+    "probe.spikes.threshold": {"probe": {"spikes": {"threshold": 3.0}}},
+    "evaluation.tasks": {"evaluation": {"tasks": ["boolq"]}},
+    "evaluation.task_shots": {"evaluation": {"task_shots": {"piqa": 5}}},
+}
+
+
+@pytest.mark.parametrize("key", UNUSED)
+def test_a_setting_of_what_is_off_is_refused(tmp_path: Path, study: FakeStudy, key: str) -> None:
+    part = key.rpartition(".")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}: does nothing while {part} is off; set {part}\.every_steps too"):
+        plan(seeds(tmp_path, 1, **UNUSED[key]))
+
+
+def test_so_is_a_ring_that_no_spike_would_have_written(tmp_path: Path, study: FakeStudy) -> None:
+    def ring(steps: int, **others: Any) -> list[Composed]:
+        return seeds(tmp_path, 1, probe={"outlier_features": {"every_steps": 3, "ring_steps": steps}, **others})
+
+    with pytest.raises(ConfigError, match=r"^probe\.outlier_features\.ring_steps: the ring is written around a spike"):
+        plan(ring(8))
+    for planned in (ring(0), ring(64), ring(8, spikes={"every_steps": 1})):
+        assert [job.state for job in plan(planned)] == ["new"]
+
+
+@pytest.mark.parametrize("key", UNUSED)
+def test_a_run_that_has_been_trained_with_one_is_read(tmp_path: Path, study: FakeStudy, key: str) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    path = folder.path / "config.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | UNUSED[key]))
+    assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
