@@ -13,6 +13,9 @@ from quiz import write_sets
 
 from mxstudy.tracking.folder import RunFolder, find_runs
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which whatever compiles may do first
+
 torch.set_num_threads(1)  # the models of the tests are too small for two
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["TRITON_INTERPRET"] = "1"  # of scripts; tests have it from the conftest
 triton = pytest.importorskip("triton", reason="kernels need Triton, which torch brings where it is built for GPUs")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
