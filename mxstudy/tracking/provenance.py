@@ -22,7 +22,9 @@ def provenance() -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
         "python": platform.python_version(),
-        **{package: _version(package) for package in ("mxstudy", "torch", "torchao")},
+        "mxstudy": _version("mxstudy"),
+        "torch": str(torch.__version__),  # with what it was built for, which the package's version may lack
+        "torchao": _version("torchao"),
         "host": socket.gethostname(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": shlex.join(sys.orig_argv),
