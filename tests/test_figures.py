@@ -56,6 +56,10 @@ def test_what_backs_a_figure_is_there(figure: Figure) -> None:
     assert [path for path in figure.backing() if not (ROOT / path).exists()] == []
 
 
+def test_published_files_are_small() -> None:
+    assert [path.name for path in RESULTS.iterdir() if path.stat().st_size > 5_000_000] == []
+
+
 @pytest.mark.integration
 def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
