@@ -19,7 +19,7 @@ from mxstudy.train.runtime import PEAK_FLOPS
 from mxstudy.train.stack import build_student
 
 # What of its bf16 rate a GPU has reached in pre-training: the medians of results/mxnorm_pretrain.md, bf16 and MXFP8.
-GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.40, 0.33
+GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 OF_FLOPS = "FLOPs: forward and backward of the steps that are left, without validation, probes and recomputation."
 OF_HOURS = f"""\
