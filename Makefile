@@ -5,6 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 FAST := not slow and not gpu and not slurm and not integration
 WHOLE := not slow and not gpu and not slurm
+SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
 
@@ -22,13 +23,13 @@ approximation: $(READY)  ## what MXNorm and the casts do to random tensors: tabl
 	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
 
 test: $(READY)  ## all tests but those marked slow, slurm or gpu
-	$(BIN)/python -m pytest -q -n logical -m "$(WHOLE)" --durations=10
+	$(BIN)/python -m pytest -q $(SHARED) -m "$(WHOLE)" --durations=10
 
 check: $(READY)  ## format, lint, types and the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n logical -m "$(FAST)"
+	$(BIN)/python -m pytest -q $(SHARED) -m "$(FAST)"
 
 bench: $(READY)  ## benchmarks, a list of them, or NAME=kernels ARGS="--seconds 300" for one
 ifdef NAME

@@ -90,7 +90,7 @@ def main() -> None:
         sys.exit(after_launch(arguments))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
-    register()
+    register(SWEEPS)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
@@ -122,7 +122,8 @@ def _never_called(config: DictConfig) -> None:
     """Hydra wants a task function; our launcher does not use it."""
 
 
-def register() -> None:
+@functools.cache  # Hydra's store lasts as long as the process
+def register(sweeps: Path) -> None:
     """The schema's defaults as the base of every group, sweeps/*.yaml as the group `sweep`, and two functions.
 
     ${times:A,B} for sizes; ${of:STUDY,A,B} for A in that kind of run and B in others.
@@ -138,7 +139,7 @@ def register() -> None:
     ours = {"_target_": "hydra_plugins.mxstudy_launcher.StudyLauncher", "_convert_": "all"}
     for name, settings in schemas.LAUNCHERS.items():
         store(group="hydra/launcher", name=f"base_{name}", node=ours | defaults(settings))
-    for path in SWEEPS.glob("*.yaml"):
+    for path in sweeps.glob("*.yaml"):
         store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
 

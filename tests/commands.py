@@ -1,7 +1,6 @@
 """`python -m mxstudy ARGUMENTS` in a process of its own, with something happening to it at a chosen moment.
 
-The processes are forked from a server that has imported torch and the studies already: seconds saved for each. What
-happens in them hangs on Python's audit events (a file is opened, renamed, ...), so that a moment is met exactly,
+What happens in it hangs on Python's audit events (a file is opened, renamed, ...), so that a moment is met exactly,
 however slow or fast the machine is.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import re
 import signal
@@ -20,10 +18,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from mxstudy import cli
-from mxstudy.config import STUDIES
 from mxstudy.tracking.folder import RunFolder, Status
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.write", "shutil.rmtree")
@@ -103,11 +101,9 @@ def run_here(folder: Path, *arguments: str) -> None:
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str, fault: Fault | None = None) -> Iterator[Command]:
     """Runs while the block does; what is left of it at the block's end is killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mxstudy.cli", *(f"mxstudy.studies.{kind}" for kind in STUDIES)])
     folder.mkdir(exist_ok=True)
     output = folder / f"output-{len(list(folder.glob('output-*')))}"
-    process = context.Process(target=in_the_child, args=(folder, arguments, output, fault))
+    process = forked.context().Process(target=in_the_child, args=(folder, arguments, output, fault))
     process.start()
     try:
         yield Command(process, output)
@@ -125,6 +121,7 @@ def run(folder: Path, *arguments: str, fault: Fault | None = None) -> tuple[int,
 def in_the_child(folder: Path, arguments: tuple[str, ...], output: Path, fault: Fault | None) -> None:
     import torch
 
+    forked.leave_imports_alone()
     with output.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

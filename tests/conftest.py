@@ -6,6 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from commands import run_here
@@ -62,3 +63,7 @@ def given_to(trained: RunFolder, students: RunFolder, evaluation_sets: Path) -> 
         "interventions_public_code": [f"parent={students.path}", "at_step=9"],
     }
     return lambda name: given.get(name, [])
+
+
+def pytest_collection_finish() -> None:
+    forked.leave_imports_alone()

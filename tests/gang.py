@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -15,14 +14,13 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 
 from mxstudy.data.batches import Batches
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train import watch
-
-PRELOAD = ["mxstudy.studies.pretrain", "mxstudy.train.parallel", "torch.distributed.checkpoint"]
 
 
 def free_port() -> int:
@@ -34,10 +32,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def started(folder: Path, size: int, work: Callable[..., Any], *arguments: Any) -> Iterator[list[ForkServerProcess]]:
     """`work(*arguments)` in each of so many processes, whose results and outputs go to files in `folder`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     folder.mkdir(exist_ok=True, parents=True)
-    port = free_port()
+    port, context = free_port(), forked.context()
     gang = [context.Process(target=_rank, args=(folder, rank, size, port, work, arguments)) for rank in range(size)]
     for process in gang:
         process.start()
@@ -70,6 +66,7 @@ def said(folder: Path) -> str:
 
 
 def _rank(folder: Path, rank: int, size: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    forked.leave_imports_alone()
     with (folder / f"output-{rank}").open("a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

@@ -50,6 +50,7 @@ def test_what_cannot_run_is_refused_and_nothing_is_written(row: tuple[list[str],
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_a_misspelt_key_inside_a_yaml_file_is_refused(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("conf")
     (folder / "experiment").mkdir()

@@ -97,6 +97,7 @@ def test_what_was_compiled_otherwise_is_another_case(tmp_path: Path, monkeypatch
     assert len(out.with_suffix(".jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_compilers_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     """One that fails is told, and the others go on."""
     groups = [kernels.Group("E4M3", 32, size) for size in (64, 96, 48)]

@@ -84,6 +84,7 @@ def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "of_ceiling" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
     words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--profile"]
@@ -150,6 +151,7 @@ def test_bytes_that_casts_add() -> None:
     assert 16 * block == pytest.approx(33.9e9, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--batch-size", "2", "--micro-batch-size", "1", "--sequence-length", "64", "--steps", "2", "--eager"]
     words = ["--model", "llama_tiny", "--gpus", "1", "2", "--device", "cpu", "--warmup-steps", "1", *small]

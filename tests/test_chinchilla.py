@@ -29,6 +29,7 @@ def synthetic(law: Chinchilla = LAW, noise: float = 0.0, seed: int = 0) -> pd.Da
     return pd.DataFrame({"params": params, "tokens": tokens, "loss": law.loss(params, tokens) * spread})
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("law", [LAW, Chinchilla(A=406.4, B=410.7, E=1.69, alpha=0.34, beta=0.28)])
 def test_exact_losses_give_the_law_back(law: Chinchilla) -> None:
     assert vars(fit(synthetic(law))) == pytest.approx(vars(law), rel=1e-3)
@@ -48,6 +49,7 @@ def test_the_objective_is_the_mean_huber_loss_of_log_losses_and_its_gradient() -
     assert gradient == pytest.approx(differences, rel=1e-5)
 
 
+@pytest.mark.integration
 def test_outliers_do_not_move_the_law() -> None:
     runs = synthetic()
     runs.loc[::12, "loss"] *= 1.5
@@ -63,7 +65,7 @@ def test_the_optimal_size_has_the_least_loss_of_its_budget() -> None:
     assert LAW.optimal_params(10 * flops) / LAW.optimal_params(flops) == pytest.approx(10 ** (0.55 / 1.05))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_intervals_cover_the_law_and_are_no_wider_than_need_be() -> None:
     names, laws, inside, widths = ["E", "alpha", "beta", "a"], [], [], []
     truth = pd.Series(vars(LAW) | {"a": LAW.a})[names]

@@ -177,6 +177,7 @@ def test_without_arguments_the_usage_names_experiments_and_sweeps(
     assert "base_" not in said
 
 
+@pytest.mark.integration
 def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) -> None:
     def shell(*arguments: str) -> str:
         command = [sys.executable, "-m", "mxstudy", *arguments]

@@ -60,7 +60,7 @@ def test_published_files_are_small() -> None:
     assert [path.name for path in RESULTS.iterdir() if path.stat().st_size > 5_000_000] == []
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
     monkeypatch.chdir(tmp_path)

@@ -96,6 +96,7 @@ def test_a_run_that_was_killed_goes_on_to_identical_bits(
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     codes = [run(tmp_path, *COMMAND, cache, fault=fault)[0] for fault in MOMENTS.values()]
     assert codes == len(MOMENTS) * [-signal.SIGKILL]
@@ -103,6 +104,7 @@ def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbe
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_killed_from_outside_in_the_real_command(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     command = [sys.executable, "-m", "mxstudy", *COMMAND, cache]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -176,6 +178,7 @@ def test_checkpoints_and_validation_at_other_steps_change_no_bit(tmp_path: Path,
     assert losses(tmp_path) == [*trained, losses(undisturbed)[-1]]
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_with_every_step_once(tmp_path: Path, cache: str) -> None:
     from mxstudy.tracking.mlflow_run import connect
 

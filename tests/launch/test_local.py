@@ -146,12 +146,13 @@ def test_code_is_copied_once_and_found_before_all_other(tmp_path: Path) -> None:
     assert said.stdout.strip() == str(code / "mxstudy/reader.py")
 
 
+@pytest.mark.integration
 def test_a_job_knows_no_hydra() -> None:
     code = "import sys, mxstudy.launch.__main__; sys.exit(bool({'hydra', 'omegaconf'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_sweep_runs_as_it_was_submitted_and_is_resumed_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_sweep_runs_as_it_was_submitted_and_is_resumed_after_a_kill(
         assert len(losses(folder)) == 40
 
 
+@pytest.mark.integration
 def test_an_invalid_job_refuses_the_sweep_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

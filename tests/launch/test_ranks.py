@@ -28,6 +28,7 @@ def starts(run: RunFolder) -> list[int]:
     return [row["ranks"] for row in read_rows(run.journal_path)[0] if "ranks" in row]
 
 
+@pytest.mark.slow
 def test_torchrun_of_a_sweep_trains_each_run_once(tmp_path: Path) -> None:
     words = [*SMALL, *OWN_TEXT, corpus(tmp_path), "seed=0,1"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -210,7 +210,7 @@ def kept_bytes(forward, parameters):
     return sum(kept.values()), [y.detach(), seen["ffn_norm"], dx]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm p2"])
 def test_compiled_without_a_break_and_without_more_memory(norm):
     """A compiler that saw operands of wgrad as functions of the input alone would keep them: half as much again."""

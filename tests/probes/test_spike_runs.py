@@ -64,6 +64,7 @@ def test_each_spike_has_its_ring(undisturbed: Path) -> None:
         assert len(rows["norm"].unique()) == 7
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_notices_the_same_spikes(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     for step in (10, 19):
         fault = killed_at(rf'os\.write .*"step": {step}, "tokens"')

@@ -98,6 +98,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_task(asked: list[str], evalua
         )
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(asked: list[str], evaluated: RunFolder, tmp_path: Path) -> None:
     run_here(tmp_path, *asked, "tracking=none", "processes=2", "device=cpu")
     (found,) = find_runs(tmp_path / "runs")

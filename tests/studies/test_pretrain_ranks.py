@@ -186,6 +186,7 @@ def test_what_one_rank_raises_ends_the_job_with_its_traceback(mishap: str, tmp_p
     assert "a bad batch" in other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mishap", ["SIGKILL", "first SIGKILL", "SIGSTOP", "first SIGSTOP"])
 def test_a_rank_that_says_nothing_is_found_out(mishap: str, tmp_path: Path, cache: str) -> None:
     run = made(tmp_path, cache)

@@ -152,6 +152,7 @@ MOMENTS = {  # in the order in which a run meets them
 }
 
 
+@pytest.mark.slow
 def test_killed_in_every_one_of_its_lives(tmp_path: Path) -> None:
     assert run(tmp_path / "whole", *TINY)[0] == 0
     for moment, fault in MOMENTS.items():

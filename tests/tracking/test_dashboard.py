@@ -47,6 +47,7 @@ def tags_of(run: dict[str, Any]) -> dict[str, str]:
     return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
 
 
+@pytest.mark.slow
 def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.start()
     assert create_store(server.uri) is None

@@ -16,6 +16,7 @@ PROBES = config.Probes(
 )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", ["bf16", "mxfp8", "mxfp8_e5m2_grad"])
 def test_it_learns(row):
     curve = tiny.losses(replace(tiny.CONFIG, precision=tiny.precision((0, row)), optimizer=config.AdamW(lr=3e-3)))
@@ -85,6 +86,7 @@ def test_nothing_non_finite_reaches_the_weights_and_divergence_is_a_result():
     assert memory.saved == [1]
 
 
+@pytest.mark.integration
 def test_a_precision_schedule_changes_formats_at_its_step():
     run, memory = tiny.build(replace(tiny.CONFIG, precision=tiny.precision((0, "mxfp8"), (5, "bf16"))))
     train(run, 0, Leave())
@@ -125,7 +127,7 @@ def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported():
     assert view.grad_norm > 0.1
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM])
 def test_compiled_is_eager_within_the_contract_and_probes_still_do_not_touch(norm):
     """Contract: the loss within 1e-4 nats after 20 steps."""

@@ -185,6 +185,7 @@ def test_probes_see_all_ranks(arm, steps, accumulated):
             assert torch.equal(step["ring"][norm], absmax), norm
 
 
+@pytest.mark.slow
 def test_bf16_stays_near_one_process_for_20_steps(tmp_path):
     """Contract: 2e-3 nats."""
     arms = [settings("mxfp8 mxnorm"), settings("mxfp8 rmsnorm", activation_checkpointing="full")]
