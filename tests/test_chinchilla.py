@@ -102,6 +102,7 @@ def changed(column: str, value: float) -> pd.DataFrame:
     return runs
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("runs", "says"),
     [

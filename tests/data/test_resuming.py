@@ -111,6 +111,7 @@ def test_sigkill_and_on(tmp_path, data, small, workers, lines):
     verify(shards)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["state.json", "manifest.json"])
 def test_killed_as_it_notes(tmp_path, data, small, monkeypatch, name):
     """Just before the file takes its place, and just after."""

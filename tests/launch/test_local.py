@@ -98,6 +98,7 @@ def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
         assert (of["OMP_NUM_THREADS"], of["FROM_SETUP"]) == ("3", "yes")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("worker", "reason"),
     [

@@ -130,6 +130,7 @@ def test_affine_off_leaves_no_gain_anywhere():
     assert not [name for name, _ in decoder.named_parameters() if "norm" in name]
 
 
+@pytest.mark.integration
 @every_mlp
 @pytest.mark.parametrize("norm", [config.LayerNorm(bias=True), config.MXNorm(p=2.0)], ids=["layernorm", "mxnorm"])
 def test_a_few_steps_in_mxfp8_learn_a_batch_by_heart(mlp, norm):

@@ -140,6 +140,7 @@ def test_unquantised_it_is_the_plain_loop(norm: str, model: dict[str, Any]) -> N
         assert (got.view_as(want[name]) - want[name]).norm() < 1e-6 * want[name].norm(), name
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("ops", VECTOR_OPS)
 @pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp8_bf16_act"])
 @pytest.mark.parametrize("model", [{}, {"activation": "swiglu"}, ATTENTION], ids=str)

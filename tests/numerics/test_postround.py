@@ -83,6 +83,7 @@ def test_two_printed_values() -> None:
 # --------------------------------------------------------------------------------------------------------- its inverse
 
 
+@pytest.mark.integration
 @every_rule
 @every_block_size
 def test_the_table_inverts_the_mean(rule: str, block_size: int) -> None:
