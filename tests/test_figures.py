@@ -15,7 +15,7 @@ from analysis.style import arm_of, caption
 
 ROOT = Path(__file__).parents[1]
 NO_FIGURES = {"style", "figures", "export", "compare", "claims", "report", "chinchilla", "scaling_runs"}
-NO_FIGURES |= {f"student_{name}" for name in ("arms", "curves", "effects", "measures")}
+NO_FIGURES |= {f"student_{name}" for name in ("arms", "claims", "curves", "effects", "measures")}
 BACKED = [figure for figure in FIGURES if figure.results]
 
 

@@ -1,0 +1,106 @@
+"""The students' claims, judged by data seeds, from frames made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+from scipy import stats
+from student_frames import frame, replica
+
+from analysis import student_claims
+from analysis.instability_fig03_overflow import COUNT
+from analysis.student_claims import CLAIMS, CONTRADICTED, NOT_RUN, REPRODUCED, UNCLEAR, Finding, judged
+from mxstudy.results import write_table
+
+NONE = pd.DataFrame()
+OF_MX, OF_GAINS, OF_INPUTS = (claim for claim in CLAIMS if claim.figure == 3)
+(COMES_BACK,) = (claim for claim in CLAIMS if claim.of is student_claims.came_back)
+
+
+def arm(precision: str, lost: dict[int, list[float]], **columns: object) -> list[dict[str, object]]:
+    """By data seed the steps at which its replicas diverged, NaN where they did not."""
+    fidelity = {"mxfp8": "public_code", "fp32": "none"}[precision]
+    shared = {"choice.precision": precision, "choice.fidelity": fidelity} | columns
+    return [
+        replica(f"{precision}{data}", i, lost=at, **{"config.data_seed": data, "best_loss": 0.1} | shared)
+        for data, steps in lost.items()
+        for i, at in enumerate(steps)
+    ]
+
+
+def stable(seeds: int, replicas: int = 1) -> dict[int, list[float]]:
+    return {data: [math.nan] * replicas for data in range(seeds)}
+
+
+def of(rows: list[dict[str, object]], claims: int = 1) -> Finding:
+    return judged(OF_MX, frame(*rows), NONE, claims)
+
+
+def test_the_unit_is_the_data_seed_and_open_replicas_are_left_out() -> None:
+    ours = {0: [1, 1, math.nan, math.nan], 1: [1, 1, 1, math.nan], 2: [1] * 4, 3: [1, 1, 1, math.nan]}
+    rows = [*arm("mxfp8", ours), *arm("fp32", stable(4, 2))]
+    rows[2] |= {"outcome.rising_at": 900}
+    found = of(rows)
+    assert found.arm.to_dict() == pytest.approx({0: 2 / 3, 1: 0.75, 2: 1, 3: 0.75})
+    assert (found.units, found.verdict, found.price) == (4, REPRODUCED, "-")
+    interval = stats.ttest_1samp(found.arm, 0).confidence_interval()
+    assert (found.value, found.low) == (pytest.approx(found.arm.mean()), pytest.approx(min(interval.low, found.low)))
+    assert of(rows, claims=3).low < found.low
+
+
+def test_data_seeds_that_agree_still_have_an_interval() -> None:
+    rows = [*arm("mxfp8", {data: [1.0] for data in range(4)}), *arm("fp32", stable(4))]
+    found = of(rows)
+    low = stats.binomtest(4, 4).proportion_ci(method="wilson").low
+    assert found.low == pytest.approx(1 - math.hypot(1 - low, 1 - low))
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [(0, NOT_RUN), (1, UNCLEAR), (3, UNCLEAR), (12, CONTRADICTED)])
+def test_fewer_than_four_data_seeds_tell_nothing(seeds: int, verdict: str) -> None:
+    same = stable(seeds, 4)
+    assert of([*arm("mxfp8", same), *arm("fp32", same), *arm("fp32", {99: [math.nan]})]).verdict == verdict
+
+
+def test_what_cannot_be_told_has_a_price() -> None:
+    ours = {data: [1.0 if data % 2 else math.nan] * 4 for data in range(4)}
+    found = of([*arm("mxfp8", ours), *arm("fp32", stable(4))])
+    needed = int(found.price.split()[0])
+    spread = found.arm.std(ddof=1)
+    halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed - 1, needed)]
+    assert found.verdict == UNCLEAR
+    assert halves[1] < 0.5 <= halves[0]
+
+
+def test_one_that_came_back_is_below_ten_times_its_best() -> None:
+    rows = arm("mxfp8", {0: [5, 5, math.nan]}, **{"config.loss": "kl"})
+    rows[0] |= {"loss": 0.9}
+    runs = frame(*rows)
+    assert student_claims.came_back(runs, NONE).fillna(-1).tolist() == [1, 0, -1]
+    found = judged(COMES_BACK, runs, NONE, 1)
+    assert (found.arm.to_dict(), found.verdict) == ({0: 0.5}, NOT_RUN)
+
+
+def test_shares_are_those_before_the_divergence() -> None:
+    runs = frame(*arm("mxfp8", {0: [100], 1: [math.nan], 2: [math.nan], 3: [math.nan]}))
+    gain, up, down = (f"layers.0.up.{name}/{COUNT}" for name in ("norm.weight", "input", "weight"))
+    rows = [
+        {"fingerprint": f"mxfp8{data}", "replica": 0, "step": step, gain: share, up: share / 100, down: 1.0}
+        for data in range(4)
+        for step, share in ((0, 0.2), (50, 0.9 + 0.01 * data), (150, 0.0 if data else 1.0))
+    ]
+    gains, inputs = (judged(claim, runs, pd.DataFrame(rows), 1) for claim in (OF_GAINS, OF_INPUTS))
+    assert gains.arm.to_dict() == pytest.approx({0: 0.9, 1: 0.91, 2: 0.92, 3: 0.93})
+    assert gains.verdict == REPRODUCED
+    assert inputs.arm[0] == pytest.approx((0.002 + 0.009) / 2)
+    assert inputs.arm[1] == pytest.approx((0.002 + 0.0091) / 3)
+
+
+def test_the_report_has_a_line_a_claim(tmp_path, capsys) -> None:
+    runs = pd.DataFrame(arm("mxfp8", {0: [1.0], 1: [1.0]}, **{"config.model.init": "torch"}))
+    write_table(runs, tmp_path / "t_runs.parquet", {})
+    student_claims.main(["--runs", str(tmp_path / "t"), "--figure", "11"])
+    printed = capsys.readouterr().out
+    assert "| smaller initial weights diverge less often in MXFP8 | - | - | 0 | not run | - |" in printed
+    assert "0: 1, 1: 1" in printed
