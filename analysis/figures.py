@@ -60,16 +60,17 @@ def benchmark(name: str) -> tuple[str, str]:
     return f"python -m benchmarks.{name}", f"runs/{name}.json"
 
 
-def students(number: int, name: str, arguments: str) -> Figure:
+def students(number: int, name: str, arguments: str, results: str | None = None) -> Figure:
     """Losses of the instability paper's students, of the sweep of that name."""
     about, losses = f"instability paper, figure {number}", partial(Figure, script="student_losses")
-    return losses(f"instability_fig{number:02}_{name}", about, TRAINED, *sweep(name), arguments=arguments)
+    return losses(f"instability_fig{number:02}_{name}", about, TRAINED, *sweep(name), results, arguments=arguments)
 
 
 APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximation")
 PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mxnorm_pretrain", "mxnorm_pretrain")
 PROXY = (*sweep("spike_proxy"), "spike_proxy")
 GRID = (*sweep("learning_rate_grid"), "learning_rate_grid")
+OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
@@ -130,7 +131,7 @@ FIGURES = (
     Figure("cast_quality", "every format, scale rule and rounding", ("quality",), *APPROXIMATION),
     curves("instability_fig01_losses", "instability paper, figure 1", TRAINED, *sweep("olmo_precision_grid")),
     students(2, "activations_and_norm", "--columns model.activation --rows norm model.num_layers"),
-    Figure("instability_fig03_overflow", "instability paper, figure 3", (*TRAINED, "last_bin"), *sweep("overflow")),
+    Figure("instability_fig03_overflow", "instability paper, figure 3", (*TRAINED, "last_bin"), *OVERFLOW),
     Figure(
         "instability_fig04_interventions",
         "instability paper, figure 4",
@@ -156,10 +157,10 @@ FIGURES = (
     ),
     Figure("instability_fig06_learning_rate_grid", "instability paper, figure 6", TRAINED, *GRID),
     students(7, "attention", "--columns model"),
-    students(8, "loss", "--columns loss"),
+    students(8, "loss", "--columns loss", "loss"),
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
     students(10, "optimizers", "--columns optimizer"),
-    students(11, "initialisation", "--columns model.init"),
+    students(11, "initialisation", "--columns model.init", "initialisation"),
     Figure("student_decisive", "why students diverge, arm by arm", RUNS, *sweep("decisive"), DECISIVE),
     Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), TRAIN_STEPS),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),

@@ -18,7 +18,7 @@ from scipy import stats
 
 from analysis.compare import CONFIDENCE
 from analysis.instability_fig03_overflow import COUNT
-from analysis.student_arms import REPLICA, ended
+from analysis.student_arms import REPLICA, ended, named
 from analysis.style import load, parser
 from mxstudy import results
 
@@ -26,6 +26,12 @@ REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cann
 LEAST_UNITS, MOST_UNITS = 4, 400
 HALF_OF_FIGURE_6 = 2 / 9  # at 5e-4 six runs of MXFP8 against two of FP32, of nine sizes
 LAST_BIN = "last_bin"
+FILLED = 0.75
+FILLED_COLUMNS = ("arm", "filled", "of these diverged", "from step", "to step", "filled at the end", "share at the end")
+FILLED_LEGEND = """\
+Filled: at least 75 % of the first block's gains are in the last bin in a measurement before the divergence, or in the
+whole run; of these diverged: less those that are open. From, to: medians over replicas of the first and the last such
+step. At the end: in the last measurement before a divergence, of the replicas that diverged; its median."""
 
 Arm = Mapping[str, str]
 Quantity = Callable[[pd.DataFrame, pd.DataFrame], pd.Series]
@@ -43,8 +49,13 @@ def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
 
 def first_gains(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
     """The largest share of the first block's gains in the last bin that was measured before the divergence."""
-    (gain,) = (name for name in last_bin if name.startswith("layers.0.") and name.endswith(f".norm.weight/{COUNT}"))
-    return of_replicas(runs, last_bin, last_bin[gain], "max")
+    return of_replicas(runs, last_bin, last_bin[first_gain(last_bin)], "max")
+
+
+def first_gain(last_bin: pd.DataFrame) -> str:
+    """The column with the share of the first block's gains."""
+    (name,) = (name for name in last_bin if name.startswith("layers.0.") and name.endswith(f".norm.weight/{COUNT}"))
+    return str(name)
 
 
 def inputs(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
@@ -95,8 +106,8 @@ CLAIMS = (
         "before a divergence at least three quarters of the first block's gains are in the last bin",
         first_gains,
         MX,
-        (0.75, np.inf),
-        ((-np.inf, 0.75),),
+        (FILLED, np.inf),
+        ((-np.inf, FILLED),),
     ),
     Claim(
         3,
@@ -203,6 +214,34 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
     )
 
 
+def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
+    """As Markdown, of each arm the replicas whose first block's gains are mostly in the last bin, and when.
+
+    A description, added after the runs were seen: it decides nothing.
+    """
+    name = first_gain(last_bin)
+    rows = []
+    for arm, own in runs.groupby(named(runs, ["precision", "fidelity", "teacher"]), sort=False):
+        measured = last_bin[[*REPLICA, "step"]].assign(share=last_bin[name])
+        measured = measured.merge(own[[*REPLICA, "outcome.diverged_at", "diverged"]])
+        before = measured[~(measured["step"] >= measured["outcome.diverged_at"])]
+        by_replica = before[before["share"] >= FILLED].groupby(REPLICA)
+        full = by_replica.agg(first=("step", "min"), last=("step", "max"), diverged=("diverged", "first"))
+        ends = before[before["outcome.diverged_at"].notna()].sort_values("step").groupby(REPLICA).tail(1)["share"]
+        rows.append(
+            (
+                arm,
+                f"{len(full)} of {len(own)}",
+                f"{full['diverged'].sum():.0f} of {full['diverged'].count()}",
+                f"{full['first'].median():,.0f}" if len(full) else "-",
+                f"{full['last'].median():,.0f}" if len(full) else "-",
+                f"{(ends >= FILLED).sum()} of {len(ends)}",
+                f"{ends.median():.2g}" if len(ends) else "-",
+            )
+        )
+    return results.markdown(FILLED_COLUMNS, rows, left=["arm"]) + f"\n\n{FILLED_LEGEND}"
+
+
 def shown(value: float) -> str:
     return f"{value:+.3g}" if np.isfinite(value) else "-"
 
@@ -217,7 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = options.parse_args(arguments)
     is_measured = any(claim.of in (first_gains, inputs) for claim in CLAIMS if claim.figure == given.figure)
     last_bin = load(options, given.runs, LAST_BIN) if is_measured else pd.DataFrame()
-    print(report(ended(load(options, given.runs, "runs")), last_bin, given.figure))
+    runs = ended(load(options, given.runs, "runs"))
+    print(report(runs, last_bin, given.figure))
+    if is_measured:
+        print(f"\n{filled(runs, last_bin)}")
 
 
 if __name__ == "__main__":

@@ -97,6 +97,21 @@ def test_shares_are_those_before_the_divergence() -> None:
     assert inputs.arm[1] == pytest.approx((0.002 + 0.0091) / 3)
 
 
+def test_what_filled_the_last_bin_is_counted_to_the_divergence() -> None:
+    of_arm = {"choice.teacher": "code"}
+    runs = frame(*arm("mxfp8", {0: [400, math.nan]}, **of_arm), *arm("fp32", {0: [math.nan]}, **of_arm))
+    gain = f"layers.0.up.norm.weight/{COUNT}"
+    rows = [
+        {"fingerprint": name, "replica": number, "step": step, gain: share}
+        for name, number in (("mxfp80", 0), ("mxfp80", 1), ("fp320", 0))
+        for step, share in ((100, 0.8), (200, 1.0), (300, 0.25), (400, 1.0))
+    ]
+    lines = student_claims.filled(runs, pd.DataFrame(rows)).splitlines()
+    mx, fp32 = "precision mxfp8, fidelity public_code", "precision fp32, fidelity none"
+    assert lines[2] == f"| {mx}, teacher code | 2 of 2 | 1 of 2 | 100 | 300 | 0 of 1 | 0.25 |"
+    assert lines[3] == f"| {fp32}, teacher code | 1 of 1 | 0 of 1 | 100 | 400 | 0 of 0 | - |"
+
+
 def test_the_report_has_a_line_a_claim(tmp_path, capsys) -> None:
     runs = pd.DataFrame(arm("mxfp8", {0: [1.0], 1: [1.0]}, **{"config.model.init": "torch"}))
     write_table(runs, tmp_path / "t_runs.parquet", {})
