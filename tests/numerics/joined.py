@@ -39,8 +39,9 @@ def swiglu(h, gate_dtype, dtype):
 COMPOSED = {
     "relu": lambda h, gate, dtype: F.relu(h.to(dtype)),
     "relu2": lambda h, gate, dtype: F.relu(h.to(dtype)).square(),
-    "gelu": lambda h, gate, dtype: F.gelu(h.to(dtype)),
-    "gelu_tanh": lambda h, gate, dtype: F.gelu(h.to(dtype), approximate="tanh"),
+    # In FP32 first: without AVX-512 torch's GELU of bf16 on CPU is not that of FP32, rounded.
+    "gelu": lambda h, gate, dtype: F.gelu(h.float()).to(dtype),
+    "gelu_tanh": lambda h, gate, dtype: F.gelu(h.float(), approximate="tanh").to(dtype),
     "swiglu": swiglu,
 }
 
