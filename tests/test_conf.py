@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from composing import compose, compose_job, handed_over, validated
+from fingerprints import fingerprint_of, recorded
 
 from mxstudy import cli
 from mxstudy.config import Decoder
@@ -78,8 +79,8 @@ def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
     said = [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]  # a user's own
     assert {word.partition("=")[0] for word in words} - {word.partition("=")[0] for word in [*said, *given]} == set()
     jobs = compose(*said, *given, each_value_once=True) if path in SWEEPS else [compose_job(*said, *given)]
-    for one in jobs:
-        validated(one)
+    found = {fingerprint_of(validated(one)) for one in jobs}
+    assert path in EXPERIMENTS or found <= set(recorded(f"sweep/{path.stem}"))
 
 
 @pytest.mark.integration
@@ -89,6 +90,7 @@ def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callabl
     given = given_to(name)
     full = validated(compose_job(f"+experiment={name}", *given))
     assert full.experiment == name
+    assert recorded(f"experiment/{name}") == [fingerprint_of(full)]
     words = GIVES_WAY.get(full.study, [])
     tiny = flatten(plain(validated(compose_job(f"+experiment={name}", "+debug=tiny", *given, *words))))
     asked = {key: value for key, value in tiny_values(full.study).items() if key in tiny}

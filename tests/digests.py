@@ -1,0 +1,229 @@
+"""Digests of twenty steps of small models, in every precision and norm: what a change of the code must not change.
+
+    python tests/digests.py --out FILE [--device cuda] [--compile] [--jobs 8] [PATTERN ...]
+    python tests/digests.py --compare FILE FILE
+
+The package is the one on PYTHONPATH, so that one copy of this file can ask two commits in turn; it needs neither pytest
+nor anything else that only tests have. A case's digests are of its losses, of its last gradients and of its last
+weights, 16 hexadecimal digits each; or it is refused, and says so. Numbers depend on the processor and on torch's
+version, which the file names: two files are compared where these agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import re
+import sys
+import time
+import typing
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from digest_cases import STEPS, cases, chosen
+from torch import Tensor, nn
+
+from mxstudy import config
+from mxstudy.config import read_run
+from mxstudy.model.precision import apply_precision
+from mxstudy.reader import ConfigError
+from mxstudy.studies.checks.pretrain import build_model
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import parallelize
+from mxstudy.train.runtime import configure_torch
+from mxstudy.train.stack import Stack
+
+Record = dict[str, Any]
+REFUSED = "refused"
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Sixteen digits of the sha256 of all bytes."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def batches(run: config.Pretrain, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
+    """Random tokens, each said twice, so that there is something to learn."""
+    shape = run.train.batch_size, run.train.sequence_length // 2 + 1
+    for step in range(run.train.steps):
+        draw = torch.Generator().manual_seed(step)
+        tokens = torch.randint(0, run.model.vocab_size, shape, generator=draw).repeat_interleave(2, dim=1).to(device)
+        yield tokens[:, :-2], tokens[:, 1:-1]
+
+
+def on_road(run: config.Pretrain, road: str) -> config.Pretrain:
+    """The run that takes it, where a config can say so."""
+    if road == "auto" or "reference" not in backends():
+        return run
+    reference = dataclasses.replace(run.precision, backend="reference")  # type: ignore[arg-type]
+    return dataclasses.replace(run, precision=reference)
+
+
+def take_road(model: nn.Module, road: str) -> None:
+    """The same where a config cannot, after `apply_precision`."""
+    if road == "modules" and "reference" not in backends():
+        for block in model.layers:  # type: ignore[union-attr]
+            block.joined = None  # type: ignore[assignment]
+
+
+def backends() -> tuple[str, ...]:
+    return typing.get_args(typing.get_type_hints(config.Precision)["backend"])
+
+
+def train_decoder(run: config.Pretrain, road: str, device: torch.device) -> list[str]:
+    """Digests of losses, gradients and weights. Raises ConfigError for what cannot be had."""
+    run = on_road(run, road)
+    configure_torch(run.train.compile, run.train.deterministic)
+    model = build_model(run)
+    model.init_weights(run.seed)
+    model.to(device)
+    parallelize(model, run.train)
+    optimizer = build_optimizer(model, run.optimizer)
+    apply_precision(model, run.precision, 0, run.train.compute, device)
+    take_road(model, road)
+    losses = []
+    for tokens_BT, targets_BT in batches(run, device):
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(tokens_BT).float().flatten(0, 1), targets_BT.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    parameters = dict(sorted(model.named_parameters())).values()
+    return [digest(losses), digest(p.grad for p in parameters if p.grad is not None), digest(parameters)]
+
+
+def train_students(run: config.StudentTeacher, device: torch.device) -> list[str]:
+    """The same of a stack; its gradients are known by their norms and by the optimizer's moments."""
+    configure_torch(run.train.compile)
+    stack = Stack(run, device)
+    losses, norms = [], []
+    for _ in range(run.train.steps):
+        stack.train_step()
+        losses.append(stack.losses.clone())
+        norms.append(stack.grad_norms.clone())
+    state = dict(sorted(stack.named_state().items()))
+    moments, weights = ([t for name, t in state.items() if name.startswith(of)] for of in ("optimizer.", "model."))
+    return [digest(losses), digest([*norms, *moments]), digest(weights)]
+
+
+def take_no_timings() -> None:
+    """Inductor tries some kernels, and takes the fastest; of a sum in another order, then, if chance has it so."""
+    import torch._inductor.config as inductor
+
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
+
+
+def run_case(name: str, device: str = "cpu", compile: bool = False) -> str:
+    """Its digests in a line, or that it is refused, or the error that it ends in."""
+    torch.set_num_threads(1)
+    values, road = cases(device)[name]
+    values["train"] |= {"compile": compile, "device": device}
+    if compile:
+        take_no_timings()
+    try:
+        run = read_run(values)
+        if isinstance(run, config.StudentTeacher):
+            return " ".join(train_students(run, torch.device(device)))
+        return " ".join(train_decoder(typing.cast(config.Pretrain, run), road, torch.device(device)))
+    except ConfigError:
+        return REFUSED
+    except Exception as error:  # the other cases go on
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def machine(device: str = "cpu") -> dict[str, str]:
+    """What the bits of a sum depend on beside the code: torch's build, and the kind of processor."""
+    if device == "cuda":
+        return {"torch": torch.__version__, "processor": torch.cuda.get_device_name()}
+    said = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    known = dict(re.findall(r"^(vendor_id|cpu family|model|flags)\s*:\s*(.*)$", said, re.MULTILINE))
+    wide = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in known.get("flags", "").split()]
+    parts = [known.get("vendor_id", platform.machine()), *(known.get(key, "") for key in ("cpu family", "model"))]
+    kind = [*parts, torch.backends.cpu.get_cpu_capability(), *wide]
+    return {"torch": torch.__version__, "processor": " ".join(kind)}
+
+
+def record(names: Sequence[str], device: str, compile: bool, jobs: int, out: Path | None = None) -> Record:
+    """Of all those cases. `out` is written anew after each of them, in case that there is no time for all."""
+    work = partial(run_case, device=device, compile=compile)
+    recorded: Record = {"about": machine(device) | {"steps": STEPS, "compile": compile}, "cases": {}}
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        for name, said in zip(names, pool.map(work, names) if pool else map(work, names), strict=True):
+            recorded["cases"][name] = said
+            if out:
+                out.write_text(to_json(recorded))
+    return recorded
+
+
+def to_json(recorded: Record) -> str:
+    """A line a case."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(said)}" for name, said in recorded["cases"].items())
+    return f'{{\n "about": {json.dumps(recorded["about"])},\n "cases": {{\n{lines}\n }}\n}}\n'
+
+
+def differences(one: Record, other: Record) -> list[str]:
+    """A line for every case of which two records say different things, or only one says something."""
+    lines = [f"about: {one['about']} and {other['about']}"] if one["about"] != other["about"] else []
+    parts = "losses", "gradients", "weights"
+    for name in sorted(one["cases"].keys() | other["cases"].keys()):
+        a, b = (record["cases"].get(name, "not there") for record in (one, other))
+        if a == b:
+            continue
+        digests = [said.split() for said in (a, b)]
+        if all(len(said) == 3 and re.fullmatch("[0-9a-f ]+", " ".join(said)) for said in digests):
+            where = [part for part, x, y in zip(parts, *digests, strict=True) if x != y]
+            lines.append(f"{name}: other {', '.join(where)}")
+        else:
+            lines.append(f"{name}: {a!r} and {b!r}")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", help="cases, like 'decoder/auto/mxfp8/*'; all if none is given")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--compare", type=Path, nargs=2)
+    given = parser.parse_args()
+    if given.compare:
+        records = [json.loads(path.read_text()) for path in given.compare]
+        lines = differences(*records)
+        one, other = (record["cases"].items() for record in records)
+        print("\n".join([*lines, f"{len(lines)} differ, {len(one & other)} are the same"]))
+        return int(bool(lines))
+    began = time.perf_counter()
+    if given.jobs > 1:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    names = chosen(given.patterns, given.device, given.compile)
+    recorded = record(names, given.device, given.compile, given.jobs, given.out)
+    said = list(recorded["cases"].values())
+    failed = {name: text for name, text in recorded["cases"].items() if ":" in text}
+    print("\n".join(f"{name}: {text}" for name, text in failed.items()), file=sys.stderr)
+    print(
+        f"{len(said)} cases, {said.count(REFUSED)} refused, {len(failed)} failed, {time.perf_counter() - began:.0f} s"
+    )
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

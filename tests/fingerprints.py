@@ -1,0 +1,75 @@
+"""The fingerprints of every experiment and of every sweep's jobs, as recorded: a run is found by them, years later.
+
+    python tests/fingerprints.py [--replace]
+
+adds those of new experiments and sweeps to tests/fixtures/fingerprints.json, and says which others have changed; it
+writes these too where it is told to replace. Device and corpus are the same for all: what is held is the config's part.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from composing import handed_over
+
+from mxstudy import cli
+from mxstudy.config import fingerprint, read_run
+
+PATH = Path(__file__).parent / "fixtures" / "fingerprints.json"
+KINDS = ("experiment", "sweep")
+FORKED, READ = ["parent=RUN", "at_step=9"], ["checkpoint=RUN"]
+# What they cannot do without; it is not in the fingerprint's config, but in its corpus.
+GIVEN = {"interventions": FORKED, "interventions_public_code": FORKED} | dict.fromkeys(
+    ("olmes", "nvidia_reasoning", "perplexity"), READ
+)
+
+
+def names() -> list[str]:
+    """Of all experiments and sweeps, like sweep/quickstart."""
+    return [f"{kind}/{name}" for kind in KINDS for name in sorted(cli.groups()[kind])]
+
+
+def fingerprint_of(config: Any) -> str:
+    """Its first twelve digits, on a GPU with no corpus."""
+    return fingerprint(config, "cuda", {})[:12]
+
+
+def composed(name: str) -> list[str]:
+    """Those of its jobs, in order."""
+    kind, _, choice = name.partition("/")
+    loader, master, jobs = handed_over(f"+{kind}={choice}", *GIVEN.get(choice, []))
+    return [fingerprint_of(read_run(one.values)) for one in cli.compose(loader, master, jobs)]
+
+
+def recorded(name: str) -> list[str]:
+    """Those that it had. Raises KeyError for one that has none yet."""
+    found = all_recorded()
+    if name not in found:
+        raise KeyError(f"{name} has no fingerprints in {PATH.name}; `python tests/fingerprints.py` adds them")
+    return found[name]
+
+
+def all_recorded() -> dict[str, list[str]]:
+    return {name: words.split() for name, words in json.loads(PATH.read_text()).items()} if PATH.exists() else {}
+
+
+def write(found: dict[str, list[str]]) -> None:
+    """A line for each."""
+    PATH.write_text(json.dumps({name: " ".join(found[name]) for name in sorted(found)}, indent=0) + "\n")
+
+
+def main() -> int:
+    before, now = all_recorded(), {name: composed(name) for name in names()}
+    changed = [name for name in now if name in before and now[name] != before[name]]
+    replaces = "--replace" in sys.argv[1:]
+    write(now if replaces else now | {name: before[name] for name in changed})
+    print("\n".join([f"{name}: other fingerprints" for name in changed]))
+    print(f"{len(now)} recorded, {len(now.keys() - before.keys())} new, {len(changed)} changed")
+    return int(bool(changed) and not replaces)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
