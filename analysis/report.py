@@ -94,12 +94,23 @@ def commands(runs: pd.DataFrame) -> str:
 
 
 def arms(runs: pd.DataFrame) -> str:
+    """A row an arm; below it, where they differ, the backends that the arms ran on."""
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
         numbers = [short(mean(ended(own)[column]), column) for column in NUMBERS]
         rows.append([html.escape(str(arm)), states, *numbers])
-    return table(["arm", "runs", *NUMBERS.values()], rows)
+    return table(["arm", "runs", *NUMBERS.values()], rows) + roads(runs)
+
+
+def roads(runs: pd.DataFrame) -> str:
+    sentence = results.different_backends(zip(runs["arm"], backends(runs), strict=True))
+    return f"<p>{html.escape(sentence)}</p>" if sentence else ""
+
+
+def backends(runs: pd.DataFrame) -> list[str | None]:
+    """Of each run; None where nothing says: of runs and tables that are older than that column."""
+    return [known if isinstance(known, str) else None for known in runs.get("backend", [None] * len(runs))]
 
 
 def short(found: Mean, column: str) -> Number:
@@ -171,10 +182,11 @@ def environment(runs: pd.DataFrame) -> str:
             f"<code>{str(run['commit'])[:12]}</code>{' (changed)' if run['dirty'] else ''}",
             run["torch"],
             run["gpu"] or "CPU",
+            backend or "-",
         ]
-        for run in runs.to_dict("records")
+        for run, backend in zip(runs.to_dict("records"), backends(runs), strict=True)
     ]
-    return table(["run", "fingerprint", "state", "commit", "torch", "GPU"], rows)
+    return table(["run", "fingerprint", "state", "commit", "torch", "GPU", "backends"], rows)
 
 
 def left_out(runs: pd.DataFrame) -> str:

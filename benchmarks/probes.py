@@ -22,7 +22,7 @@ from benchmarks.report import json_option, measured, show
 from benchmarks.timing import synchronize
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.tracking.journal import Journal
 from mxstudy.train.loop import Run, observed_step, step_row
@@ -105,7 +105,7 @@ def build(size: str, folder: Path) -> Run:
     device = resolve_device(train.device)
     configure_torch(train.compile, train.deterministic)
     with torch.device("meta"):
-        decoder = Decoder(model, settings.norm, block_cast(settings.precision), DTYPES[train.compute])
+        decoder = Decoder(model, settings.norm, settings.precision.settings, DTYPES[train.compute])
     decoder.to_empty(device=device)
     decoder.init_weights(settings.seed)
     apply_precision(decoder, settings.precision, 0, train.compute, device)

@@ -1,9 +1,10 @@
 """What a training step in emulated MXFP8 costs over one in bf16: ours, module by module, and torchao's.
 
-bf16: RMSNorm, nothing quantised. mxfp8: our kernels, with RMSNorm and with MXNorm (p=2). plain: what the modules
-compute one after another, left to the compiler. torchao: linears that multiply torchao's MXTensors. All step one and
-the same model, in turns, so that a GPU that warms up does so for all; compiled block by block, roundings kept in all of
-them. The tokens are random.
+bf16: RMSNorm, nothing quantised. mxfp8: our kernels, with RMSNorm and with MXNorm (p=2). sr_rht_2d: MXFP8 with
+stochastic rounding of output gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: what
+the modules compute one after another, left to the compiler. torchao: linears that multiply torchao's MXTensors. All
+step one and the same model, in turns, so that a GPU that warms up does so for all; compiled block by block, roundings
+kept in all of them. The tokens are random.
 
 over_bf16 is the median over the rounds of an arm's time over that of bf16 in the same round, its spread half the range
 between the quartiles; peak memory is that of a step, weights and optimizer included. MFU is of a data sheet's dense
@@ -19,21 +20,23 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import yaml
 
 from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show
-from benchmarks.scaling import LLAMAS, Silent, model_of
+from benchmarks.scaling import LLAMAS, MODELS, Silent, model_of
 from benchmarks.student_teacher import bandwidth
 from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
-from mxstudy.model.decoder import MLPS, Block, Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.decoder import MLPS, Decoder
+from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.probes.memory import GIB
+from mxstudy.reader import read
 from mxstudy.train.loop import Run, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
@@ -43,31 +46,37 @@ WARMUP_ROUNDS = 3  # the first compiles
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that leave room on a GPU of 141 GB
 
 
-def module_by_module(model: Decoder) -> None:
-    for block in model.layers:
-        assert isinstance(block, Block)
-        block.joined = None
-
-
 def as_built(model: Decoder) -> None:
-    """With kernels wherever there are some."""
+    """Leave the model as the precision has made it."""
 
 
 class Arm(NamedTuple):
+    """`precision`: a file of conf/precision. `changed`: what is done to the model before it is compiled."""
+
     norm: config.Norm
     precision: str
-    changed: Callable[[Decoder], None]  # before it is compiled
+    backend: str = "auto"
+    changed: Callable[[Decoder], None] = as_built
 
 
 RMSNORM, MXNORM = config.RMSNorm(), config.MXNorm(p=2.0)
 ARMS = {
-    "bf16": Arm(RMSNORM, "bf16", as_built),
-    "mxfp8, rmsnorm": Arm(RMSNORM, "mxfp8", as_built),
-    "mxfp8, mxnorm_p2": Arm(MXNORM, "mxfp8", as_built),
-    "plain, rmsnorm": Arm(RMSNORM, "mxfp8", module_by_module),
-    "plain, mxnorm_p2": Arm(MXNORM, "mxfp8", module_by_module),
-    "torchao, rmsnorm": Arm(RMSNORM, "bf16", use_torchao),
+    "bf16": Arm(RMSNORM, "bf16"),
+    "mxfp8, rmsnorm": Arm(RMSNORM, "mxfp8"),
+    "mxfp8, mxnorm_p2": Arm(MXNORM, "mxfp8"),
+    "sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d"),
+    "plain, rmsnorm": Arm(RMSNORM, "mxfp8", "reference"),
+    "plain, mxnorm_p2": Arm(MXNORM, "mxfp8", "reference"),
+    "plain sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d", "reference"),
+    "torchao, rmsnorm": Arm(RMSNORM, "bf16", changed=use_torchao),
 }
+
+
+def precision_of(arm: Arm) -> config.Precision:
+    """Return the precision of the arm's file in conf/precision."""
+    values = yaml.safe_load((MODELS.parent / "precision" / f"{arm.precision}.yaml").read_text())
+    values.pop("defaults")
+    return cast(config.Precision, read(config.Precision, values | {"backend": arm.backend}, "precision"))
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class Case:
         return config.Pretrain(
             model=self.model,
             norm=arm.norm,
-            precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": arm.precision}),)),
+            precision=precision_of(arm),
             data=config.PySource(),
             tokenizer=config.Bytes(),
             optimizer=config.AdamW(lr=1e-5),
@@ -111,9 +120,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, Run]:
     for name in names:
         settings = case.settings(ARMS[name])
         with torch.device("meta"):
-            model = Decoder(
-                settings.model, settings.norm, block_cast(settings.precision), DTYPES[settings.train.compute]
-            )
+            model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[settings.train.compute])
         if runs:
             first = next(iter(runs.values()))
             model.load_state_dict(first.model.state_dict(keep_vars=True), assign=True)
@@ -121,7 +128,8 @@ def build(case: Case, names: Sequence[str]) -> dict[str, Run]:
         else:
             model.to_empty(device=device).init_weights(settings.seed)
             optimizer = build_optimizer(model, settings.optimizer)
-        apply_precision(model, settings.precision, 0, settings.train.compute, device)
+        where = settings.train.compute, device
+        apply_precision(model, settings.precision, 0, *where, (settings.seed,), settings.train.compile)
         ARMS[name].changed(model)
         parallelize(model, settings.train)
         tokens = RandomTokens(settings.model, settings.train)

@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -33,7 +33,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from mxstudy import config as schemas
 from mxstudy.launch import many
 from mxstudy.launch.composed import Composed
-from mxstudy.reader import ConfigError, defaults, suggest, type_hints
+from mxstudy.reader import ConfigError, defaults, kinds_of, suggest, type_hints
 
 PACKAGE = Path(__file__).parent
 ROOT = next(folder for folder in (PACKAGE, PACKAGE.parent) if (folder / "conf").is_dir())  # a wheel, or a checkout
@@ -42,15 +42,10 @@ CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
 # The bases of the config groups: every YAML file of a group starts from one of its group's.
 BASES: dict[str, dict[str, Any]] = {
     "model": {"decoder": schemas.Decoder, "residual_mlp": schemas.ResidualMLP},
-    "norm": {
-        "rmsnorm": schemas.RMSNorm,
-        "layernorm": schemas.LayerNorm,
-        "mxnorm": schemas.MXNorm,
-        "mxnorm_postround": schemas.PostRoundMXNorm,
-    },
+    "norm": kinds_of(get_args(schemas.Norm)),
     "precision": {"precision": schemas.Precision},
-    "data": {"pysource": schemas.PySource, "files": schemas.Files, "hugging_face": schemas.HuggingFace},
-    "tokenizer": {"bytes": schemas.Bytes, "bpe": schemas.TrainedBPE, "pretrained": schemas.Pretrained},
+    "data": kinds_of(get_args(schemas.Data)),
+    "tokenizer": kinds_of(get_args(schemas.Tokenizer)),
     "optimizer": {"adamw": schemas.AdamW, "adam": schemas.Adam, "sgd": schemas.SGD},
     "schedule": {"schedule": schemas.Schedule},
     "train": {"train": schemas.Train, "stack": schemas.StackTrain},

@@ -102,12 +102,17 @@ def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     options = tuple(option for option in options if option is not type(None))
     if len(options) == 1:
         return read(options[0], value, path)
-    kinds = {get_args(type_hints(option)["kind"])[0]: option for option in options}
+    kinds = kinds_of(options)
     _require_mapping(value, path)
     kind = value.get("kind")
     if kind not in kinds:
         raise ConfigError(f"{path}.kind: {kind!r} is not a choice; {suggest(str(kind), kinds)}")
     return read(kinds[kind], value, path)
+
+
+def kinds_of(options: tuple[Any, ...]) -> dict[str, Any]:
+    """Dataclasses by their field `kind`."""
+    return {get_args(type_hints(option)["kind"])[0]: option for option in options}
 
 
 def _article(hint: Any) -> str:

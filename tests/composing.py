@@ -32,10 +32,10 @@ def compose_job(*overrides: str) -> Composed:
 
 def validated(composed: Composed) -> Any:
     """Its config. Raises ConfigError."""
-    (config,) = validate([composed])
-    if isinstance(config, ConfigError):
-        raise config
-    return config
+    (found,) = validate([composed])
+    if isinstance(found, ConfigError):
+        raise found
+    return found.config
 
 
 def handed_over(*arguments: str) -> tuple[Any, Any, Jobs]:

@@ -38,7 +38,7 @@ STUDENT_NEEDS = {
     "norm=mxnorm_postround": ["norm.format=E4M3"],
     "precision=bf16": ["fidelity=none"],
     "precision=fp32": ["fidelity=none", "train.compute=fp32"],
-    "precision=fp8_tensor": ["student.gain=bf16"],
+    "precision=fp8_tensor": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=mxfp8_backward_only": ["student.gain=bf16"],
     "precision=nvfp4_forward_only": ["student.gain=bf16", "precision.scale_rule=rceil"],
 }

@@ -165,3 +165,14 @@ def test_columns_of_words_are_left_of_their_column() -> None:
 def test_a_hundredth_of_the_losses_is_the_half_life_of_their_mean() -> None:
     step = pd.Series([0.0] * 500 + [1.0] * 500)
     assert smoothed(step)[509] == pytest.approx(0.5)  # 10 losses after the step
+
+
+def test_on_which_backends_a_run_ran(tmp_path: Path) -> None:
+    """Of a run that is older than its folder's saying so it is null, in the table as well."""
+    old, new = (make_folder(tmp_path, name + "0" * 52, label) for name, label in NAMES.items())
+    new.set_provenance(new.provenance() | {"backend": "joined, reference"})
+    runs = load_runs([old, new])
+    write_table(runs, tmp_path / "two_runs.parquet", {})
+    for frame in (runs, load([tmp_path / "two"], "runs")):
+        assert frame["backend"].isna().tolist() == [True, False]
+        assert frame["backend"].iloc[1] == "joined, reference"

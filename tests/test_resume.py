@@ -105,6 +105,20 @@ def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbe
 
 
 @pytest.mark.slow
+def test_what_is_drawn_at_random_is_drawn_again(tmp_path: Path, cache: str) -> None:
+    command = (*COMMAND, "precision=mxfp8_sr_rht_2d", cache)
+    assert run(tmp_path / "undisturbed", *command)[0] == 0
+    assert run(tmp_path / "killed", *command, fault=killed_at(WRITES_STEP_11))[0] == -signal.SIGKILL
+    code, said = run(tmp_path / "killed", *command)
+    assert code == 0, said
+    assert "goes on: was killed at step" in said
+    assert_same(tmp_path / "killed", tmp_path / "undisturbed")
+    other = (*command, "seed=1")
+    assert run(tmp_path / "other", *other)[0] == 0
+    assert losses(tmp_path / "other") != losses(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
 def test_killed_from_outside_in_the_real_command(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     command = [sys.executable, "-m", "mxstudy", *COMMAND, cache]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}

@@ -1,5 +1,6 @@
 """The schema of every run: frozen dataclasses and their validation. Standard library only."""
 
+from mxstudy.config.casts import BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
@@ -18,6 +19,7 @@ from mxstudy.config.observation import (
     Tracking,
     Weights,
 )
+from mxstudy.config.recipes import PRECISIONS
 from mxstudy.config.run import (
     STUDIES,
     Approximation,
@@ -50,6 +52,7 @@ from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validati
 __all__ = [
     "LAUNCHERS",
     "OLMES",
+    "PRECISIONS",
     "SCHEMA_VERSION",
     "SGD",
     "STUDIES",
@@ -57,7 +60,9 @@ __all__ = [
     "Adam",
     "AdamW",
     "Approximation",
+    "BlockCast",
     "Bytes",
+    "Cast",
     "Checkpoint",
     "Corpus",
     "Data",
@@ -67,7 +72,9 @@ __all__ = [
     "EvaluationDuringTraining",
     "Files",
     "Fork",
+    "Gemms",
     "GradientBias",
+    "Hadamard",
     "HuggingFace",
     "Inline",
     "Intervention",

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mxstudy.config.model import Precision
 from mxstudy.config.run import Run
 from mxstudy.reader import default_of
 
@@ -18,17 +19,32 @@ SCHEMA_VERSION = 1
 def hashed(config: Any) -> Any:
     """What of a config enters its fingerprint: neither cosmetic fields nor what stands at its default.
 
-    `kind` stays in, so that two classes with equal fields differ.
+    `kind` stays in, so that two classes with equal fields differ. Of a precision's recipes what they compute is hashed.
     """
+    if isinstance(config, Precision):
+        return hashed_precision(config)
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = [f for f in dataclasses.fields(config) if not f.metadata.get("cosmetic")]
-        values = {f.name: (hashed(getattr(config, f.name)), hashed(default_of(f))) for f in fields}
-        return {name: value for name, (value, default) in values.items() if name == "kind" or value != default}
+        return hashed_fields(config)
     if isinstance(config, Mapping):
         return {key: hashed(value) for key, value in config.items()}
     if isinstance(config, tuple):
         return [hashed(value) for value in config]
     return config
+
+
+def hashed_fields(config: Any) -> dict[str, Any]:
+    fields = [f for f in dataclasses.fields(config) if not f.metadata.get("cosmetic")]
+    values = {f.name: (hashed(getattr(config, f.name)), hashed(default_of(f))) for f in fields}
+    return {name: value for name, (value, default) in values.items() if name == "kind" or value != default}
+
+
+def hashed_precision(precision: Precision) -> dict[str, Any]:
+    """The plan with recipes in place of their names, but for the rows that runs were always named by."""
+    values, canonical = hashed_fields(precision), precision.canonical()
+    values.pop("recipes", None)
+    for row in values["schedule"]:
+        row["plan"] = {pattern: hashed(canonical.get(name, name)) for pattern, name in row["plan"].items()}
+    return values
 
 
 def fingerprint(config: Run, device_type: str, corpus: Mapping[str, Any]) -> str:

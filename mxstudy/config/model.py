@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, Literal
 
-from mxstudy.reader import require, schema
+from mxstudy.config.casts import BlockCast, Gemms
+from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe
+from mxstudy.reader import ConfigError, require, schema
 
 
 @schema
@@ -110,9 +114,10 @@ BLOCKS = "layers.*"  # the pattern of a plan that means the linears of every blo
 
 @schema
 class PrecisionRow:
-    """From this step on, the linears whose module name matches a pattern run in that row of PRECISIONS.
+    """From this step on, the linears whose module name matches a pattern run by that recipe.
 
-    Of several patterns that match one linear the last wins; a linear that none matches runs in `train.compute`.
+    A recipe is one of the config's `recipes`, or a row of PRECISIONS. Of several patterns that match one linear the
+    last wins; a linear that none matches runs in `train.compute`.
     """
 
     from_step: int = 0
@@ -121,27 +126,31 @@ class PrecisionRow:
 
 @schema
 class Precision:
-    """`operand_pre_round`: operands to bf16 first, ties away from zero, before they are quantised (microxcaling).
+    """Which linears run by which recipe, and the settings that hold where a recipe leaves something open.
 
-    `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public code, which
-    raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); the right one is rceil. `pad_blocks`: a last block
-    that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of `block_size`.
-    fp8_tensor, which has one scale a tensor, reads neither.
-    `backend`: emulated decodes operands and multiplies them in high precision; native is the hardware's MX GEMM,
-    compute capability 10.0 (SM100) and later; auto is native where there is one for the row, emulated elsewhere.
-    `head`: whether the output linear runs in the row that the plan has for all blocks (its pattern `layers.*`).
+    `recipes`: recipes of this config's own, by the names that the plan gives them: the cast of each operand, and the
+    transform of each GEMM. `operand_pre_round`: operands to bf16 first, ties away from zero, before they are quantised
+    (microxcaling). `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public
+    code, which raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); the right one is rceil. `pad_blocks`:
+    a last block that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of
+    `block_size`. A setting that a recipe fixes is refused.
+    `backend`: reference computes module by module in PyTorch, joined in fused kernels, native with the hardware's MX
+    GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block can have; emulated is auto
+    without native. One that is asked for and cannot be had is refused.
+    `head`: whether the output linear runs by the recipe that the plan has for all blocks (its pattern `layers.*`).
     `skip_blocks`: so many of the first and as many of the last blocks stay in `train.compute`, whatever the plan says.
     """
 
     schedule: tuple[PrecisionRow, ...]
     block_size: Literal[16, 32, 64] = 32
     scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] = "rceil"
-    rounding: Literal["even", "away"] = "even"
+    rounding: Literal["even", "away", "stochastic"] = "even"
     operand_pre_round: bool = False
     pad_blocks: bool = False
-    backend: Literal["auto", "emulated", "native"] = "auto"
+    backend: Literal["auto", "emulated", "reference", "joined", "native"] = "auto"
     head: bool = False
     skip_blocks: int = 0
+    recipes: dict[str, Gemms] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         starts = [row.from_step for row in self.schedule]
@@ -154,3 +163,31 @@ class Precision:
             f"head: takes its row from the plan's pattern {BLOCKS!r}, and there is none; give one for 'output'",
         )
         require(self.skip_blocks >= 0, f"skip_blocks: must not be negative, not {self.skip_blocks}")
+        named = {name for row in self.schedule for name in row.plan.values()}
+        for name in self.recipes:
+            require(name not in PRECISIONS, f"recipes.{name}: is the name of another recipe; give it one of its own")
+            require(name in named, f"recipes.{name}: no plan of the schedule names it; name it, or leave it out")
+
+    def recipe(self, name: str) -> Gemms:
+        """Return the recipe of that name; ConfigError with the nearest one where there is none."""
+        return look_up_recipe(name, self.recipes)
+
+    @property
+    def settings(self) -> BlockCast:
+        """Return what recipes leave open."""
+        return BlockCast(self.block_size, self.scale_rule, self.rounding, self.operand_pre_round, self.pad_blocks)
+
+    def canonical(self) -> Mapping[str, Any]:
+        """Return what stands for the recipes in a fingerprint, by their names in the plan: not those names.
+
+        A recipe is its casts as the settings fill them; one of the rows that runs were always named by is that name.
+        """
+        known = {PRECISIONS[name].filled_or_open(self.settings): name for name in sorted(NAMED, reverse=True)}
+        found: dict[str, Any] = {}
+        for name in sorted({name for row in self.schedule for name in row.plan.values()} - NAMED):
+            try:
+                gemms = self.recipe(name).filled_or_open(self.settings)
+            except ConfigError:  # an unknown name; whoever applies the plan says so
+                continue
+            found[name] = known.get(gemms, gemms)
+        return found

@@ -16,7 +16,7 @@ from mxstudy.data.hashes import sha256_once
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained
 from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder, named_run
 from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
@@ -27,6 +27,7 @@ class Trained:
     """What a checkpoint says of itself. `max_length`: of the sequences that it was trained on, in tokens.
 
     `shapes`: of the weights that it holds, by our names. `data`: what it was trained on; None where nothing says.
+    `seed`: what its random signs are drawn by.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Trained:
     max_length: int
     shapes: Mapping[str, torch.Size]
     data: config.Data | None
+    seed: int = 0
 
 
 def find(text: str, runs_dir: Path) -> Path:
@@ -83,7 +85,7 @@ def native(path: Path) -> Trained:
     name = f"{about['fingerprint'][:12]}/{path.name}"
     length, compute = trained.train.sequence_length, trained.train.compute
     model, norm, precision, shapes = trained.model, trained.norm, trained.precision, weight_shapes(path)
-    return Trained(name, model, norm, precision, compute, tokenizer, length, shapes, trained.data)
+    return Trained(name, model, norm, precision, compute, tokenizer, length, shapes, trained.data, trained.seed)
 
 
 def foreign(path: Path) -> Trained:
@@ -133,14 +135,19 @@ def title(trained: Trained) -> str:
 def build(trained: Trained, device: torch.device) -> Decoder:
     """The decoder without weights, on the meta device, with the formats that it is going to have on `device`.
 
-    Of a precision's schedule the last row holds. Raises ConfigError for a norm and a precision that do not fit each
-    other, or the weights that there are.
+    Raises ConfigError for a norm and a precision that do not fit each other, or the weights that there are.
     """
     with torch.device("meta"):
-        model = Decoder(trained.model, trained.norm, block_cast(trained.precision), DTYPES[trained.compute])
-    apply_precision(model, trained.precision, trained.precision.schedule[-1].from_step, trained.compute, device)
+        model = Decoder(trained.model, trained.norm, trained.precision.settings, DTYPES[trained.compute])
+    set_precision(model, trained, device)
     check_weights(model, trained)
     return model
+
+
+def set_precision(model: Decoder, trained: Trained, device: torch.device) -> None:
+    """Set casts and backends to those of the schedule's last row, as a model is asked (`for_evaluation`)."""
+    last, seeds = trained.precision.schedule[-1].from_step, (trained.seed,)
+    apply_precision(model, trained.precision, last, trained.compute, device, seeds, evaluates=True)
 
 
 def check_weights(model: Decoder, trained: Trained) -> None:
@@ -167,6 +174,7 @@ def load(path: Path, trained: Trained, device: torch.device) -> Decoder:
     it has the same parameters. Raises ConfigError and CheckpointError.
     """
     model = build(trained, device).to_empty(device=device)
+    set_precision(model, trained, device)  # once more: what it draws by has to be on the device
     if (path / "checkpoint.json").is_file():
         load_weights(path, model)
     else:

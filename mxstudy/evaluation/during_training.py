@@ -1,5 +1,6 @@
 """Evaluation of a model that is being trained: eager, without gradients, and leaving nothing behind.
 
+It is asked as its checkpoint would be (`mxstudy.model.precision.for_evaluation`), not as it is trained and validated.
 Where the model has no answer but NaN there are no scores.
 """
 
@@ -18,6 +19,7 @@ from mxstudy.evaluation.metrics import NotANumber
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.suite import samples_of, scores_of, values_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import evaluated
 
 
 def build_evaluation(
@@ -34,7 +36,8 @@ def build_evaluation(
     def evaluate() -> dict[str, float]:
         lm = NativeLM(Scorer(model, max_length, settings.tokens_per_batch), tokenizer)
         try:
-            return values_of(scores_of(pd.concat([samples_of(lm, *one) for one in asked])))
+            with evaluated(model):
+                return values_of(scores_of(pd.concat([samples_of(lm, *one) for one in asked])))
         except NotANumber as error:  # whether the training diverges is for its next loss to say
             print(f"evaluation: no scores: {error}", flush=True)
             return {}

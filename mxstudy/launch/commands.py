@@ -22,7 +22,7 @@ from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, read, require, suggest
-from mxstudy.studies.checks import CHECKS
+from mxstudy.studies.checks import CHECKS, backend_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import planned_for
 
@@ -138,4 +138,5 @@ def job_of(folder: RunFolder) -> Job:
         choices=asked["choices"],
         state="resume",
         parent_id=known.mlflow_parent_id,
+        backend=backend_of(config),
     )

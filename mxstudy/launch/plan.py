@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mxstudy.config import fingerprint, read_run
 from mxstudy.launch.composed import Composed
@@ -16,7 +16,7 @@ from mxstudy.launch.observed import asked_otherwise, check_used, off_then
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
-from mxstudy.studies.checks import CHECKS
+from mxstudy.studies.checks import CHECKS, backend_of
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import is_planned, resolve_device
@@ -28,6 +28,7 @@ class Job:
 
     `state`: new and resume are to be run, queued and running are another process's, finished and diverged are there.
     `replaces`: the run that `rerun=true` moves aside. `parent_id`: of the sweep's run in MLflow, where there is one.
+    `backend`: those that its blocks will run on, None without a model.
     """
 
     config: Any  # a mxstudy.config.Run
@@ -39,6 +40,7 @@ class Job:
     state: str = "new"
     replaces: Path | None = None
     parent_id: str | None = None
+    backend: str | None = None
 
 
 def plan(composed: list[Composed]) -> list[Job]:
@@ -50,10 +52,11 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    for one, config, label in zip(composed, spread(validate, composed), labels(composed), strict=True):
+    for one, found, label in zip(composed, spread(validate, composed), labels(composed), strict=True):
         try:
-            if isinstance(config, ConfigError):
-                raise config
+            if isinstance(found, ConfigError):
+                raise found
+            config, backend = found
             known = CHECKS[config.study]
             key = (config.study, known.identity_key(config))
             if key not in identities:
@@ -66,7 +69,8 @@ def plan(composed: list[Composed]) -> list[Job]:
                     raise ConfigError(f"{asked}: is another in {jobs[digest].label}, which is the same run")
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
-                jobs[digest] = compare(Job(config, digest, folder, label, one.overrides, one.choices), queues)
+                job = Job(config, digest, folder, label, one.overrides, one.choices, backend=backend)
+                jobs[digest] = compare(job, queues)
         except QueueError:
             raise
         except ConfigError as error:
@@ -75,8 +79,15 @@ def plan(composed: list[Composed]) -> list[Job]:
     return list(jobs.values())
 
 
-def validate(composed: Sequence[Composed]) -> Iterator[Any]:
-    """The config of each job, checked as far as that goes without running it, or the ConfigError that it has."""
+class Valid(NamedTuple):
+    """The config of a job, checked as far as that goes without running it, and the backends that it will run on."""
+
+    config: Any
+    backend: str | None
+
+
+def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
+    """Each job as it is valid, or the ConfigError that it has."""
     for one in composed:
         try:
             if isinstance(one.values, ConfigError):
@@ -84,7 +95,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Any]:
             config: Any = read_run(one.values)
             check_used(config)
             CHECKS[config.study].check(config)
-            yield pinned(config)
+            yield Valid(pinned(config), backend_of(config))
         except ConfigError as error:
             yield error
 
@@ -168,15 +179,16 @@ def claim(job: Job) -> RunFolder:
 
     Raises RunLocked if another process made it first.
     """
+    backend = {"backend": job.backend} if job.backend else {}
     if job.state == "resume":
         folder = RunFolder(job.folder)
         drop_ticket(folder)
-        folder.go_on(job.config, provenance())
+        folder.go_on(job.config, provenance() | backend)
         folder.update(mlflow_parent_id=job.parent_id)
         return folder
     if job.replaces is not None:
         move_aside(job.replaces)
-    asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
+    asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label} | backend
     try:
         return RunFolder.create(job.folder, job.config, job.fingerprint, provenance() | asked, job.parent_id)
     except ConfigError as error:

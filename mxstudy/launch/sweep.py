@@ -6,7 +6,7 @@ A sweep is what one launch asks of one experiment and one store, if that is more
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mxstudy import config
@@ -14,6 +14,7 @@ from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, varying
 from mxstudy.numerics.ranks import is_first
 from mxstudy.studies import STUDIES
+from mxstudy.tracking.arms import REMEDY, different_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow import create_store, one_line
 from mxstudy.tracking.sweep import Summary, Sweep
@@ -52,14 +53,24 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
             say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
 
 
+def different_roads(jobs: Sequence[Job]) -> str | None:
+    """Return a sentence that says on which backends the arms run; None where all run on the same."""
+    has_option = all(getattr(job.config, "precision", None) is not None for job in jobs)
+    return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
+
+
 def summarize(jobs: list[Job]) -> dict[str, Summary]:
-    """Each kind of run sums up what it has, runs that were skipped included: by `study`."""
+    """Each kind of run sums up what it has, runs that were skipped included, and says on what they ran: by `study`."""
     summaries = {}
     for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
         if done:
             arms = {job.label: RunFolder(job.folder) for job in done}
-            summaries[kind] = STUDIES[kind].summarize(arms, done[0].config.baseline)
+            summary = STUDIES[kind].summarize(arms, done[0].config.baseline)
+            if sentence := different_roads([replace(job, backend=RunFolder(job.folder).backend()) for job in done]):
+                say(sentence)
+                summary = replace(summary, markdown=f"{summary.markdown}\n\n{sentence}")
+            summaries[kind] = summary
     return summaries
 
 

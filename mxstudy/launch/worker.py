@@ -21,7 +21,9 @@ from typing import Any
 from mxstudy.launch.observe import is_alive
 from mxstudy.launch.queues import is_being_preempted
 from mxstudy.launch.ticket import is_cancelled
+from mxstudy.reader import ConfigError
 from mxstudy.studies import STUDIES
+from mxstudy.studies.checks import backend_of
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.process_group import find_place
@@ -118,7 +120,10 @@ def wait_for_the_last_owner(folder: RunFolder) -> None:
 def note_the_machine(folder: RunFolder) -> None:
     """provenance.json was written where the run was submitted: commit and command are from there, this is from here."""
     here, about = provenance(), folder.provenance()
-    [about, *about.get("resumed", [])][-1].update({key: here[key] for key in OF_THE_MACHINE})
+    noted = {key: here[key] for key in OF_THE_MACHINE}
+    with suppress(ConfigError):  # what cannot run here fails when it is tried, and says why
+        noted |= {"backend": backend} if (backend := backend_of(folder.config())) else {}
+    [about, *about.get("resumed", [])][-1].update(noted)
     folder.set_provenance(about)
 
 

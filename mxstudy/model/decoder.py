@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.config.casts import BlockCast
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
-from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.joined_block import JoinedBlock, after_attention, before_attention, split_heads
 from mxstudy.numerics.ranks import draw_in_turns
 from mxstudy.numerics.rope import rotate
+from mxstudy.reader import require
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
@@ -65,10 +66,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
 MLPS = {
     "swiglu": MLP("w13", 2, swiglu),
     "gelu": MLP("w1", 1, F.gelu),
-    "relu2": MLP("w1", 1, lambda x: F.relu(x).square()),  # Nemotron-4
+    "relu2": MLP("w1", 1, relu2),  # Nemotron-4
 }
 
 
@@ -137,7 +142,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """`joined`: in two functions, with kernels, the same bits; None: module by module (`mxstudy.model.joined`)."""
+    """`joined`: in two functions, with kernels; None: module by module. `mxstudy.model.backends` decides."""
 
     joined: JoinedBlock | None = None
 
@@ -154,7 +159,7 @@ class Block(nn.Module):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
-        if self.joined is not None and self.is_free(x_BTD):
+        if self.joined is not None:
             return self.in_two(x_BTD, rope_TH, mask_BTT, self.joined)
         attended_BTD, seen = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
@@ -165,24 +170,25 @@ class Block(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same, the modules' weights without the modules."""
         attention, (wqkv, wo, up, w2) = self.attention, self.linears()
+        self.check_hooks()
         is_normed = attention.q_norm is not None  # before it is rotated
         rope, affine = None if is_normed else rope_TH, wqkv.gain_and_bias(x_BTD)
-        q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, settings)
+        q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, keys_of(wqkv), settings)
         q, k, seen = attention.normed(q, k)
         if is_normed:
             q, k = rotate(q, rope_TH), rotate(k, rope_TH)
         heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
-        out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, up.weight, w2.weight, settings)
+        keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
+        out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
         return out_BTD, seen | {"ffn_norm": h_BTD}
 
-    def is_free(self, x_BTD: Tensor) -> bool:
-        """To run in two: nobody waits for what goes through a linear by itself, no compiler fuses more without us.
-
-        That is on CPU: operators have no kernels there, and no inside.
-        """
-        hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-        is_hooked = any(getattr(linear, kind) for linear in self.linears() for kind in hooks)
-        return not is_hooked and not (torch.compiler.is_compiling() and x_BTD.device.type == "cpu")
+    def check_hooks(self) -> None:
+        """Raise ConfigError where somebody waits for what goes through a linear by itself: nothing does here."""
+        for linear in self.linears():
+            require(
+                not any(getattr(linear, hooks) for hooks in HOOKS),
+                "precision.backend: a hook of a linear sees nothing in a joined block; set it to reference",
+            )
 
     def linears(self) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
         return self.attention.wqkv, self.attention.wo, self.feed_forward.up, self.feed_forward.w2
@@ -191,6 +197,16 @@ class Block(nn.Module):
         """The linear that a norm is joined to, or the norm that stands on its own."""
         joined = {"attention_norm": self.attention.wqkv, "ffn_norm": self.feed_forward.up}
         return joined.get(norm) or self.get_submodule(norm)
+
+
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
+    """Where linears draw from, as a joined block takes it: the keys of each, and the places that they share."""
+    randoms = [linear.random for linear in linears]
+    places = next((random.places for random in randoms if random), None)
+    return *(random.keys if random else None for random in randoms), places
 
 
 class Decoder(nn.Module):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
+from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import linear_fp32
-from mxstudy.numerics.matmul import Gemms, forward_operand, mx_linear
+from mxstudy.numerics.matmul import Linear, Random, mx_linear
 from mxstudy.numerics.norm import norm_linear
 from mxstudy.numerics.vector import Gain, round_gain
 
@@ -19,12 +17,15 @@ class MXLinear(nn.Module):
     """x [..., in] -> [..., out] without bias; `gemms` may be set anew between steps.
 
     The parameter is kept in FP32 and cast to x's dtype first, which is that of the result. Where `compute` is set, that
-    is the dtype of unquantised operands and results, and what is quantised is so from FP32. `on_tensor_cores`: FP32 as
+    is the dtype of unquantised operands and results, and what is quantised is so from FP32. `random`: where stochastic
+    rounding and random signs come from. `native`: the GEMM is the hardware's own. `on_tensor_cores`: FP32 as
     `linear_fp32` has it.
     """
 
     compute: torch.dtype | None = None
     on_tensor_cores = False
+    native = False
+    random: Random | None = None
 
     def __init__(self, in_features: int, out_features: int, init_std: float) -> None:
         super().__init__()
@@ -36,7 +37,11 @@ class MXLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.on_tensor_cores:
             return linear_fp32(x, self.weight)
-        return mx_linear(x, self.weight_as(x), self.gemms, self.cast, self.compute)
+        return mx_linear(x, self.weight_as(x), self.arithmetic, self.compute)
+
+    @property
+    def arithmetic(self) -> Linear:
+        return Linear(self.gemms, self.random, self.native)
 
     def weight_as(self, x: Tensor) -> Tensor:
         return self.weight.to(x.dtype) if self.compute is None else self.weight
@@ -68,8 +73,7 @@ class NormLinear(MXLinear):
             rms=self.norm.rms,
             bound=self.norm.bound,
             fold_gain=self.norm.fold_gain,
-            gemms=self.gemms,
-            cast=self.cast,
+            linear=self.arithmetic,
             centers=self.norm.centers,
             rounded=self.norm.output == "rounded",
             dtype=self.compute,
@@ -79,13 +83,19 @@ class NormLinear(MXLinear):
         """As the norm multiplies and adds them."""
         gain, bias = self.norm.parameters_as(x)
         if self.gain is not None and self.norm.weight is not None:
-            gain = round_gain(self.norm.weight, self.gain, self.gemms.forward_w or self.gemms.forward_x, self.cast)
+            away = self.cast.operand_pre_round
+            gain = round_gain(self.norm.weight, self.gain, self.gain_cast, away)
         return gain, bias
+
+    @property
+    def gain_cast(self) -> Cast | None:
+        """The cast that a gain in mx takes: that of the forward's W, or of its X where W is not quantised."""
+        return self.gemms.forward_w or self.gemms.forward_x
 
     def read(self, xbar: Tensor) -> Tensor:
         """x / rms as the forward GEMM reads it where the gain is folded, float32: what observers see."""
         if self.gemms.forward_x is None:
             return xbar
-        emulated, bound = replace(self.gemms, native=False), xbar.new_full((), self.norm.bound)
-        operand = forward_operand(xbar.flatten(0, -2), emulated, self.cast, torch.float32, bound)
-        return operand.dequantize().view_as(xbar)
+        linear, bound = Linear(self.gemms, self.random), xbar.new_full((), self.norm.bound)
+        read = linear.operand(xbar.flatten(0, -2), "forward_x", -1, torch.float32, bound).dequantize()
+        return linear.rotated(read, "forward", -1, inverse=True).view_as(xbar)

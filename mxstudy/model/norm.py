@@ -5,7 +5,7 @@ LayerNorm subtracts the row's mean first, may add a bias, and may have neither g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
@@ -54,11 +54,6 @@ class Norm(nn.Module):
         raise NotImplementedError
 
     @property
-    def row_norm(self) -> RowNorm | None:
-        """As kernels take it; None if there is none for it."""
-        return None
-
-    @property
     def is_op_by_op(self) -> bool:
         """Whether its operations are rounded one by one, all or most of them."""
         return self.output in ("op_by_op", "op_by_op_skipped")
@@ -96,10 +91,6 @@ class RMSNorm(Norm):
         super().__init__(size, eps)
         self.fold_gain = fold_gain
 
-    @property
-    def row_norm(self) -> RowNorm:
-        return RowNorm(eps=self.eps)
-
     def rms(self, x: Tensor) -> Tensor:
         return rms_exact(x, self.eps)
 
@@ -116,10 +107,6 @@ class LayerNorm(Norm):
 
     def __init__(self, size: int, eps: float = 1e-5, bias: bool = False, affine: bool = True) -> None:
         super().__init__(size, eps, affine, bias)
-
-    @property
-    def row_norm(self) -> RowNorm:
-        return RowNorm(centers=True, eps=self.eps)
 
     def rms(self, x: Tensor) -> Tensor:
         return rms_exact(x, self.eps)
@@ -143,10 +130,6 @@ class MXNorm(Norm):
         super().__init__(size, eps)
         check_blocks(size, block_size)
         self.p, self.block_size = p, block_size
-
-    @property
-    def row_norm(self) -> RowNorm:
-        return RowNorm(self.p, eps=self.eps)
 
     def rms(self, x: Tensor) -> Tensor:
         return rms_estimate(x, self.p, self.block_size, self.eps)
@@ -196,8 +179,38 @@ NORMS: dict[type, Callable[[Any, int, BlockCast], Norm]] = {
 }
 
 
+# The norms that kernels compute, by their very class: one that inherits from it is another norm.
+KERNEL_NORMS: dict[type, Callable[[Any], RowNorm]] = {
+    RMSNorm: lambda norm: RowNorm(eps=norm.eps),
+    LayerNorm: lambda norm: RowNorm(centers=True, eps=norm.eps),
+    MXNorm: lambda norm: RowNorm(norm.p, eps=norm.eps),
+}
+KNOWN = {"size", "eps", "fold_gain", "output", "p", "block_size", "training"}  # what those have, and kernels respect
+
+
+def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = ("joined",)) -> str | None:
+    """Return why kernels, with blocks of that size and these outputs, do not compute that norm; None if they do."""
+    name = type(norm).__name__
+    if type(norm) not in KERNEL_NORMS:
+        return f"{name} has no kernel"
+    fields = {field for field in vars(norm) if not field.startswith("_")} - KNOWN
+    if fields:
+        return f"{name} has {', '.join(sorted(fields))}, which its kernel does not know"
+    if norm.output not in outputs:
+        return f"the norm's output is {norm.output}, a tensor of its own"
+    own = getattr(norm, "block_size", block_size)
+    return None if own == block_size else f"{name} takes maxima of blocks of {own}, and its kernel of {block_size}"
+
+
+def kernel_norm(norm: Norm) -> RowNorm:
+    """Return the norm as kernels take it."""
+    return KERNEL_NORMS[type(norm)](norm)
+
+
 def build_norm(norm: config.Norm, size: int, cast: BlockCast) -> Norm:
-    """`cast`: that of the linear which reads the norm."""
+    """`cast`: that of the linear which reads the norm. ConfigError for a norm without a row in NORMS."""
+    name = type(norm).__name__
+    require(type(norm) in NORMS, f"norm.kind: {name} has no row in NORMS (mxstudy/model/norm.py); add one")
     return NORMS[type(norm)](norm, size, cast)
 
 

@@ -1,9 +1,11 @@
-"""The precision plan: which linear runs in which row of PRECISIONS, from patterns of module names."""
+"""The precision plan: which linear runs by which recipe, from patterns of module names."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -11,38 +13,38 @@ import torch
 from torch import nn
 
 from mxstudy import config
+from mxstudy.config.casts import TRANSFORMS, Cast, Gemms
 from mxstudy.config.model import BLOCKS
+from mxstudy.model.backends import Place, describe_roads, joined_block, plan_roads, take_roads
 from mxstudy.model.decoder import Block
-from mxstudy.model.joined import joined
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import PostRoundMXNorm
-from mxstudy.numerics.cast import BlockCast, check_nvfp4
-from mxstudy.numerics.formats import CODE_BUMP, FORMATS, look_up
-from mxstudy.numerics.matmul import PRECISIONS, Gemms
-from mxstudy.numerics.native import why_not_native
+from mxstudy.model.randomness import give_streams
+from mxstudy.numerics.cast import check_format
+from mxstudy.numerics.formats import FORMATS, ROUNDINGS, is_random, look_up
+from mxstudy.numerics.norm import check_source
 from mxstudy.reader import ConfigError, require, suggest
 
 HEAD = "output"  # the module's name in the decoder
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def block_cast(precision: config.Precision) -> BlockCast:
-    return BlockCast(
-        precision.block_size,
-        precision.scale_rule,
-        precision.rounding,
-        precision.operand_pre_round,
-        precision.pad_blocks,
-    )
-
-
 def apply_precision(
-    model: nn.Module, precision: config.Precision, step: int, compute: str, device: torch.device
+    model: nn.Module,
+    precision: config.Precision,
+    step: int,
+    compute: str,
+    device: torch.device,
+    seeds: Sequence[int] = (0,),
+    compiled: bool = False,
+    evaluates: bool = False,
 ) -> dict[str, str]:
-    """Set every linear's formats to those of the schedule's row at `step`; returns {module name: row of PRECISIONS}.
+    """Set every linear's casts, and every block's backend, to those of the schedule's row at `step`.
 
-    `device`: where the model is going to run. Raises ConfigError for a pattern that matches nothing, an unknown row,
-    sizes that the block does not divide, a backend that is not there.
+    Returns {module name: recipe}. `device`: where the model is going to run, `compiled` or not. `seeds`: what random
+    roundings and signs are drawn by; one a replica of a stack. `evaluates`: it is not trained there, but asked, see
+    `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an unknown recipe, sizes that its blocks do
+    not divide, a setting that it fixes, a backend that cannot be had.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
     if precision.head:
@@ -51,15 +53,57 @@ def apply_precision(
     rows = match_plan(plan, list(linears), default=compute)
     rows |= dict.fromkeys(end_blocks(list(linears), precision.skip_blocks), compute)
     for name, linear in linears.items():
-        gemms = look_up(PRECISIONS, rows[name], f"precision.schedule: plan for {name}")
-        linear.cast = block_cast(precision)
-        native = is_native(precision.backend, linear, gemms, DTYPES[compute], device)
-        linear.gemms = replace(gemms, native=native)
+        linear.cast = precision.settings
+        try:
+            gemms = precision.recipe(rows[name]).filled(linear.cast)
+        except ConfigError as error:
+            where = "" if str(error).startswith("precision.") else f"precision.schedule: plan for {name}: "
+            raise ConfigError(f"{where}{error}") from None
+        linear.gemms = for_evaluation(gemms) if evaluates else gemms
         check_precision(name, linear, rows[name], compute)
-    for block in model.modules():
-        if isinstance(block, Block):
-            block.joined = joined(block, DTYPES[compute])
+    give_streams(model, linears, seeds)
+    place = Place(DTYPES[compute], device, compiled)
+    take_roads(model, plan_roads(model, precision.backend, place), place)
     return rows
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Have a model that is trained compute as it is asked, see `for_evaluation`; afterwards as it did, to the object.
+
+    Nothing else is touched: a recipe that is the same then keeps its compiled code, and every block its backend.
+    """
+    linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
+    before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
+    blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(m.linears())]
+    joined = {block: block.joined for block in blocks if block.joined is not None}
+    try:
+        for linear in before:
+            linear.gemms = linears[linear]
+        for block in joined:
+            block.joined = joined_block(block)
+        yield
+    finally:
+        for linear, gemms in before.items():
+            linear.gemms = gemms
+        for block, settings in joined.items():
+            block.joined = settings
+
+
+def for_evaluation(gemms: Gemms) -> Gemms:
+    """Return the recipe, filled, under which a trained model is asked: what it answers depends on the question alone.
+
+    X has one scale a row where in training it has one a tensor, which is that of everything in the batch; square blocks
+    lie in several rows, and keep it. The forward's operands are rounded to nearest even where in training they are
+    rounded by chance, which is drawn by the place in the batch. All else stays: the weight's one scale, and transforms.
+    Returns the same object where nothing of this is in it.
+    """
+    operands = {name: cast for name, cast in gemms.casts() if name.startswith("forward")}
+    asked = {name: replace(cast, rounding="even", random_bits=24) for name, cast in operands.items() if is_random(cast)}
+    x = asked.get("forward_x", gemms.forward_x)
+    if x is not None and x.outer_scale == "tensor" and not x.two_dimensional:
+        asked["forward_x"] = replace(x, outer_scale="row")
+    return replace(gemms, **asked) if asked else gemms  # type: ignore[arg-type]
 
 
 def check_starts(precision: config.Precision, steps: int) -> None:
@@ -70,21 +114,6 @@ def check_starts(precision: config.Precision, steps: int) -> None:
                 f"precision.schedule: a row starts at step {row.from_step}, after the last of {steps}; "
                 f"give at most {steps - 1}"
             )
-
-
-def is_native(backend: str, linear: MXLinear, gemms: Gemms, compute: torch.dtype, device: torch.device) -> bool:
-    """Whether the linear's GEMMs, in those formats, run on the hardware's MX units.
-
-    Raises ConfigError where native was asked for in vain.
-    """
-    if backend == "emulated" or gemms == Gemms():
-        return False
-    reason = why_not_native(gemms, linear.cast, compute, device)
-    if linear.weight.ndim > 2:
-        reason = "it multiplies matrices, and these are stacks of them"
-    if reason and backend == "native":
-        raise ConfigError(f"precision.backend: native cannot be had: {reason}; emulated runs everywhere")
-    return reason is None
 
 
 def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[str, str]:
@@ -114,62 +143,116 @@ def end_blocks(names: list[str], skip_blocks: int) -> list[str]:
 
 
 def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None:
+    """Raise ConfigError where a linear cannot compute by its recipe."""
     if row in DTYPES and row != compute:
         raise ConfigError(f"precision.schedule: {name} asks for {row}, but train.compute is {compute}; make them equal")
-    formats = {fmt for pair in linear.gemms.operands for fmt in pair if fmt}
-    if "NVFP4" in formats:
+    for operand, cast in linear.gemms.casts():
         try:
-            check_nvfp4(linear.cast)
+            check_format(cast, look_up(FORMATS, cast.format, "format"))
+            look_up(ROUNDINGS, str(cast.rounding), "rounding")
         except ConfigError as error:
-            raise ConfigError(f"precision.{error}") from None
-    other = next(iter(sorted(formats - {"E4M3"})), None)
-    if linear.cast.scale_rule == CODE_BUMP and other:
-        raise ConfigError(f"precision.scale_rule: {CODE_BUMP} is for E4M3 alone, and {name} has {other}; take rceil")
-    if isinstance(linear, NormLinear) and isinstance(linear.norm, PostRoundMXNorm):
-        check_scales_read(name, linear.norm.fmt, linear.gemms)
-    block_size = linear.cast.block_size
-    sizes = {"input": linear.in_features, "output": linear.out_features}
-    for side, size in sizes.items():
-        if formats and linear.gemms.scaling == "block" and size % block_size and not linear.cast.pad_blocks:
-            raise ConfigError(
-                f"precision.block_size: {block_size} does not divide {name}'s {side} size {size}; choose sizes that it "
-                "divides, or fill blocks up with zeros: precision.pad_blocks=true"
-            )
+            key, _, rest = str(error).partition(": ")
+            raise ConfigError(f"precision.{key}: {name}, {operand}: {rest}") from None
+    if isinstance(linear, NormLinear):
+        check_source(linear.gemms, linear.norm.fold_gain)
+        if isinstance(linear.norm, PostRoundMXNorm):
+            check_scales_read(name, linear.norm, linear.gemms.forward_x)
+    sides = {"in": ("input", linear.in_features), "out": ("output", linear.out_features)}
+    for key, axis, divisor in divisors(linear.gemms):
+        side, size = sides.get(axis, ("", 0))
+        require(
+            size % divisor == 0,
+            f"precision.{key}: {divisor} does not divide {name}'s {side} size {size}; choose sizes that it divides"
+            + (", or fill blocks up with zeros: precision.pad_blocks=true" if key == "block_size" else ""),
+        )
 
 
-def has_token_blocks(module: nn.Module) -> bool:
-    """Whether its wgrad has operands in whole blocks, which lie along the token axis."""
-    if not isinstance(module, MXLinear) or module.gemms.scaling != "block" or module.cast.pad_blocks:
-        return False
-    return bool(module.gemms.wgrad_dh or module.gemms.wgrad_x)
+# The axes of each operand: that of its GEMM's contraction, and the other.
+AXES = {
+    "forward_x": ("in", "tokens"),
+    "forward_w": ("in", "out"),
+    "dgrad_dh": ("out", "tokens"),
+    "dgrad_w": ("out", "in"),
+    "wgrad_dh": ("tokens", "out"),
+    "wgrad_x": ("tokens", "in"),
+}
 
 
-def check_scales_read(name: str, reads: str, gemms: Gemms) -> None:
-    """The scales that the norm takes its RMS from are those that its output is cast with."""
-    operand = gemms.forward_x
-    if operand is None:
+def divisors(gemms: Gemms) -> list[tuple[str, str, int]]:
+    """Return what has to divide which axis (in, out, tokens): the config's key, the axis, the number."""
+    found = []
+    for operand, cast in gemms.casts():
+        if cast.scale != "none" and not cast.pad:
+            axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
+            found += [("block_size", axis, cast.block_size or 1) for axis in axes]
+    for axis, transform in zip(("in", "out", "tokens"), (getattr(gemms, name) for name in TRANSFORMS), strict=True):
+        if transform is not None:
+            found.append(("transform.size", axis, transform.size))
+    return found
+
+
+def token_block(model: nn.Module) -> int:
+    """Return what has to divide the tokens of a micro-batch: 1 where no block and no transform lies along them."""
+    linears = (module for module in model.modules() if isinstance(module, MXLinear))
+    return math.lcm(*(d for linear in linears for _, axis, d in divisors(linear.gemms) if axis == "tokens"))
+
+
+def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> None:
+    """Raise ConfigError unless the scales that the norm takes its RMS from are those that its output is cast with."""
+    if cast is None:
         return
     require(
-        gemms.scaling == "block",
+        cast.scale != "none",
         f"norm: PostRoundMXNorm reads block scales, and {name} casts the norm's output under one scale a tensor; "
         "take rmsnorm, or a row with a scale a block",
     )
-    if operand == reads:
-        return
-    if FORMATS[operand].scale != "E8M0":
-        raise ConfigError(f"norm: PostRoundMXNorm reads E8M0 scales, and {name} casts the norm's output to {operand}")
-    raise ConfigError(f"norm.format: {reads}, but {name} casts the norm's output to {operand}; make them equal")
+    if cast.scale != "E8M0":
+        raise ConfigError(
+            f"norm: PostRoundMXNorm reads E8M0 scales, and {name} casts the norm's output to {cast.format}"
+        )
+    reads = norm.fmt
+    require(
+        cast.format == reads,
+        f"norm.format: {reads}, but {name} casts the norm's output to {cast.format}; make them equal",
+    )
+    own, theirs = ((c.block_size, c.scale_rule) for c in (norm.block_cast, cast))
+    is_simple = not cast.two_dimensional and cast.statistic == "absmax" and len(cast.candidates) == 1
+    require(
+        own == theirs and is_simple,
+        f"norm: PostRoundMXNorm reads the scales of 1 x {own[0]} blocks by {own[1]}, and {name} casts its output to "
+        "others; take mxnorm_p2",
+    )
 
 
 def describe(model: nn.Module, rows: Mapping[str, str]) -> str:
-    """The plan as applied, a line a row: how many linears, both operands' formats in each GEMM, the backend."""
+    """Return the plan as applied, a line for each recipe and each backend: how many linears, what each GEMM has."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     groups = Counter((row, linears[name].gemms) for name, row in rows.items())
-    return "\n".join(f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items())
+    plan = [f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items()]
+    return "\n".join([*plan, *describe_roads(model)])
 
 
 def describe_gemms(gemms: Gemms) -> str:
-    pairs = zip(("forward", "dgrad", "wgrad"), gemms.operands, strict=True)
-    formats = ", ".join(f"{name} {a or '-'} x {b or '-'}" for name, (a, b) in pairs)
-    scaling = ", one FP32 scale a tensor" if gemms.scaling == "tensor" else ""
-    return formats + scaling + (", native" if gemms.native else "")
+    pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
+    parts = []
+    for name, gemm in pairs:
+        rotated = f", Hadamard {gemm.transform.size}" if gemm.transform else ""
+        parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
+    return ", ".join(parts)
+
+
+def describe_cast(cast: Cast | None) -> str:
+    """Return the format and what is not usual about the cast: 'E2M1 (16x16, stochastic)'."""
+    if cast is None:
+        return "-"
+    has_own_scales = cast.scale == FORMATS[cast.format].scale
+    unusual = [
+        f"{cast.block_size}x{cast.block_size}" if cast.two_dimensional else "",
+        "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
+        "" if has_own_scales or cast.outer_scale == "none" else f"one scale a {cast.outer_scale}",
+        cast.rounding if cast.rounding not in ("even", None) else "",
+        f"of the forward's {cast.format}" if cast.source == "forward" else "",
+        f"headroom {cast.headroom:.4g}" if cast.headroom != 1 else "",
+    ]
+    notes = ", ".join(filter(None, unusual))
+    return f"{cast.format} ({notes})" if notes else cast.format

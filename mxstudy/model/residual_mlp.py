@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.model.norm import Norm, Output, build_norm
+from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.model.student_attention import SelfAttention
-from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import look_up
 from mxstudy.numerics.kernels.operands import Held
-from mxstudy.numerics.matmul import Gemms
-from mxstudy.numerics.norm_mlp import NormMLP, has_kernels, hold, norm_mlp
+from mxstudy.numerics.norm_mlp import NormMLP, hold, norm_mlp, why_not
 from mxstudy.numerics.vector import Gain
 from mxstudy.reader import require
 
@@ -76,6 +75,9 @@ ACTIVATIONS = {
     "gelu_tanh": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation), approximate="tanh")),
     "swiglu": Activation(2, swiglu),
 }
+
+
+KERNEL_ACTIVATIONS = dict(ACTIVATIONS)  # those of today; one that is added or replaced has no kernel
 
 
 class Init(NamedTuple):
@@ -140,25 +142,18 @@ class Block(nn.Module):
         up, down = self.held or (self.up.weight, self.down.weight)
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
-    def join(self) -> None:
-        """From here on with kernels, in the formats that the linears now have; as before where there are none."""
-        up, down, norm = self.up, self.down, None
+    def take(self, joined: bool) -> None:
+        """Run with kernels from here on, in the formats that the linears now have, or by the reference."""
         self.joined = self.held = None
-        in_fp32 = self.ops.residual == self.ops.activation == FP32  # what both linears read, as their kernel has it
-        for linear in (up, down):
-            plain = not isinstance(linear, NormLinear) or not (linear.norm.fold_gain or linear.norm.is_op_by_op)
-            linear.on_tensor_cores = in_fp32 and plain and linear.compute == FP32 and linear.gemms == Gemms()
-        if isinstance(up, NormLinear):
-            norm = up.norm.row_norm
-            if norm is None or up.norm.is_op_by_op:
-                return
-        if up.compute == BF16 and has_kernels(up.gemms, up.cast) and has_kernels(down.gemms, down.cast):
-            fold_gain = isinstance(up, NormLinear) and up.norm.fold_gain
+        for linear in (self.up, self.down):
+            linear.on_tensor_cores = joined and self.has_fp32_kernel(linear)
+        if joined and self.why_not_joined_mlp() is None:
+            up, fold_gain = self.up, isinstance(self.up, NormLinear) and self.up.norm.fold_gain
             self.joined = NormMLP(
-                norm,
+                kernel_norm(up.norm) if isinstance(up, NormLinear) else None,
                 self.activation_name,
                 up.gemms,
-                down.gemms,
+                self.down.gemms,
                 up.cast,
                 fold_gain=fold_gain,
                 round_norm=self.ops.norm == "rounded" and self.ops.residual == BF16 and not fold_gain,
@@ -166,6 +161,35 @@ class Block(nn.Module):
                 dtype=self.ops.activation,
                 bias_dtype=self.ops.bias,
             )
+
+    def join(self) -> None:
+        """Take kernels where there are some."""
+        self.take(self.why_not_joined() is None)
+
+    def why_not_joined(self) -> str | None:
+        """Return what keeps the block from kernels: from the fused one in MX, and from those of FP32 linears."""
+        if any(self.has_fp32_kernel(linear) for linear in (self.up, self.down)):
+            return None
+        return self.why_not_joined_mlp()
+
+    def why_not_joined_mlp(self) -> str | None:
+        up, down = self.up, self.down
+        if up.compute != BF16:
+            return f"the fused kernel computes in bf16, and train.compute is {up.compute}"
+        if self.activation_name not in KERNEL_ACTIVATIONS:
+            return f"its activation ({self.activation_name}) has no kernel"
+        if self.activation is not KERNEL_ACTIVATIONS[self.activation_name]:
+            return f"its activation is not the {self.activation_name} that the kernel computes"
+        outputs = ("joined", "rounded")
+        if isinstance(up, NormLinear) and (reason := why_no_kernel_norm(up.norm, up.cast.block_size, outputs)):
+            return reason
+        return why_not(up.gemms, up.cast) or why_not(down.gemms, down.cast)
+
+    def has_fp32_kernel(self, linear: MXLinear) -> bool:
+        """Return whether an FP32 GEMM of three TF32 products computes that linear."""
+        in_fp32 = self.ops.residual == self.ops.activation == FP32  # what both linears read, as their kernel has it
+        plain = not isinstance(linear, NormLinear) or not (linear.norm.fold_gain or linear.norm.is_op_by_op)
+        return in_fp32 and plain and linear.compute == FP32 and linear.gemms == Gemms()
 
     def hold(self) -> dict[Tensor, Held]:
         """From here on with operands that are held: those of the weights that have some, by the weight."""

@@ -19,9 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear
-from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.matmul import Gemms, mx_linear
+from mxstudy.numerics.matmul import Linear, mx_linear
 
 Product = Callable[[Tensor, Tensor], Tensor]  # a [..., M, K], b [..., N, K] -> a b^T [..., M, N]
 
@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_TD: Tensor, softmax_dtype: torch.dtype) -> Tensor:
         def product(a: Tensor, b: Tensor) -> Tensor:  # of stacks of matrices, one a sequence and head
-            return mx_linear(a, b, Gemms(), BlockCast(), self.qkv.compute)
+            return mx_linear(a, b, Linear(Gemms()), self.qkv.compute)
 
         return self.out(self.attend(self.qkv(x_TD), product, softmax_dtype))
 

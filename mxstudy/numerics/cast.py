@@ -1,125 +1,44 @@
 """The cast: blocks of an axis to small floats that share one scale.
 
-    absmax a of a block -> scale 2^k (a rule of SCALE_RULES) -> x / 2^k, clamped to max -> nearest element value
+    range a of a block -> its scale -> x over the scale, clamped to max -> nearest element value
 
-NVFP4's scale is an E4M3 number instead, relative to one FP32 scale of the whole tensor. Bits are the same on every
-device, eager or compiled; overflow is clamped here because float8 casts of torch before 2.13 do not saturate.
+A `Cast` says how, in all of its fields. This file computes every one of them, and is what backends are compared with.
+Bits are the same on every device, eager or compiled; overflow is clamped here because float8 casts of torch before
+2.13 do not saturate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mxstudy.numerics.formats import CODE_BUMP, FORMATS, SCALE_RULES, ElementFormat, look_up
-from mxstudy.numerics.grid import decode, encode, pack_pairs, round_to_bf16_away, round_to_grid, to_dtype, unpack_pairs
+from mxstudy.config.casts import BlockCast, Cast
+from mxstudy.numerics.formats import CODE_BUMP, FORMATS, ROUNDINGS, SCALE_RULES, ElementFormat, is_random, look_up
+from mxstudy.numerics.grid import encode, round_to_bf16_away, round_to_grid, to_dtype
+from mxstudy.numerics.quantized import CODE_DTYPES as CODE_DTYPES
+from mxstudy.numerics.quantized import Quantized as Quantized
+from mxstudy.numerics.random_bits import Draws, uniform
 from mxstudy.numerics.scales import (
     absmax_bits,
     code_bump,
-    decode_scales,
     divide_by_scales,
-    nvfp4_block_scales,
-    nvfp4_tensor_scale,
+    e4m3_block_scales,
+    fill_scale,
+    pairwise_sum,
+    scale_above_e4m3,
     scale_codes,
 )
+from mxstudy.numerics.tiles import Tiles
+from mxstudy.numerics.tiles import join_blocks as join_blocks
+from mxstudy.numerics.tiles import split_blocks as split_blocks
 from mxstudy.reader import ConfigError, require
 
 E4M3 = FORMATS["E4M3"]
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
-CODE_DTYPES = {  # torch's own of one byte each, which is two codes of 4 bits
-    "E4M3": torch.float8_e4m3fn,
-    "E5M2": torch.float8_e5m2,
-    "E2M1": torch.float4_e2m1fn_x2,
-    "NVFP4": torch.float4_e2m1fn_x2,
-}
-
-
-@dataclass(frozen=True)
-class BlockCast:
-    """How tensors are cut into blocks and rounded; the element format is each operand's own.
-
-    `operand_pre_round`: to bf16 first, ties away from zero; `pad_blocks`: a last block that the axis does not fill is
-    filled with zeros, and is else an error. Both as microxcaling does.
-    """
-
-    block_size: int = 32
-    scale_rule: str = "rceil"
-    rounding: str = "even"
-    operand_pre_round: bool = False
-    pad_blocks: bool = False
-
-    def pre_rounded(self, x: Tensor) -> Tensor:
-        """x [...] float32 as its blocks are made of it, and as what exceeds their scales is counted."""
-        return round_to_bf16_away(x) if self.operand_pre_round else x
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """`values` float32 on the element grid, x's shape; `scales` uint8 E8M0 codes, `axis` divided by the block size.
-
-    The last block may be a part of one.
-    NVFP4: `scales` float8_e4m3fn, and the float32 `tensor_scale`, which broadcasts over the scales.
-    """
-
-    values: Tensor
-    scales: Tensor
-    format: ElementFormat
-    axis: int
-    block_size: int
-    tensor_scale: Tensor | None = None
-
-    @property
-    def scale_values(self) -> Tensor:
-        """What values are multiplied with to decode them: float32, the shape of `scales`."""
-        if self.tensor_scale is None:
-            return decode_scales(self.scales)
-        return to_dtype(self.scales, torch.float32) * self.tensor_scale
-
-    @property
-    def codes(self) -> Tensor:
-        """uint8, one element a byte and x's shape; of 4 bits two a byte along `axis`, the first in the low nibble."""
-        codes = encode(self.values, self.format)
-        return pack_pairs(codes, self.axis) if self.format.bits == 4 else codes
-
-    @classmethod
-    def from_codes(
-        cls,
-        codes: Tensor,
-        scales: Tensor,
-        fmt: str,
-        axis: int,
-        block_size: int,
-        tensor_scale: Tensor | None = None,
-    ) -> Quantized:
-        """The tensor of which `codes` and `scales` are these: uint8, or torch's dtype of that format.
-
-        Raises ConfigError for other dtypes, for NVFP4 without a tensor scale and for MX with one.
-        """
-        element, axis = look_up(FORMATS, fmt, "format"), axis % codes.ndim
-        codes = bytes_of(codes, "codes", CODE_DTYPES.get(fmt))
-        if element.scale == "E8M0":
-            require(tensor_scale is None, f"tensor_scale: {fmt} has none; NVFP4 has")
-            scales = bytes_of(scales, "scales", torch.float8_e8m0fnu)
-        else:
-            require(tensor_scale is not None, f"tensor_scale: {fmt} has one beside its block scales; give that")
-            scales = bytes_of(scales, "scales", torch.float8_e4m3fn).view(torch.float8_e4m3fn)
-        codes = unpack_pairs(codes, axis) if element.bits == 4 else codes
-        return cls(decode(codes, element), scales, element, axis, block_size, tensor_scale)
-
-    def without_tensor_scale(self) -> Quantized:
-        """Itself with a tensor scale of 1: what a GEMM multiplies before it scales its accumulator."""
-        assert self.tensor_scale is not None
-        return replace(self, tensor_scale=torch.ones_like(self.tensor_scale))
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Value times scale, rounded once to `dtype`; with E8M0 scales exact in float32 below 2^128."""
-        blocks = split_blocks(self.values, self.block_size, self.axis, pad=True)
-        scales = self.scale_values.unsqueeze(self.axis + 1)
-        decoded = join_blocks(blocks * scales, self.axis, self.values.shape[self.axis])
-        return to_dtype(decoded, dtype)
+STD_RANGE = 2.92247856  # standard deviations that E2M1's range covers with the least error, of Gaussians (Quartet)
 
 
 def quantize(
@@ -165,59 +84,220 @@ def fake_quantize(
 
 
 def block_cast(
-    x: Tensor, fmt: str, axis: int, cast: BlockCast, tensor_scale: Tensor | float | None = None
+    x: Tensor, fmt: str, axis: int, settings: BlockCast, tensor_scale: Tensor | float | None = None
 ) -> Quantized:
-    """`quantize` with its options as one, and with microxcaling's, that it has not.
+    """Quantise x as an operand of that format whose recipe leaves everything to the settings.
 
     With CODE_BUMP as the rule, which E4M3 alone has, each element has a scale: the result's block size is 1.
     """
     element = look_up(FORMATS, fmt, "format")
-    if x.dtype not in QUANTIZABLE:
-        raise ConfigError(f"dtype: {x.dtype} cannot be quantised; give float32, bfloat16 or float16")
-    if not -x.ndim <= axis < x.ndim:
-        raise ConfigError(f"axis: {axis} is not one of shape {list(x.shape)}")
-    axis %= x.ndim
-    x = cast.pre_rounded(to_dtype(x, torch.float32))
-    blocks = split_blocks(x, cast.block_size, axis, cast.pad_blocks)
-    if element.scale == "E4M3":
-        return nvfp4_cast(blocks, element, axis, cast, tensor_scale)
-    if tensor_scale is not None:
+    outer = "none" if element.scale == "E8M0" else "tensor"
+    check_nvfp4(fmt, settings)
+    if element.scale == "E8M0" and tensor_scale is not None:
         raise ConfigError(f"tensor_scale: {fmt} has none; NVFP4 has")
-    absmax, size = absmax_bits(blocks, axis + 1), x.shape[axis]
-    if cast.scale_rule == CODE_BUMP:
-        if fmt != E4M3.name:
-            raise ConfigError(f"scale_rule: {CODE_BUMP} is for E4M3 alone, not {fmt}; take rceil")
-        codes, block_size = scale_codes(absmax, element, "floor", code_bump(blocks, axis)), 1
-        scales = join_blocks(codes, axis, size)
-    else:
-        codes, block_size = scale_codes(absmax, element, cast.scale_rule), cast.block_size
-        scales = codes.squeeze(axis + 1)
-    values = round_to_grid(divide_by_scales(blocks, codes), element, cast.rounding)
-    return Quantized(join_blocks(values, axis, size), scales.to(torch.uint8), element, axis, block_size)
+    settings = settings if element.scale == "E8M0" else replace(settings, scale_rule="rceil")
+    cast = Cast(format=fmt, scale=element.scale, outer_scale=outer).filled(settings)  # type: ignore[arg-type]
+    return quantize_as(x, cast, axis, tensor_scale)
 
 
-def nvfp4_cast(
-    blocks: Tensor, element: ElementFormat, axis: int, cast: BlockCast, tensor_scale: Tensor | float | None
+def quantize_as(
+    x: Tensor, cast: Cast, axis: int, outer: Tensor | float | None = None, draws: Draws | None = None
 ) -> Quantized:
-    """Blocks [.., n, 16, ..] fp32. The scales' reciprocal is taken first, as NVIDIA's kernels and torchao do."""
-    check_nvfp4(cast)
-    absmax = absmax_bits(blocks, axis + 1).view(torch.float32)
-    if tensor_scale is None:
-        of_all = absmax if absmax.numel() else absmax.new_zeros(1)
-        tensor_scale = nvfp4_tensor_scale(absmax_bits(of_all, tuple(range(of_all.ndim))).view(torch.float32).squeeze())
-    if not isinstance(tensor_scale, Tensor):
-        check_tensor_scale(tensor_scale)
-    tensor_scale = torch.as_tensor(tensor_scale, dtype=torch.float32, device=blocks.device)
-    spread = tensor_scale.expand(absmax.squeeze(axis + 1).shape).unsqueeze(axis + 1)
-    scales = nvfp4_block_scales(absmax, spread)
-    reciprocal = torch.ones_like(spread) / spread / scales  # 1 / x compiles to an approximation
-    values = round_to_grid(blocks * reciprocal, element, cast.rounding)
-    codes = encode(scales.squeeze(axis + 1), FORMATS["E4M3"]).view(torch.float8_e4m3fn)
-    return Quantized(values.flatten(axis, axis + 1), codes, element, axis, cast.block_size, tensor_scale)
+    """Quantise x (bf16, fp16 or fp32) along `axis` by a cast that is filled.
+
+    `outer`: the scale above the block scales, float32, which broadcasts over them; that of all of x if not given.
+    `draws`: where stochastic rounding takes its numbers from; x is then [rows, columns] or a stack of that. Raises
+    ConfigError for what cannot be: an unknown name, another dtype, an axis that does not divide.
+    """
+    element = look_up(FORMATS, cast.format, "format")
+    require(x.dtype in QUANTIZABLE, f"dtype: {x.dtype} cannot be quantised; give float32, bfloat16 or float16")
+    require(-x.ndim <= axis < x.ndim, f"axis: {axis} is not one of shape {list(x.shape)}")
+    check_format(cast, element)
+    axis %= x.ndim
+    x = pre_rounded(to_dtype(x, torch.float32), cast)
+    tiles = Tiles(x.shape, axis, cast.block_size or max(1, x.shape[axis]), cast.two_dimensional)
+    blocks = tiles.split(x, bool(cast.pad))
+    above, u = None, None
+    if cast.outer_scale != "none":
+        above = outer_scale(x, cast) if outer is None else as_scale(outer, x)
+    if look_up(ROUNDINGS, str(cast.rounding), "rounding").draws:
+        require(draws is not None, f"rounding: {cast.rounding} takes random numbers; give quantize_as its draws")
+        assert draws is not None
+        rows, columns = x.shape[-2:]
+        u = tiles.split(uniform(draws, rows, columns, cast.random_bits), bool(cast.pad))
+    first, *others = (candidate(blocks, tiles, cast, element, above, u, factor) for factor in cast.candidates)
+    for other in others:
+        first = better(first, other, x, tiles, cast)
+    return first
 
 
-def check_nvfp4(cast: BlockCast) -> None:
+# ---------------------------------------------------------------------------------------------- a cast, part after part
+
+
+def candidate(
+    blocks: Tensor,
+    tiles: Tiles,
+    cast: Cast,
+    element: ElementFormat,
+    above: Tensor | None,
+    u: Tensor | None,
+    factor: float,
+) -> Quantized:
+    """Blocks quantised under scales that are made from `factor` times their range."""
+    a = STATISTICS[cast.statistic](blocks, tiles, element, cast)
+    spread = None if above is None else tiles.spread(above.expand(tiles.scales_shape))
+    codes, scaled = SCALES[cast.scale](blocks, a if factor == 1 else a * factor, spread, cast, tiles)
+    values = tiles.join(round_to_grid(scaled, element, str(cast.rounding), u))
+    inside = tiles.join(scaled.abs() <= element.max) if cast.mask_clipped else None
+    if cast.scale == "E8M0" and cast.headroom < 1:
+        above = torch.full((), 1 / cast.headroom, dtype=torch.float32, device=blocks.device)
+    if cast.scale_rule == CODE_BUMP:  # a scale an element
+        return Quantized(values, tiles.join(codes), element, tiles.axis, 1, above, inside=inside)
+    scales = tiles.squeeze(codes)
+    return Quantized(values, scales, element, tiles.axis, tiles.block_size, above, tiles.two_dimensional, inside)
+
+
+def absmax(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
+    return absmax_bits(blocks, tiles.inner).view(torch.float32)
+
+
+def standard_deviation(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
+    """STD_RANGE standard deviations over the largest element make the scale, times what a scale is the quotient by.
+
+    That is 2^emax of E8M0 scales, under rule floor, and the largest element of others. NaN where the deviation is not
+    finite, with a sign bit that is the same on every device.
+    """
+    reach = 2.0**element.emax if cast.scale == "E8M0" else element.max
+    count = tiles.block_size ** len(tiles.inner)
+    mean, square = (pairwise_sum(x, tiles.inner) * (1 / count) for x in (blocks, blocks.square()))
+    variance = (square - mean.square()).clamp_min(0)
+    std = to_dtype(to_dtype(variance, torch.float64).sqrt(), torch.float32)  # float32's root is some processors' own
+    return torch.where(square < torch.inf, (STD_RANGE / element.max * std + 1e-8) * reach, torch.nan)
+
+
+# The range of each block, float32, from which its scale is made.
+STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = {
+    "absmax": absmax,
+    "std": standard_deviation,
+}
+
+
+def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Powers of two. Headroom cannot move them: the elements are smaller by it, and what decodes them divides by it."""
+    element, bits = FORMATS[cast.format], a.view(torch.int32)
+    if cast.scale_rule == CODE_BUMP:
+        codes = scale_codes(bits, element, "floor", code_bump(blocks, tiles.axis))
+    else:
+        codes = scale_codes(bits, element, str(cast.scale_rule))
+    scaled = divide_by_scales(blocks, codes)
+    return codes.to(torch.uint8), scaled if cast.headroom == 1 else scaled * cast.headroom
+
+
+def e4m3(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Scales on E4M3's grid. Their reciprocal is taken first, as NVIDIA's kernels and torchao do."""
+    above = torch.ones_like(a) if above is None else above
+    scales = e4m3_block_scales(a, above, FORMATS[cast.format].max * cast.headroom)
+    reciprocal = torch.ones_like(above) / above / scales  # 1 / x compiles to an approximation
+    return encode(scales, E4M3).view(torch.float8_e4m3fn), blocks * reciprocal
+
+
+def fp32(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    scale = fill_scale(a, FORMATS[cast.format].max * cast.headroom)
+    return scale, blocks / scale
+
+
+def outer_alone(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    assert above is not None
+    return torch.ones_like(above), blocks / above
+
+
+# Codes of the block scales, and x over its scale, of blocks, their ranges and the scale above them.
+SCALES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "E8M0": e8m0,
+    "E4M3": e4m3,
+    "FP32": fp32,
+    "none": outer_alone,
+}
+
+
+def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast) -> Quantized:
+    """The candidate whose block errs less, block by block; the first of equal ones."""
+    errors = []
+    for quantized in (one, other):
+        error = tiles.split(quantized.dequantize() - x, bool(cast.pad))
+        errors.append(pairwise_sum(error.square() if cast.candidate_error == "mse" else error.abs(), tiles.inner))
+    takes_other = (errors[1] < errors[0]) | errors[0].isnan()  # the range times its factor may have overflowed
+    everywhere = tiles.join(takes_other.expand(tiles.split(x, bool(cast.pad)).shape))
+    codes = [q.scales.view(torch.uint8) if q.scales.itemsize == 1 else q.scales for q in (other, one)]
+    scales = torch.where(tiles.squeeze(takes_other), codes[0], codes[1]).view(one.scales.dtype)
+    values = torch.where(everywhere, other.values, one.values)
+    inside = None
+    if one.inside is not None and other.inside is not None:
+        inside = torch.where(everywhere, other.inside, one.inside)
+    return replace(one, values=values, scales=scales, inside=inside)
+
+
+def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
+    """The scale above the blocks of x (float32): float32, over `axes`, kept as 1, or 0-dim over all of them."""
+    if axes is None:
+        x = x.flatten() if x.numel() else x.new_zeros(1)
+        return scale_above(absmax_bits(x, 0).view(torch.float32).squeeze(0), cast)
+    return scale_above(absmax_bits(x, axes).view(torch.float32), cast)
+
+
+def scale_above(largest: Tensor, cast: Cast) -> Tensor:
+    """The scale above the blocks of a tensor in which nothing is larger than that (float32)."""
+    reach = FORMATS[cast.format].max * cast.headroom
+    return scale_above_e4m3(largest, reach) if cast.scale == "E4M3" else fill_scale(largest, reach)
+
+
+def as_scale(scale: Tensor | float, x: Tensor) -> Tensor:
+    if not isinstance(scale, Tensor):
+        check_tensor_scale(scale)
+    return torch.as_tensor(scale, dtype=torch.float32, device=x.device)
+
+
+def pre_rounded(x: Tensor, cast: Cast | BlockCast) -> Tensor:
+    """x [...] float32 as its blocks are made of it, and as what exceeds their scales is counted."""
+    rounds = cast.pre_round if isinstance(cast, Cast) else cast.operand_pre_round
+    return round_to_bf16_away(x) if rounds else x
+
+
+def check_format(cast: Cast, element: ElementFormat) -> None:
+    """Raise ConfigError for a cast that is not filled, for scales that its format or its rule does not have, for vain
+    random bits.
+    """
+    open_fields = [name for name in ("block_size", "pad", "scale_rule", "rounding", "pre_round") if cast.has(name)]
+    missing = next((name for name in open_fields if getattr(cast, name) is None), None)
+    require(missing is None, f"{missing}: is open; fill the cast with the run's settings first")
+    require(
+        element.scale == "E8M0" or cast.scale == element.scale,
+        f"scale: {cast.format} has {element.scale} scales, not {cast.scale}; for others take format E2M1",
+    )
+    require(
+        is_random(cast) or cast.random_bits == Cast.random_bits,
+        f"random_bits: {cast.rounding} rounding draws none; leave it out",
+    )
+    if cast.scale == "E8M0":
+        bump = CODE_BUMP if cast.format == E4M3.name and not cast.two_dimensional else ""
+        require(
+            cast.scale_rule != CODE_BUMP or bool(bump),
+            f"scale_rule: {CODE_BUMP} is for E4M3 alone, not {cast.format}; take rceil",
+        )
+        require(
+            cast.scale_rule != CODE_BUMP or len(cast.candidates) == 1,
+            f"candidates: a block chooses among them, and {CODE_BUMP} gives each element a scale; leave them out",
+        )
+        if cast.scale_rule != CODE_BUMP:
+            look_up(SCALE_RULES, str(cast.scale_rule), "scale_rule")
+    if cast.format == "NVFP4":
+        check_nvfp4(cast.format, BlockCast(cast.block_size or 0, pad_blocks=bool(cast.pad)))
+
+
+def check_nvfp4(fmt: str, cast: BlockCast) -> None:
     """Raises ConfigError for what NVFP4 does not have."""
+    if fmt != "NVFP4":
+        return
     if cast.block_size != FORMATS["NVFP4"].block_size:
         raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}")
     if cast.pad_blocks:
@@ -232,30 +312,3 @@ def check_tensor_scale(scale: float | None) -> None:
     """Raises ConfigError for a number that float32 does not hold, or that is not positive."""
     if scale is not None and not 2.0**-149 <= scale <= torch.finfo(torch.float32).max:
         raise ConfigError(f"tensor_scale: {scale}; give a number that is positive and finite in float32")
-
-
-def bytes_of(x: Tensor, what: str, dtype: torch.dtype | None) -> Tensor:
-    """x, uint8 or of `dtype`, as uint8; ConfigError for another."""
-    choices = (torch.uint8,) if dtype is None else (torch.uint8, dtype)
-    if x.dtype not in choices:
-        raise ConfigError(f"{what}: {x.dtype}; give {' or '.join(map(str, choices))}")
-    return x.view(torch.uint8)
-
-
-def split_blocks(x: Tensor, block_size: int, axis: int, pad: bool = False) -> Tensor:
-    """x with `axis` (not negative) split into [blocks, block_size].
-
-    Where it does not divide: the last block filled up with zeros, or without `pad` ConfigError.
-    """
-    if block_size < 1 or (x.shape[axis] % block_size and not pad):
-        raise ConfigError(f"block_size: {block_size} does not divide axis {axis} of shape {list(x.shape)}")
-    missing = -x.shape[axis] % block_size
-    if missing:
-        x = F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, missing])
-    return x.unflatten(axis, (-1, block_size))
-
-
-def join_blocks(blocks: Tensor, axis: int, size: int) -> Tensor:
-    """The inverse: [.., blocks, block_size, ..] with `axis` as long as it was, without zeros that filled it up."""
-    joined = blocks.flatten(axis, axis + 1)
-    return joined if joined.shape[axis] == size else joined.narrow(axis, 0, size)

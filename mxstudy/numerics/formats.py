@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from mxstudy.config.casts import TRANSFORMS, Cast, Gemms
 from mxstudy.reader import ConfigError, suggest
 
 Row = TypeVar("Row")
@@ -95,7 +96,36 @@ def _half_away(x: Tensor) -> Tensor:
     return torch.trunc(x + torch.copysign(torch.full_like(x, BELOW_HALF), x))
 
 
-ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {"even": torch.round, "away": _half_away}
+def _stochastic(x: Tensor, u: Tensor) -> Tensor:
+    """Round the magnitude up where u, uniform in [0, 1), is below its fraction: x in the mean."""
+    magnitude = x.abs()
+    whole = magnitude.floor()
+    return torch.copysign(torch.where(u < magnitude - whole, whole + 1, whole), x)
+
+
+class Rounding(NamedTuple):
+    """`apply` maps float32, in steps of the grid, to whole steps; one that `draws` takes uniform numbers as well."""
+
+    apply: Callable[..., Tensor]
+    draws: bool = False
+
+
+ROUNDINGS = {
+    "even": Rounding(torch.round),
+    "away": Rounding(_half_away),
+    "stochastic": Rounding(_stochastic, draws=True),
+}
+
+
+def is_random(cast: Cast) -> bool:
+    """Whether the cast's rounding takes random numbers, as its row of ROUNDINGS says."""
+    return look_up(ROUNDINGS, str(cast.rounding), "rounding").draws
+
+
+def any_random(gemms: Gemms) -> bool:
+    """Whether those GEMMs, which are filled, take random numbers: for a rounding, or for signs."""
+    transforms = (getattr(gemms, name) for name in TRANSFORMS)
+    return any(is_random(cast) for _, cast in gemms.casts()) or any(t.is_random for t in transforms if t)
 
 
 def look_up_mx(name: str) -> ElementFormat:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.formats import ROUNDINGS, ElementFormat, look_up
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, require
 
 EXPONENT_MASK = 0x7F800000  # of FP32; also the bits of infinity
 MAGNITUDE_MASK = 0x7FFFFFFF
@@ -25,13 +25,19 @@ def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def round_to_grid(x: Tensor, fmt: ElementFormat, rounding: str) -> Tensor:
-    """x (fp32) to the nearest value of the format, saturating; NaN stays NaN."""
+def round_to_grid(x: Tensor, fmt: ElementFormat, rounding: str, u: Tensor | None = None) -> Tensor:
+    """Round x (float32) to a value of the format, saturating; NaN stays NaN.
+
+    `u`: float32 numbers of x's shape, uniform in [0, 1), for a rounding that draws.
+    """
     x = x.clamp(-fmt.max, fmt.max)
     binade = (x.view(torch.int32) & EXPONENT_MASK).view(torch.float32)  # 2^floor(log2 |x|), 0 for an FP32 subnormal
     step_bits = (binade.clamp_min(2.0**fmt.emin) * 2.0**-fmt.mantissa_bits).view(torch.int32)
     inverse_step = ((254 << MANTISSA_BITS) - step_bits).view(torch.float32)
-    return look_up(ROUNDINGS, rounding, "rounding")(x * inverse_step) * step_bits.view(torch.float32)
+    apply, draws = look_up(ROUNDINGS, rounding, "rounding")
+    require(not draws or u is not None, f"rounding: {rounding} draws random numbers; give them")
+    steps = apply(x * inverse_step, u) if draws else apply(x * inverse_step)
+    return steps * step_bits.view(torch.float32)
 
 
 def round_to_bf16_away(x: Tensor) -> Tensor:

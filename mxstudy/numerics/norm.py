@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
 from mxstudy.numerics.constant import constant
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.matmul import Gemms, dgrad_gemm, forward_gemm, wgrad_gemm
+from mxstudy.numerics.matmul import Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.reader import ConfigError, require
 
 
@@ -119,8 +120,7 @@ def norm_linear(
     rms: Callable[[Tensor], Tensor],
     bound: float,
     fold_gain: bool,
-    gemms: Gemms,
-    cast: BlockCast,
+    linear: Linear,
     centers: bool = False,
     rounded: bool = False,
     dtype: torch.dtype | None = None,
@@ -134,14 +134,26 @@ def norm_linear(
     folded gain.
     """
     require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; one of them has to go")
+    check_source(linear.gemms, fold_gain)
     stacked = weight.ndim - 2
     x_TI = x.flatten(stacked, -2)
     with torch.no_grad():
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
-    settings = (bound, fold_gain, rounded, gemms, cast, dtype or x.dtype)
-    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, *settings)
+    keys, places = linear.random or (None, None)
+    settings = (bound, fold_gain, rounded, linear.gemms, linear.native, dtype or x.dtype)
+    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, keys, places, *settings)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
+
+
+def check_source(gemms: Gemms, fold_gain: bool) -> None:
+    """Raise ConfigError where dgrad would read a forward weight that has the gain in it, which dgain is not made of."""
+    takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
+    require(
+        not (fold_gain and takes_forward),
+        "dgrad_w.source: the forward's weight has the norm's gain folded into it, and the gain's gradient needs dgrad "
+        "without; take source: high_precision, or a norm that does not fold",
+    )
 
 
 class _NormLinear(torch.autograd.Function):
@@ -156,34 +168,41 @@ class _NormLinear(torch.autograd.Function):
         gain_I: Tensor,
         bias_I: Tensor | None,
         weight_OI: Tensor,
+        keys: Tensor | None,
+        places: Tensor | None,
         bound: float,
         fold_gain: bool,
         rounded: bool,
         gemms: Gemms,
-        cast: BlockCast,
+        native: bool,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI)
-        ctx.fold_gain, ctx.rounded, ctx.gemms, ctx.cast = fold_gain, rounded, gemms, cast
+        ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places)
+        ctx.settings = bound, fold_gain, rounded, gemms, native
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
         y_TI, weight, bound_of_y = forward_sources(xbar_TI, gain_I, bias_I, weight_OI, bound, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
-        return forward_gemm(y_TI, weight, gemms, cast, dtype, bound_of_y)
+        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, native), dtype, bound_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI = ctx.saved_tensors
+        x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places = ctx.saved_tensors
+        bound, fold_gain, rounded, gemms, native = ctx.settings
+        linear = linear_of(gemms, keys, places, native)
         gain, xbar = to_dtype(gain_I, torch.float32), normalize(center(x_TI, mean_T1), rms_T1)
-        dy = to_dtype(dgrad_gemm(dh_TO, weight_OI, ctx.gemms, ctx.cast), torch.float32)  # of xbar * gain, folded or not
-        if ctx.fold_gain:
-            dweight = to_dtype(wgrad_gemm(dh_TO, xbar, ctx.gemms, ctx.cast), torch.float32) * gain
-        else:
-            y_TI = affine(xbar, gain, bias_I)
-            y_TI = to_dtype(y_TI, x_TI.dtype) if ctx.rounded else y_TI
-            dweight = wgrad_gemm(dh_TO, y_TI, ctx.gemms, ctx.cast)
-        dx, dgain, dbias = norm_backward(dy, xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None)
+        y_TI = xbar if fold_gain else affine(xbar, gain, bias_I)
+        y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
+        weight, bound_of_y = weight_OI, None
+        if gemms.reads_forward:
+            _, weight, bound_of_y = forward_sources(xbar, gain_I, bias_I, weight_OI, bound, fold_gain)
+        dy = dgrad_gemm(dh_TO, weight_OI, linear, y_TI, weight, bound_of_y)  # of xbar * gain, folded or not
+        dweight = wgrad_gemm(dh_TO, y_TI, linear, weight, bound_of_y)
+        dweight = to_dtype(dweight, torch.float32) * gain if fold_gain else dweight
+        dx, dgain, dbias = norm_backward(
+            to_dtype(dy, torch.float32), xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None
+        )
         dx, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, None, dgain, dbias, dweight, None, None, None, None, None, None
+        return dx, None, None, dgain, dbias, dweight, *(None,) * 8
 
 
 def norm_backward(

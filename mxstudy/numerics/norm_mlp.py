@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.formats import FORMATS, SCALE_RULES
+from mxstudy.config.casts import BlockCast, Gemms
+from mxstudy.numerics.block_operands import PLAIN, settings_of
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels import (
     RowNorm,
@@ -29,9 +29,8 @@ from mxstudy.numerics.kernels import (
     product,
 )
 from mxstudy.numerics.kernels.cast import cast_both_with
-from mxstudy.numerics.kernels.operands import BLOCK_SIZES, Held, operand
+from mxstudy.numerics.kernels.operands import Held, operand
 from mxstudy.numerics.kernels.operands import settings as kernel_settings
-from mxstudy.numerics.matmul import Gemms
 from mxstudy.numerics.norm import center, norm_backward, normalize
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -57,12 +56,18 @@ class NormMLP:
     bias_dtype: torch.dtype = FP32
 
 
-def has_kernels(gemms: Gemms, cast: BlockCast) -> bool:
-    """Whether operands of these formats are what the kernels make; where nothing is quantised they save nothing."""
-    formats = {fmt for pair in gemms.operands for fmt in pair if fmt}
-    emulated = gemms.scaling == "block" and not gemms.native
-    blocks = cast.block_size in BLOCK_SIZES and cast.scale_rule in SCALE_RULES and not cast.pad_blocks
-    return emulated and blocks and bool(formats) and all(FORMATS[fmt].scale == "E8M0" for fmt in formats)
+def why_not(gemms: Gemms, cast: BlockCast) -> str | None:
+    """Return what of those operands the kernels do not make; None where they make all of them.
+
+    Every operand has the run's settings, for its kernel makes two at once. Where nothing is quantised kernels save
+    nothing, which is a reason as well.
+    """
+    if reason := PLAIN.why_not(gemms):
+        return reason
+    for name, one in gemms.casts():
+        if settings_of(one) != cast:
+            return f"{name}: its recipe fixes what the run's settings leave open"
+    return None if any(gemms.casts()) else "nothing is quantised"
 
 
 def norm_mlp(
@@ -85,23 +90,23 @@ def norm_mlp(
 
 def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
     """The operands of a weight [..., out, in] as it is now; whoever changes it has to cast it anew (`recast`)."""
-    how = kernel_settings(weight.shape, gemms.forward_w, gemms.dgrad_w, cast)
+    how = kernel_settings(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     forward, dgrad = cast_both_with(weight.detach(), how)
     return Held(forward.requires_grad_(), dgrad, how)
 
 
 @torch.no_grad()
 def recast(weight: Tensor, held: Held) -> None:
-    for old, new in zip(held[:2], cast_both_with(weight, held.settings), strict=True):
+    for old, new in zip(held[:2], cast_both_with(weight, held.casts), strict=True):
         old.copy_(new)
 
 
 def weight_operands(weight: Tensor, gain: Tensor | None, gemms: Gemms, cast: BlockCast) -> tuple[Tensor, Tensor]:
     """Of the forward, which takes up the gain where there is one, and of dgrad."""
     if gain is None:
-        return cast_both(weight, gemms.forward_w, gemms.dgrad_w, cast)
+        return cast_both(weight, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     folded = to_dtype(weight, FP32) * to_dtype(gain, FP32)
-    return operand(folded, gemms.forward_w, -1, cast), operand(weight, gemms.dgrad_w, -2, cast)
+    return operand(folded, gemms.format("forward_w"), -1, cast), operand(weight, gemms.format("dgrad_w"), -2, cast)
 
 
 class _NormMLP(torch.autograd.Function):
@@ -121,9 +126,9 @@ class _NormMLP(torch.autograd.Function):
         ctx.dtypes = up.dtype, down.dtype
         mean = rms = None
         if s.norm is None:
-            y, y_wgrad = cast_both(x, s.up.forward_x, s.up.wgrad_x, s.cast)
+            y, y_wgrad = cast_both(x, s.up.format("forward_x"), s.up.format("wgrad_x"), s.cast)
         else:
-            own_gain, formats = None if s.fold_gain else gain, (s.up.forward_x, s.up.wgrad_x)
+            own_gain, formats = None if s.fold_gain else gain, (s.up.format("forward_x"), s.up.format("wgrad_x"))
             y, y_wgrad, _, mean, rms = norm_cast_both(
                 x, own_gain, s.norm, *formats, s.cast, bias=bias, round_output=s.round_norm
             )
@@ -131,7 +136,13 @@ class _NormMLP(torch.autograd.Function):
             up, up_dgrad = weight_operands(up, gain if s.fold_gain else None, s.up, s.cast)
         h = product(y, up.mT)
         z, z_wgrad = activation_cast_both(
-            h, s.activation, s.down.forward_x, s.down.wgrad_x, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
+            h,
+            s.activation,
+            s.down.format("forward_x"),
+            s.down.format("wgrad_x"),
+            s.cast,
+            gate_dtype=s.gate_dtype,
+            dtype=s.dtype,
         )
         if down_dgrad is None:
             down, down_dgrad = weight_operands(down, None, s.down, s.cast)
@@ -146,10 +157,18 @@ class _NormMLP(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rms, gain, bias, y_wgrad, up_dgrad, h, z_wgrad, down_dgrad, b = ctx.saved_tensors
         s: NormMLP = ctx.settings
-        do_dgrad, do_wgrad = cast_both(to_dtype(dout, BF16), s.down.dgrad_dh, s.down.wgrad_dh, s.cast)
+        formats = s.down.format("dgrad_dh"), s.down.format("wgrad_dh")
+        do_dgrad, do_wgrad = cast_both(to_dtype(dout, BF16), *formats, s.cast)
         ddown, dz = linear_gradients(do_wgrad, z_wgrad, do_dgrad, down_dgrad)
         dh_dgrad, dh_wgrad, _ = activation_backward_cast_both(
-            dz, h, s.activation, s.up.dgrad_dh, s.up.wgrad_dh, s.cast, gate_dtype=s.gate_dtype, dtype=s.dtype
+            dz,
+            h,
+            s.activation,
+            s.up.format("dgrad_dh"),
+            s.up.format("wgrad_dh"),
+            s.cast,
+            gate_dtype=s.gate_dtype,
+            dtype=s.dtype,
         )
         dup, dy = linear_gradients(dh_wgrad, y_wgrad, dh_dgrad, up_dgrad)
         dup = to_dtype(dup, FP32) * to_dtype(gain, FP32) if s.fold_gain else dup

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import Quantized, join_blocks, split_blocks
+from mxstudy.numerics.quantized import Quantized
+from mxstudy.numerics.tiles import Tiles
 
 
 def r_squared(got: Tensor, want: Tensor) -> Tensor:
@@ -39,9 +40,9 @@ def overflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
 
 def overflows(quantized: Quantized, x: Tensor) -> Tensor:
     """Of each element of x whether it is beyond max * scale: bool, x's shape."""
-    blocks = split_blocks(x, quantized.block_size, quantized.axis, pad=True)
-    limit = quantized.format.max * quantized.scale_values.unsqueeze(quantized.axis + 1)
-    return join_blocks(blocks.float().abs() > limit, quantized.axis, x.shape[quantized.axis])
+    tiles = Tiles(x.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
+    limit = quantized.format.max * tiles.spread(quantized.scale_values)
+    return tiles.join(tiles.split(x, pad=True).float().abs() > limit)
 
 
 def max_fraction(quantized: Quantized) -> Tensor:

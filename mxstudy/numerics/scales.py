@@ -65,12 +65,12 @@ def divide_by_scales(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def divide(x: Tensor, constant: float) -> Tensor:
-    """x (fp32) over 6, 448, 2688 or 57344, rounded once.
+    """x (fp32) over a constant: the product in float64 with its reciprocal, which is what GPUs make of a quotient.
 
-    GPUs multiply with the reciprocal of a constant; in float64 that rounds to the right float32, for no such quotient
-    lies closer than 2^-30, relative, to the middle between two.
+    For 6, 448, 2688 and 57344 it is the quotient, rounded once: none lies closer than 2^-30, relative, to the middle
+    between two float32 numbers. Of 16/17 of those 2 % would lie in the middle, and a quotient would be the device's.
     """
-    return (x.to(torch.float64) / constant).to(torch.float32)
+    return (x.to(torch.float64) * (1 / constant)).to(torch.float32)
 
 
 def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> Tensor:
@@ -79,15 +79,35 @@ def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> 
     return torch.where(absmax < torch.inf, scale, torch.nan)
 
 
-def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
-    """The FP32 scale under which the largest block's E4M3 scale is E4M3's max.
+def scale_above_e4m3(absmax: Tensor, largest: float) -> Tensor:
+    """The FP32 scale under which the largest block's E4M3 scale is E4M3's max; `largest`: what its elements reach.
 
     At least 2^-120: the reciprocal of its product with any block's scale is finite.
     """
-    return fill_scale(absmax, FORMATS["NVFP4"].max * E4M3.max, MIN_NORMAL / 2.0**E4M3.emin)
+    return fill_scale(absmax, largest * E4M3.max, MIN_NORMAL / 2.0**E4M3.emin)
 
 
-def nvfp4_block_scales(absmax: Tensor, tensor_scale: Tensor) -> Tensor:
-    """Block absmax / 6 / tensor scale on the E4M3 grid, fp32, no subnormals; NaN where it is not finite."""
-    scale = (divide(absmax, FORMATS["NVFP4"].max) / tensor_scale).clamp_min(2.0**E4M3.emin)
+def e4m3_block_scales(absmax: Tensor, outer: Tensor, largest: float) -> Tensor:
+    """Block absmax / largest / outer scale on the E4M3 grid, fp32, no subnormals; NaN where it is not finite."""
+    scale = (divide(absmax, largest) / outer).clamp_min(2.0**E4M3.emin)
     return torch.where(absmax < torch.inf, round_to_grid(scale, E4M3, "even"), torch.nan)
+
+
+def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
+    return scale_above_e4m3(absmax, FORMATS["NVFP4"].max)
+
+
+# ------------------------------------------------------------------------------------------------- sums in one order
+
+
+def pairwise_sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Sum over axis after axis by halves, first half plus second: equal bits on every device; axes kept as 1.
+
+    Of an odd length the last number waits for the next round.
+    """
+    for axis in axes:
+        while (size := x.shape[axis]) > 1:
+            half = size // 2
+            first, second, rest = x.split([half, half, size % 2], axis)
+            x = torch.cat([first + second, rest], axis) if size % 2 else first + second
+    return x

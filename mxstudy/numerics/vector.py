@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.config.casts import Cast
+from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.grid import round_to_bf16, round_to_bf16_away, to_dtype
-from mxstudy.numerics.matmul import replica_scale
+from mxstudy.numerics.matmul import quantized_operand
 from mxstudy.reader import require
 
 Gain = Literal["fp32", "bf16", "mx"]
 
 
-def round_gain(gain: Tensor, precision: Gain, fmt: str | None, cast: BlockCast) -> Tensor:
+def round_gain(gain: Tensor, precision: Gain, cast: Cast | None, away: bool = False) -> Tensor:
     """gain [..., in] float32 as the norm multiplies it, float32; its gradient passes unrounded (straight-through).
 
-    bf16: ties as the cast's operands have them. mx: in blocks along the features, of the element format `fmt`, as the
-    text of the instability paper has it (section 5.1). Raises ConfigError for mx without a format.
+    bf16: ties to even, or `away` from zero. mx: in blocks along the features, as the operand of this cast, which the
+    text of the instability paper has (section 5.1). Raises ConfigError for mx without a cast, or one without blocks.
     """
-    return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, fmt, cast)
+    return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, cast, away)
+
+
+def along_vector(cast: Cast | None) -> Cast:
+    """The cast of a matrix as that of a vector. Raises ConfigError for what a gain cannot be cast by."""
+    require(cast is not None, "gain: mx takes its format from the linear's forward, where nothing is quantised")
+    assert cast is not None
+    require(cast.scale != "none", "gain: mx is in blocks, and the forward has one scale a tensor; take fp32 or bf16")
+    require(not is_random(cast), "gain: mx would be rounded at random with the forward; take fp32 or bf16")
+    outer = cast.outer_scale if cast.outer_scale == "none" else "tensor"
+    return replace(cast, two_dimensional=False, outer_scale=outer, mask_clipped=False)
 
 
 class _RoundedGain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gain: Tensor, precision: Gain, fmt: str | None, cast: BlockCast) -> Tensor:
+    def forward(ctx: Any, gain: Tensor, precision: Gain, cast: Cast | None, away: bool) -> Tensor:
         if precision == "mx":
-            require(fmt is not None, "gain: mx takes its format from the linear's forward, where nothing is quantised")
-            return block_cast(gain, str(fmt), -1, cast, replica_scale(gain, str(fmt), cast)).dequantize()
-        return round_to_bf16_away(gain) if cast.operand_pre_round else round_to_bf16(gain)
+            return quantized_operand(gain, along_vector(cast), -1).dequantize()
+        return round_to_bf16_away(gain) if away else round_to_bf16(gain)
 
     @staticmethod
     def backward(ctx: Any, dgain: Tensor) -> tuple[Tensor, None, None, None]:

@@ -16,6 +16,7 @@ from mxstudy.probes.saturation import Saturation
 from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.probes.weights import Weights
+from mxstudy.reader import require
 
 # Every field of config.Probes but `spikes`: that one looks at the steps of a run, and not into them.
 PROBES: dict[str, Callable[[Any], Probe]] = {
@@ -31,8 +32,10 @@ PROBES: dict[str, Callable[[Any], Probe]] = {
 
 
 def build_probes(probes: config.Probes) -> list[Probe]:
-    """Those that are on, and the ring of features where a spike would call for it."""
-    settings = {name: getattr(probes, name) for name in PROBES}
+    """Those that are on, and the ring of features where a spike would call for it; each needs a row in PROBES."""
+    settings = {name: each for name, each in vars(probes).items() if name != "spikes"}
+    for name in settings:
+        require(name in PROBES, f"probe.{name}: has no row in PROBES (mxstudy/probes/build.py); add one")
     built = [PROBES[name](each) for name, each in settings.items() if each.every_steps]
     outliers = probes.outlier_features
     has_ring = probes.spikes.every_steps and outliers.every_steps and outliers.ring_steps

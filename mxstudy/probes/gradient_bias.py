@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Decoder
-from mxstudy.numerics.matmul import Gemms
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.shadow import shadow_gradients, whole_blocks
 

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.config.casts import Cast
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
-from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
-from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.numerics.cast import pre_rounded
+from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.matmul import NVFP4, nvfp4_row_scales, tensor_cast
+from mxstudy.numerics.matmul import Linear, quantized_operand
 from mxstudy.numerics.quality import max_fraction, overflow_fraction, sqnr_db, underflow_fraction
+from mxstudy.numerics.quantized import Quantized
+from mxstudy.numerics.tiles import Tiles
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.shadow import Sources, capture_linears, sources, whole_blocks
 
@@ -59,12 +63,11 @@ class Saturation:
         measured: dict[str, Tensor] = {}
         values: Values = {}
         for name, capture in captured.items():
-            gemms, cast = capture.linear.gemms, capture.linear.cast
             for operand, quantized, x in quantized_operands(capture.linear, sources(capture)):
-                key = f"{name}/{operand}"
+                key, cast = f"{name}/{operand}", getattr(capture.linear.gemms, operand)
                 quantities = quality(quantized, x, cast) | scale_exponents(quantized)
                 measured |= {f"{key}/{quantity}": value for quantity, value in quantities.items()}
-                gaussian = gaussian_quality(getattr(gemms, operand), gemms.scaling, cast)
+                gaussian = gaussian_quality(cast)
                 values |= {f"{key}/{quantity}_gaussian": value for quantity, value in gaussian.items()}
         if measured:
             values |= dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
@@ -72,30 +75,22 @@ class Saturation:
 
 
 def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Quantized, Tensor]]:
-    """Every operand that the linear quantises: its name, the bits that its GEMM multiplies, and what they stand for."""
+    """Every operand that the linear quantises: its name, the bits that its GEMM multiplies, and what they stand for.
+
+    What a transform rotates is measured as the cast meets it.
+    """
+    arithmetic = Linear(linear.gemms, linear.random)
     for operand, (source, axis) in OPERANDS.items():
-        fmt, x = getattr(linear.gemms, operand), getattr(of, source)
-        if fmt is not None:
-            is_row_scaled, cast = (operand, fmt) == ("forward_x", NVFP4), linear.cast
-            tensor_scale = nvfp4_row_scales(x, of.bound, cast) if is_row_scaled else None
-            yield operand, quantized_as(x, fmt, axis, linear.gemms.scaling, cast, tensor_scale), x
+        cast: Cast | None = getattr(linear.gemms, operand)
+        if cast is not None:
+            x = arithmetic.rotated(getattr(of, source), operand.partition("_")[0], axis - 2)
+            bound = of.bound if operand == "forward_x" else None
+            yield operand, quantized_operand(x, cast, axis - 2, arithmetic.draws(operand), bound), x
 
 
-def quantized_as(
-    x: Tensor, fmt: str, axis: int, scaling: str, cast: BlockCast, tensor_scale: Tensor | None = None
-) -> Quantized:
-    """x [rows, columns] in blocks along `axis`, or all of it under one FP32 scale: then a block is a row or column."""
-    if scaling == "block":
-        return block_cast(x, fmt, axis, cast, tensor_scale)
-    element = look_up(FORMATS, fmt, "format")
-    values, scale = tensor_cast(to_dtype(x, torch.float32), element, cast)
-    ones = torch.ones_like(values.narrow(axis, 0, 1))
-    return Quantized(values, ones, element, axis, x.shape[axis], scale)
-
-
-def quality(quantized: Quantized, x: Tensor, cast: BlockCast) -> dict[str, Tensor]:
+def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:
     return {
-        "overflow_fraction": overflow_fraction(quantized, cast.pre_rounded(to_dtype(x, torch.float32))),
+        "overflow_fraction": overflow_fraction(quantized, pre_rounded(to_dtype(x, torch.float32), cast)),
         "max_fraction": max_fraction(quantized),
         "underflow_fraction": underflow_fraction(quantized, x),
         "sqnr_db": sqnr_db(quantized.dequantize(), x),
@@ -105,8 +100,8 @@ def quality(quantized: Quantized, x: Tensor, cast: BlockCast) -> dict[str, Tenso
 def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
     """floor(log2) of the scales of blocks that are not all zero, float64; not finite where all are, or one is NaN."""
     scales = quantized.scale_values
-    blocks = split_blocks(quantized.values, quantized.block_size, quantized.axis, pad=True)
-    counts = (blocks != 0).any(quantized.axis + 1)
+    tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
+    counts = tiles.squeeze((tiles.split(quantized.values, pad=True) != 0).any(tiles.inner, keepdim=True))
     exponents = torch.frexp(scales).exponent.double() - 1
     exponents = torch.where(scales.isnan(), torch.nan, exponents)
     return {
@@ -117,7 +112,8 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 
 
 @functools.cache
-def gaussian_quality(fmt: str, scaling: str, cast: BlockCast) -> dict[str, float]:
-    """`quality` of a million numbers of N(0, 1), on the CPU, the same in every run."""
+def gaussian_quality(cast: Cast) -> dict[str, float]:
+    """`quality` of a million numbers of N(0, 1), on the CPU, the same in every run; rounded to even, not at random."""
     x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
-    return {name: value.item() for name, value in quality(quantized_as(x, fmt, 1, scaling, cast), x, cast).items()}
+    cast = replace(cast, rounding="even", random_bits=24) if is_random(cast) else cast
+    return {name: value.item() for name, value in quality(quantized_operand(x, cast, -1), x, cast).items()}

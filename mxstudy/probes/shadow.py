@@ -7,7 +7,6 @@ weights are those with which the next step begins; two passes of one measurement
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Block, Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.numerics.matmul import Gemms
+from mxstudy.model.precision import token_block
 from mxstudy.numerics.norm import forward_sources
 from mxstudy.probes.base import Sequence
 from mxstudy.reader import require
@@ -57,9 +57,7 @@ def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
     Training cuts a whole micro-batch into blocks, and so may have sequences that no block divides. What is dropped here
     comes last, and no earlier token sees it. Raises ConfigError where a sequence is shorter than a block.
     """
-    gemms = [(linear.gemms, linear.cast.block_size) for linear in linears_of(model).values()]
-    sizes = {size for g, size in gemms if g.scaling == "block" and (g.wgrad_dh or g.wgrad_x)}
-    block_size, length = math.lcm(*sizes), sequence[0].shape[1]
+    block_size, length = token_block(model), sequence[0].shape[1]
     require(
         length >= block_size,
         f"train.sequence_length: {length} tokens are less than a block of {block_size}, and the probes saturation and "
@@ -85,7 +83,7 @@ def shadow_gradients(
 
 def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str, Captured]:
     """What goes through every linear that quantises an operand, by its name, with gradients of a mean over `tokens`."""
-    linears = {name: m for name, m in linears_of(model).items() if any(map(any, m.gemms.operands))}
+    linears = {name: m for name, m in linears_of(model).items() if any(m.gemms.casts())}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     with borrowed(model):
         with ExitStack() as hooks:  # off before the backward, in which a checkpointed block runs again

@@ -34,6 +34,7 @@ from mxstudy.results.stacks import replica_metrics, replica_probe, replica_rows
 from mxstudy.results.tables import read_benchmark
 from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
+from mxstudy.tracking.arms import different_backends as different_backends
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs
@@ -141,6 +142,7 @@ def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
         "step": status.step,
         "mlflow_run_id": status.mlflow_run_id,
         "folder": str(folder.path),
+        "backend": folder.backend(),
         **{key: about.get(key) for key in ("commit", "dirty", "torch", "gpu", "command")},
         **{f"choice.{group}": choice for group, choice in about.get("choices", {}).items()},
         **{f"config.{key}": value for key, value in config.items()},

@@ -17,7 +17,7 @@ from mxstudy.data.distributions import DISTRIBUTIONS, gaussian, with_outliers
 from mxstudy.model.norm import MXNorm, Norm, RMSNorm
 from mxstudy.model.seeds import generator_of
 from mxstudy.numerics import BlockCast
-from mxstudy.numerics.cast import block_cast
+from mxstudy.numerics.cast import block_cast, pre_rounded
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES
 from mxstudy.numerics.norm import norm_cast, normalize, rms_coefficient
 from mxstudy.numerics.quality import (
@@ -212,7 +212,8 @@ def quality(config: Approximation) -> Iterator[Row]:
 
 def casts(config: Approximation) -> list[tuple[str, BlockCast]]:
     found = []
-    for fmt, rule, rounding, pre_round in itertools.product(FORMATS, SCALE_RULES, ROUNDINGS, (False, True)):
+    roundings = [name for name, rounding in ROUNDINGS.items() if not rounding.draws]
+    for fmt, rule, rounding, pre_round in itertools.product(FORMATS, SCALE_RULES, roundings, (False, True)):
         if FORMATS[fmt].scale == "E8M0":
             found.append((fmt, BlockCast(config.block_size, rule, rounding, pre_round)))
         elif rule == BlockCast.scale_rule:
@@ -226,7 +227,7 @@ def graded(x: Tensor, fmt: str, cast: BlockCast) -> dict[str, float]:
     return {
         "gain": quantisation_gain(decoded, x).item(),
         "sqnr_db": sqnr_db(decoded, x).item(),
-        "overflow": overflow_fraction(quantised, cast.pre_rounded(x)).item(),
+        "overflow": overflow_fraction(quantised, pre_rounded(x, cast)).item(),
         "at_max": max_fraction(quantised).item(),
         "underflow": underflow_fraction(quantised, x).item(),
     }

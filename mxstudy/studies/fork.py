@@ -17,8 +17,8 @@ from mxstudy.probes.outcomes import outcome_of
 from mxstudy.reader import plain
 from mxstudy.studies.checks.fork import parent_of
 from mxstudy.studies.ending import end_mirrored
-from mxstudy.studies.summary import short
 from mxstudy.studies.tables import markdown, show
+from mxstudy.tracking.arms import short
 from mxstudy.tracking.columns import read_columns
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Journal

@@ -14,7 +14,9 @@ from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
+from mxstudy.model.backends import backends_of
 from mxstudy.studies.ending import end_mirrored
+from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, read_journal
 from mxstudy.tracking.mlflow import add_rows
@@ -40,12 +42,31 @@ def identity_of(config: OfCheckpoint, **asked: Any) -> tuple[str, dict[str, Any]
     return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
 
 
+# The backends of what `check_model` has built.
+_built: dict[str, str | None] = {}
+
+
 def check_model(config: OfCheckpoint) -> Trained:
     """The checkpoint that there is, and that norm, precision and as many devices can be had; else ConfigError."""
     device, trained = resolve_device(config.device, "device"), described(config)[1]
-    checkpoints.build(trained, device)
+    model = checkpoints.build(trained, device)
+    _built[built_key(config)] = all_backends(backends_of(model).values())
     devices_of(device, config.processes)
     return trained
+
+
+def backend(config: OfCheckpoint) -> str | None:
+    """Return the backends of the model's blocks, where and as it is asked. Raises ConfigError as `check_model`."""
+    key = built_key(config)
+    if key not in _built:
+        check_model(config)
+    return _built[key]
+
+
+def built_key(config: OfCheckpoint) -> str:
+    """Return what decides the model that is built, and where."""
+    path, device = checkpoints.find(config.checkpoint, Path(config.runs_dir)), resolve_device(config.device, "device")
+    return repr((path, config.norm, config.precision, config.compute, device))
 
 
 @contextmanager

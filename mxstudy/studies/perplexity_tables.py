@@ -12,8 +12,8 @@ import pandas as pd
 from mxstudy import results
 from mxstudy.evaluation.paired import CONFIDENCE, SEED, draw_means
 from mxstudy.studies.evaluate_tables import baseline_arm, named
-from mxstudy.studies.summary import short
 from mxstudy.studies.tables import markdown, show
+from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 

@@ -22,7 +22,7 @@ from mxstudy.data import tokenizer
 from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.precision import describe
 from mxstudy.numerics.ranks import all_of, is_first, on_first_rank, world_size
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
@@ -36,7 +36,7 @@ from mxstudy.studies.summary import summarize as summarize
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
-from mxstudy.train.loop import Run, train
+from mxstudy.train.loop import Run, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import joined
@@ -70,13 +70,14 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             materialize_state(optimizer)
         tensors = partial(state_tensors, model, optimizer)
         start = checkpoints.load(latest, tensors()) if latest else 0
-        rows = apply_precision(model, config.precision, start, config.train.compute, device)
-        report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{describe(model, rows)}")
+        plan = set_precision(model, config, start, device)
+        described = describe(model, plan["precision"])
+        report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{described}")
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
         batches.validation(config.validation.sequences)  # too many are refused now, not after the training
         probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe begins a new peak
         about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
-        about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation"), "precision": rows}
+        about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation")} | plan
         with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
             recorder.record({"step": start} | about)
             spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mxstudy.config import StudentTeacher
+from mxstudy.model.backends import backends_of
 from mxstudy.model.precision import describe
 from mxstudy.reader import plain
 from mxstudy.studies.ending import end_told
@@ -22,6 +23,7 @@ from mxstudy.studies.student_teacher_tables import show_arms
 from mxstudy.studies.student_teacher_tables import summarize as summarize
 from mxstudy.tracking.columns import NAMES, ROWS, Columns
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Row
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.loop import is_due
 from mxstudy.train.progress import Progress
@@ -46,19 +48,23 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
         checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
         latest = checkpoints.latest()
         start = checkpoints.load(latest, tensors()) if latest else 0
-        rows, replicas = stack.set_precision(start), len(config.replicas)
+        plan, replicas = plan_of(stack, start), len(config.replicas)
         parameters = sum(p.numel() for p in stack.model.parameters()) // replicas
-        print(
-            f"{replicas} replicas of {parameters:,} parameters on {device}\n{describe(stack.model, rows)}", flush=True
-        )
+        described = describe(stack.model, plan["precision"])
+        print(f"{replicas} replicas of {parameters:,} parameters on {device}\n{described}", flush=True)
         with Leave() as leave, StackRecorder(config, folder, label, start, checkpoints, tensors) as recorder:
-            recorder.record({"step": start, "precision": rows, "parameters": parameters})
+            recorder.record({"step": start, "parameters": parameters} | plan)
             state = train(StackProbes(config.probe, stack, twin), start, recorder, leave)
             why = f"none of {replicas} replicas is finite" if state == "diverged" else None
             end_told(recorder, folder, state, why, leave)
         if state != "preempted":
             show_arms({label: folder})
     return state
+
+
+def plan_of(stack: Stack, step: int) -> Row:
+    """Set casts and backends to those of this step; returns recipe by linear and backend by block, for the journal."""
+    return {"precision": stack.set_precision(step), "backends": backends_of(stack.model)}
 
 
 def named_state(stack: Stack, twin: Stack | None) -> dict[str, torch.Tensor]:
@@ -83,7 +89,7 @@ def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave
     step, steps, starts = start, config.train.steps, [row.from_step for row in config.precision.schedule]
     while step < steps:
         if step in starts and step > start:
-            recorder.record({"step": step, "precision": stack.set_precision(step)})
+            recorder.record({"step": step} | plan_of(stack, step))
         for row in probes.measure(step):
             recorder.record(row)
         first, stop, began_s = step, next_stop(config, step), time.perf_counter()

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from mxstudy import results
-from mxstudy.studies.summary import short
 from mxstudy.studies.tables import markdown, show
+from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from mxstudy import results
 from mxstudy.studies.tables import LEFT, grid
+from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 
@@ -44,11 +44,6 @@ def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
 
 def has_diverged(folder: RunFolder) -> bool:
     return folder.status().state == "diverged"
-
-
-def short(label: str) -> str:
-    """'precision=mxfp8 norm=rmsnorm' as 'mxfp8 rmsnorm': these choices say what they are."""
-    return re.sub(r"(?<!\S)(norm|precision)=", "", label)
 
 
 def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:

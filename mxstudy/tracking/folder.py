@@ -27,6 +27,7 @@ import yaml
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
+from mxstudy.tracking.arms import all_backends
 
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
@@ -137,6 +138,11 @@ class RunFolder:
 
     def provenance(self) -> dict[str, Any]:
         return json.loads((self.path / "provenance.json").read_text())
+
+    def backend(self) -> str | None:
+        """Return the backends that its blocks ran on, each time that it was begun; None where nothing says."""
+        about = self.provenance()
+        return all_backends(part.get("backend") for part in (about, *about.get("resumed", [])))
 
     def status(self) -> Status:
         try:

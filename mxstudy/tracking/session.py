@@ -68,6 +68,8 @@ class Session:
         parent_id = self.folder.status().mlflow_parent_id
         if parent_id and PARENT not in tags and active_run(self.client, parent_id):
             self.client.set_tag(run_id, PARENT, parent_id)
+        if (backend := self.folder.backend()) and tags.get("backend") != backend:  # it went on elsewhere
+            self.client.set_tag(run_id, "backend", backend)
         self.client.set_tag(run_id, "status", "running")
         self.client.update_run(run_id, status="RUNNING")
         self.keep(state="running")

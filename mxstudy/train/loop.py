@@ -18,8 +18,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
+from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
+from mxstudy.model.randomness import move_to
 from mxstudy.numerics.ranks import rank, sum_over_ranks, whole, world_size
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spikes import SpikeWatch
@@ -67,6 +69,7 @@ class Run:
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         for start in self.rows[:: self.micro_batch_size]:
+            move_to(self.model, step, start * self.config.train.sequence_length)
             yield self.to_device(self.batches.train(step, start, start + self.micro_batch_size))
 
     def first_sequence(self, step: int) -> tuple[Tensor, Tensor]:
@@ -80,6 +83,13 @@ class Run:
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch
         return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
+
+
+def set_precision(model: Decoder, run: config.Pretrain, step: int, device: torch.device) -> Row:
+    """Set casts and backends to those of this step; returns recipe by linear and backend by block, for the journal."""
+    where = run.train.compute, device
+    rows = apply_precision(model, run.precision, step, *where, (run.seed,), run.train.compile)
+    return {"precision": rows, "backends": backends_of(model)}
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -118,8 +128,7 @@ def train(run: Run, start: int, leave: Leave) -> str:
     steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
     for step in range(start, steps):
         if step in starts and step > start:
-            rows = apply_precision(run.model, run.config.precision, step, run.config.train.compute, run.device)
-            run.recorder.record({"step": step, "precision": rows})
+            run.recorder.record({"step": step} | set_precision(run.model, run.config, step, run.device))
         began_s = time.perf_counter()
         view = observed_step(run, step)
         run.recorder.record(step_row(run, view, time.perf_counter() - began_s))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.data.gaussian import label_noise, student_inputs
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.randomness import move_to
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.model.stacks import stack
 from mxstudy.model.teacher import Rounding, build_teacher
@@ -47,7 +48,7 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
     model = ResidualMLP(
         run.model,
         run.norm,
-        block_cast(run.precision),
+        run.precision.settings,
         DTYPES[run.train.compute],
         gain=student.gain,
         vector_ops=student.vector_ops,
@@ -60,13 +61,15 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
 
 def quantized(run: config.StudentTeacher) -> Rounding | None:
     """How the run's teacher is, None if it is not."""
-    return Rounding(block_cast(run.precision), DTYPES[run.train.compute]) if run.teacher.quantized else None
+    return Rounding(run.precision.settings, DTYPES[run.train.compute]) if run.teacher.quantized else None
 
 
 def apply_run_precision(
     model: ResidualMLP, run: config.StudentTeacher, step: int, device: torch.device
 ) -> dict[str, str]:
-    return apply_precision(model, run.precision, step, run.train.compute, device)
+    """Set the student's casts, and where they draw; its teacher's draw by the data seed."""
+    seeds = [seed for seed, _ in run.replicas]
+    return apply_precision(model, run.precision, step, run.train.compute, device, seeds)
 
 
 class Stack:
@@ -112,7 +115,8 @@ class Stack:
         """As the schedule has it at `step`; {linear: row of PRECISIONS}."""
         self.graph = None
         if self.taught_as.teacher.quantized:
-            apply_run_precision(self.teacher.mlp, self.taught_as, step, self.device)
+            by = self.taught_as
+            apply_precision(self.teacher.mlp, by.precision, step, by.train.compute, self.device, (by.data_seed,))
         rows = apply_run_precision(self.model, self.config, step, self.device)
         if self.device.type == "cuda":
             self.use_kernels()
@@ -120,8 +124,8 @@ class Stack:
 
     def use_kernels(self) -> None:
         """Where there are some; what stands for a weight then is the operand that the optimizer has cast."""
-        self.teacher.mlp.join()
-        self.model.join()
+        if self.config.precision.backend != "reference":
+            self.teacher.mlp.join()
         held = self.model.hold()
         self.optimizer.held = [held.get(p) for p in self.parameters]
         self.leaves = [held[p].forward if p in held else p for p in self.parameters]
@@ -135,6 +139,7 @@ class Stack:
 
     def eager_step(self) -> None:
         each = self.steps()
+        move_to(self.model, self.starts + self.step, 0)
         inputs_TD = [self.draw(step) for step in each]
         with aside(self.device):  # alone, a small stack leaves most of a GPU idle
             target_STD = self.targets(each, inputs_TD)

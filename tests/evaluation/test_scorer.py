@@ -13,7 +13,7 @@ from mxstudy import config
 from mxstudy.evaluation import scorer as module
 from mxstudy.evaluation.scorer import LONGEST_BRANCHES, Request, Row, Scored, Scorer, batches, pack, plan
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import apply_precision, block_cast
+from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(  # with that init attention counts for as much as the embedding
@@ -25,7 +25,7 @@ MAX_LENGTH = 64
 
 def decoder(norm: str = "rmsnorm", row: str = "fp32") -> Decoder:
     precision = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": row}),))
-    model = Decoder(MODEL, NORMS[norm], block_cast(precision), torch.float32)
+    model = Decoder(MODEL, NORMS[norm], precision.settings, torch.float32)
     model.init_weights(0)
     apply_precision(model, precision, 0, "fp32", torch.device("cpu"))
     return model

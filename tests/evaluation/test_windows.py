@@ -10,7 +10,7 @@ from mxstudy import config
 from mxstudy.evaluation.scorer import Request, Scorer
 from mxstudy.evaluation.windows import sliding_windows
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import apply_precision, block_cast
+from mxstudy.model.precision import apply_precision
 
 EOS, WINDOW = 100, 16
 
@@ -48,7 +48,7 @@ def test_every_token_once_and_no_window_longer_than_it_may_be() -> None:
 def decoder() -> Decoder:
     model = config.Decoder(hidden_size=32, ffn_size=64, num_layers=2, num_heads=2, num_kv_heads=1, vocab_size=128)
     precision = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "fp32"}),))
-    built = Decoder(model, config.RMSNorm(), block_cast(precision), torch.float32)
+    built = Decoder(model, config.RMSNorm(), precision.settings, torch.float32)
     built.init_weights(0)
     apply_precision(built, precision, 0, "fp32", torch.device("cpu"))
     return built

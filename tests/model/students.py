@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.model import MXLinear
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.model.stacks import stack
 from mxstudy.numerics import BlockCast
-from mxstudy.numerics.matmul import PRECISIONS
 
 SIZE, TOKENS, LAYERS, EPS = 64, 96, 2, 1e-5
 LAYER_NORM = config.LayerNorm(bias=True)
@@ -24,6 +24,10 @@ NORMS = {
     "mxnorm_p2": config.MXNorm(p=2.0),
 }
 CAST = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
+WITHOUT_RULE = {
+    "fp8_tensor": 32,
+    "nvfp4_forward_only": 16,
+}  # rows without E8M0 scales, and the blocks that they go with
 BF16, FP32 = torch.bfloat16, torch.float32
 ATTENTION = {"attention_heads": 4, "sequence_length": 32}  # 3 sequences of TOKENS
 
@@ -41,19 +45,29 @@ def student(
     stacked: bool = True,
     **options: Any,
 ) -> ResidualMLP:
-    mlp = ResidualMLP(model, norm, CAST, compute, **options)
+    mlp = ResidualMLP(model, norm, cast_of(row), compute, **options)
     if stacked:
         stack(mlp, len(seeds))
     mlp.init_weights(seeds)
-    for module in mlp.modules():
-        if isinstance(module, MXLinear):
-            module.gemms = PRECISIONS[row]
+    set_casts(mlp, row, cast_of(row))
     with torch.no_grad():  # gains and biases away from 1 and 0
         for name, parameter in mlp.named_parameters():
             if "norm" in name:
                 wave = torch.sin(torch.arange(model.hidden_size) * (1 + torch.tensor(seeds).view(-1, 1, 1)))
                 parameter += 0.2 * (wave if stacked else wave[0, 0])
     return mlp
+
+
+def cast_of(row: str) -> BlockCast:
+    """CAST, as far as that row has use for it."""
+    return replace(CAST, scale_rule="rceil", block_size=WITHOUT_RULE[row]) if row in WITHOUT_RULE else CAST
+
+
+def set_casts(model: nn.Module, row: str, cast: BlockCast) -> None:
+    """Of every linear: that row under these settings."""
+    for module in model.modules():
+        if isinstance(module, MXLinear):
+            module.gemms, module.cast = config.PRECISIONS[row].filled(cast), cast
 
 
 def samples(*shape: int) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.model.decoder import Block, Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
-from mxstudy.numerics.matmul import PRECISIONS
+from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.reader import ConfigError
 from mxstudy.train.parallel import recompute_in_backward
 from mxstudy.train.runtime import configure_torch
@@ -27,8 +26,8 @@ NORMS = {
 }
 JOINED = [
     name
-    for name, gemms in PRECISIONS.items()
-    if gemms.scaling == "block" and any(map(any, gemms.operands)) and "NVFP4" not in gemms.operands[0]
+    for name, gemms in config.PRECISIONS.items()
+    if (casts := dict(gemms.casts())) and all(cast.scale == "E8M0" for cast in casts.values())
 ]
 
 
@@ -40,7 +39,7 @@ def precision(plan="mxfp8", **options):
 def decoder(model=MODEL, norm=NORMS["rmsnorm"], formats=None, compute="bf16"):
     """With gains and biases that are not 1 and 0."""
     formats = formats or precision()
-    built = Decoder(model, norm, block_cast(formats), DTYPES[compute])
+    built = Decoder(model, norm, formats.settings, DTYPES[compute])
     built.init_weights(0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -122,10 +121,13 @@ def test_a_plan_for_some_of_a_blocks_linears(pattern):
     assert_same(decoder(formats=precision({pattern: "mxfp8"})))
 
 
-def test_a_linear_with_a_hook_is_called():
+def test_a_linear_with_a_hook_is_refused_and_by_the_reference_called():
     model, seen = decoder(), []
     in_two = run(model, tokens())
     hook = model.layers[0].feed_forward.w2.register_forward_hook(lambda module, inputs, h: seen.append(h))
+    with pytest.raises(ConfigError, match=r"precision.backend: a hook of a linear sees nothing .* set it to reference"):
+        run(model, tokens())
+    apply_precision(model, precision(backend="reference"), 0, "bf16", CPU)
     for name, values in run(model, tokens()).items():
         assert torch.equal(values, in_two[name]), name
     hook.remove()

@@ -27,11 +27,13 @@ from appendix_e import (
     references,
     run,
 )
+from gemms import linear
 
 from mxstudy import config
+from mxstudy.config import PRECISIONS, BlockCast, Gemms
 from mxstudy.model import LayerNorm, NormLinear, RMSNorm
 from mxstudy.model.norm import build_exact_norm, build_norm
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm
+from mxstudy.numerics.matmul import forward_gemm
 from mxstudy.numerics.norm import norm_linear, rms_exact, row_mean
 from mxstudy.reader import ConfigError
 
@@ -47,7 +49,7 @@ def given_with(bias: bool, dtype: torch.dtype, spread: int = 12) -> Inputs:
     return dataclasses.replace(given, bias=drawn if bias else None)
 
 
-def layer_norm(given: Inputs, gemms: object, cast: BlockCast = CAST, **options: object) -> list[torch.Tensor]:
+def layer_norm(given: Inputs, gemms: Gemms, cast: BlockCast = CAST, **options: object) -> list[torch.Tensor]:
     return run(given, RMS["exact"], False, gemms, cast, centers=True, **options)
 
 
@@ -133,7 +135,7 @@ def test_only_some_gradients_are_wanted(frozen: str) -> None:
     want = dict(zip(("x", "gain", "weight", "bias"), layer_norm(given, PRECISIONS["mxfp8"])[1:], strict=True))
     leaves = {name: getattr(given, name).clone().requires_grad_(name != frozen) for name in want}
     options = {"rms": RMS["exact"], "bound": BOUND, "fold_gain": False, "centers": True}
-    norm_linear(**leaves, **options, gemms=PRECISIONS["mxfp8"], cast=CAST).backward(given.dh)
+    norm_linear(**leaves, **options, linear=linear(PRECISIONS["mxfp8"])).backward(given.dh)
     for name, leaf in leaves.items():
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad, want[name])
 
@@ -180,7 +182,7 @@ def test_norm_linear_module(bias: bool, dtype: torch.dtype) -> None:
     """Parameters in FP32, cast to x's dtype first."""
     given = given_with(bias, dtype)
     layer = NormLinear(filled(LayerNorm(IN, bias=bias), given), OUT, init_std=0.02)
-    layer.gemms, layer.cast = PRECISIONS["mxfp8"], CAST
+    layer.gemms, layer.cast = PRECISIONS["mxfp8"].filled(CAST), CAST
     with torch.no_grad():
         layer.weight.copy_(given.weight)
     x = given.x.clone().requires_grad_()
@@ -198,7 +200,7 @@ def test_without_affine_it_has_no_parameters_and_a_gain_of_1(dtype: torch.dtype)
     given = dataclasses.replace(given_with(False, dtype), gain=torch.ones(IN, dtype=dtype))
     layer = NormLinear(LayerNorm(IN, affine=False), OUT, init_std=0.02)
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
-    layer.gemms, layer.cast = PRECISIONS["mxfp8"], CAST
+    layer.gemms, layer.cast = PRECISIONS["mxfp8"].filled(CAST), CAST
     with torch.no_grad():
         layer.weight.copy_(given.weight)
     x = given.x.clone().requires_grad_()
@@ -229,14 +231,15 @@ def test_the_bound_is_reached_by_a_lone_spike_and_by_nothing_passed() -> None:
 def test_the_tensor_scale_of_nvfp4_is_that_of_bound_gain_and_bias(bias: bool) -> None:
     given = given_with(bias, torch.float32, spread=1)
     layer = NormLinear(filled(LayerNorm(IN, bias=bias), given), OUT, init_std=0.02)
-    layer.gemms, layer.cast = PRECISIONS["nvfp4_forward_only"], BlockCast(16)
+    nvfp4, layer.cast = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16)), BlockCast(16)
+    layer.gemms = nvfp4.gemms
     centered = given.x - row_mean(given.x)
     with torch.no_grad():
         layer.weight.copy_(given.weight)
         y = centered / rms_exact(centered, EPS) * given.gain + (given.bias if bias else 0)
         limit = torch.tensor(layer.norm.bound) * given.gain.abs().max() + (given.bias.abs().max() if bias else 0)
         assert y.abs().max() <= limit
-        want = forward_gemm(y, given.weight, layer.gemms, layer.cast, torch.float32, limit)
+        want = forward_gemm(y, given.weight, nvfp4, torch.float32, limit)
         assert torch.equal(layer(given.x), want)
 
 

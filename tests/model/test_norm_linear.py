@@ -30,11 +30,13 @@ from appendix_e import (
     references,
     run,
 )
+from gemms import linear, one_operand
 from reference import to_dtype
 
+from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics import fake_quantize, quantize
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, mx_linear
+from mxstudy.numerics.matmul import forward_gemm, mx_linear
 from mxstudy.numerics.norm import norm_linear
 from mxstudy.reader import ConfigError
 
@@ -61,7 +63,7 @@ def test_gradients(name: str, rms: Rms, fold_gain: bool, dtype: torch.dtype, lea
 @every_dtype
 def test_one_operand_quantised(operand: str, rms: Rms, fold_gain: bool, dtype: torch.dtype) -> None:
     """The others stay as they are; what does not read it keeps its bits."""
-    given, gemms = inputs(dtype), dataclasses.replace(UNQUANTISED, **{operand: "E4M3"})
+    given, gemms = inputs(dtype), one_operand(operand, "E4M3")
     got, plain = run(given, rms, fold_gain, gemms), run(given, rms, fold_gain, UNQUANTISED)
     assert_fits(got, references(given, rms, fold_gain, gemms))
     changed = [name for name, a, b in zip(NAMES, got, plain, strict=True) if not torch.equal(a, b)]
@@ -135,13 +137,13 @@ def test_the_forward_multiplies_the_decoded_norm(rms: Rms, dtype: torch.dtype) -
     """A unit weight hands out the operand: Q(x / rms), from the unrounded quotient; the gain folded or not."""
     given = dataclasses.replace(inputs(dtype), weight=torch.eye(IN, dtype=dtype))
     quotient = torch.tensor(normalize(array(given.x), array(rms(given.x))), dtype=torch.float32)
-    gemms = dataclasses.replace(UNQUANTISED, forward_x="E4M3")
+    gemms = one_operand("forward_x", "E4M3")
     for gain, fold_gain, operand in (
         (torch.ones(IN), True, quotient),
         (torch.ones(IN), False, quotient),
         (given.gain.float(), False, quotient * given.gain.float()),
     ):
-        arguments = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "gemms": gemms, "cast": CAST}
+        arguments = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "linear": linear(gemms)}
         h = norm_linear(given.x, gain.to(dtype), given.weight, **arguments)
         assert torch.equal(h, fake_quantize(operand, "E4M3").to(dtype))
 
@@ -150,9 +152,9 @@ def test_gain_times_weight_goes_unrounded_into_the_cast() -> None:
     """In bf16 too: the product is not rounded to bf16 before it is quantised."""
     given = inputs(torch.bfloat16)
     x = torch.eye(IN, dtype=torch.bfloat16)
-    gemms = dataclasses.replace(UNQUANTISED, forward_w="E4M3")
+    gemms = one_operand("forward_w", "E4M3")
     ones: Rms = lambda x: torch.ones(len(x), 1)  # noqa: E731
-    h = norm_linear(x, given.gain, given.weight, rms=ones, bound=BOUND, fold_gain=True, gemms=gemms, cast=CAST)
+    h = norm_linear(x, given.gain, given.weight, rms=ones, bound=BOUND, fold_gain=True, linear=linear(gemms))
     product = given.weight.float() * given.gain.float()
     assert torch.equal(h.T, fake_quantize(product, "E4M3").bfloat16())
     assert not torch.equal(h.T, fake_quantize(product.bfloat16(), "E4M3"))
@@ -175,7 +177,7 @@ def test_only_some_gradients_are_wanted(frozen: str, fold_gain: bool) -> None:
     given = inputs(torch.float32)
     want = dict(zip(("x", "gain", "weight"), run(given, RMS["p2"], fold_gain, PRECISIONS["mxfp8"])[1:], strict=True))
     leaves = {name: getattr(given, name).clone().requires_grad_(name != frozen) for name in want}
-    h = norm_linear(**leaves, rms=RMS["p2"], bound=BOUND, fold_gain=fold_gain, gemms=PRECISIONS["mxfp8"], cast=CAST)
+    h = norm_linear(**leaves, rms=RMS["p2"], bound=BOUND, fold_gain=fold_gain, linear=linear(PRECISIONS["mxfp8"]))
     h.backward(given.dh)
     for name, leaf in leaves.items():
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad, want[name])
@@ -187,7 +189,7 @@ def test_tokens_that_do_not_fill_blocks_are_refused(operand: str, fold_gain: boo
     given = inputs(torch.float32)
     given.x, given.dh = given.x[:40], given.dh[:40]
     with pytest.raises(ConfigError, match="40"):
-        run(given, RMS["p2"], fold_gain, dataclasses.replace(UNQUANTISED, **{operand: "E4M3"}))
+        run(given, RMS["p2"], fold_gain, one_operand(operand, "E4M3"))
     forward_only = PRECISIONS["mxfp8_forward_only"]
     assert_fits(run(given, RMS["p2"], fold_gain, forward_only), references(given, RMS["p2"], fold_gain, forward_only))
 
@@ -234,7 +236,7 @@ def test_norm_linear_module(build: Callable, rms: Rms, fold_gain: bool, dtype: t
         layer.norm.weight.copy_(given.gain)
     given = Inputs(*(t.to(dtype) for t in (given.x, given.gain, given.weight, given.dh)))
     for name in ("mxfp8", "mxfp8_e5m2_grad", "fp32"):
-        layer.gemms, layer.cast = PRECISIONS[name], CAST
+        layer.gemms, layer.cast = PRECISIONS[name].filled(CAST), CAST
         layer.zero_grad()
         x = given.x.clone().requires_grad_()
         h = layer(x)
@@ -250,7 +252,8 @@ def test_the_bound_of_the_norm_is_the_tensor_scale_of_nvfp4(build: Callable, rms
     """Lemma 1 or 2; with the gain not folded, the bound times the largest gain. What observers read is the operand."""
     given = inputs(torch.float32, spread=1)  # one tensor scale flushes what lies 2^12 below the largest
     layer = NormLinear(build(), OUT, init_std=0.02)
-    layer.gemms, layer.cast = PRECISIONS["nvfp4_forward_only"], BlockCast(16)
+    nvfp4, layer.cast = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16)), BlockCast(16)
+    layer.gemms = nvfp4.gemms
     with torch.no_grad():
         layer.weight.copy_(given.weight)
         layer.norm.weight.copy_(given.gain)
@@ -258,9 +261,9 @@ def test_the_bound_of_the_norm_is_the_tensor_scale_of_nvfp4(build: Callable, rms
         x, weight = (xbar, given.weight * given.gain) if fold_gain else (xbar * given.gain, given.weight)
         limit = bound if fold_gain else bound * given.gain.abs().max()
         assert x.abs().max() <= limit
-        want = forward_gemm(x, weight, layer.gemms, layer.cast, torch.float32, limit)
+        want = forward_gemm(x, weight, nvfp4, torch.float32, limit)
         assert torch.equal(layer(given.x), want)
-        assert not torch.equal(layer(given.x), forward_gemm(x, weight, layer.gemms, layer.cast, torch.float32))
+        assert not torch.equal(layer(given.x), forward_gemm(x, weight, nvfp4, torch.float32))
         seen = quantize(xbar, "NVFP4", tensor_scale=bound / 2688).dequantize()
         torch.testing.assert_close(layer.read(xbar), seen, rtol=1e-6, atol=0)
         assert layer.read(xbar[None]).shape == (1, TOKENS, IN)
@@ -287,11 +290,12 @@ def test_linear_module(dtype: torch.dtype) -> None:
     layer = MXLinear(IN, OUT, init_std=0.02)
     with torch.no_grad():
         layer.weight.copy_(given.weight)
-    layer.gemms, layer.cast = PRECISIONS["mxfp8"], BlockCast(16, "floor", "away")
+    mxfp8, layer.cast = linear(PRECISIONS["mxfp8"], BlockCast(16, "floor", "away")), BlockCast(16, "floor", "away")
+    layer.gemms = mxfp8.gemms
     h = layer(given.x)
     h.backward(given.dh)
     weight = given.weight.clone().requires_grad_()
-    want = mx_linear(given.x, weight, PRECISIONS["mxfp8"], BlockCast(16, "floor", "away"))
+    want = mx_linear(given.x, weight, mxfp8)
     want.backward(given.dh)
     assert torch.equal(h, want)
     assert torch.equal(layer.weight.grad.to(dtype), weight.grad)

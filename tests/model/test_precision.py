@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mxstudy import config
+from mxstudy.config import PRECISIONS, BlockCast, Gemms
 from mxstudy.model import Decoder
-from mxstudy.model.precision import apply_precision, describe, is_native, match_plan
-from mxstudy.numerics import BlockCast
-from mxstudy.numerics.matmul import PRECISIONS, Gemms
+from mxstudy.model.backends import Place, Road, backends_of, plan_roads
+from mxstudy.model.precision import apply_precision, describe, match_plan
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
@@ -26,8 +26,9 @@ def test_a_plan_reaches_the_linears_that_its_patterns_name_and_no_others():
     assert rows["layers.0.attention.wo"] == "mxfp8"
     assert rows["layers.1.attention.wo"] == "mxfp8_e5m2_grad"
     assert rows["output"] == "bf16"
-    assert decoder.layers[1].attention.wo.gemms == PRECISIONS["mxfp8_e5m2_grad"]
-    assert decoder.layers[1].attention.wo.cast.scale_rule == "floor"
+    settings = BlockCast(scale_rule="floor")
+    assert decoder.layers[1].attention.wo.gemms == PRECISIONS["mxfp8_e5m2_grad"].filled(settings)
+    assert decoder.layers[1].attention.wo.cast == settings
     assert decoder.output.gemms == Gemms()
 
 
@@ -76,44 +77,76 @@ def test_sizes_that_the_block_does_not_divide_are_refused_by_name():
 
 def test_the_head_can_be_quantised_when_its_vocabulary_divides():
     decoder, _ = applied({"*": "mxfp8"}, model=replace(MODEL, vocab_size=64))
-    assert decoder.output.gemms == PRECISIONS["mxfp8"]
+    assert decoder.output.gemms == PRECISIONS["mxfp8"].filled(BlockCast())
 
 
 def test_the_plan_as_applied_is_described_by_operand():
     assert describe(*applied({"layers.*": "mxfp8_e5m2_grad"})).splitlines() == [
         "8 linears in mxfp8_e5m2_grad: forward E4M3 x E4M3, dgrad E5M2 x E4M3, wgrad E5M2 x E4M3",
         "1 linears in bf16: forward - x -, dgrad - x -, wgrad - x -",
+        "2 blocks: joined",
     ]
 
 
 def test_the_description_says_what_is_not_in_the_formats():
-    assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1] == (
-        "2 linears in fp8_tensor: forward E4M3 x E4M3, dgrad E5M2 x E4M3, wgrad E5M2 x E4M3, one FP32 scale a tensor"
-    )
+    x, dh = "E4M3 (one scale a tensor)", "E5M2 (one scale a tensor)"
+    assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1:] == [
+        f"2 linears in fp8_tensor: forward {x} x {x}, dgrad {dh} x {x}, wgrad {dh} x {x}",
+        "2 blocks: reference (forward_x: scale is none, and it computes E8M0)",
+    ]
 
 
 def test_one_scale_a_tensor_needs_no_sizes_that_divide():
     decoder, _ = applied({"*": "fp8_tensor"}, block_size=64)
-    assert decoder.output.gemms == PRECISIONS["fp8_tensor"]
+    assert decoder.output.gemms == PRECISIONS["fp8_tensor"].filled(BlockCast(64))
 
 
 def test_every_option_of_the_cast_reaches_the_linears():
     decoder, _ = applied(
         {"layers.*": "mxfp8"}, block_size=16, scale_rule="even", rounding="away", operand_pre_round=True
     )
-    assert decoder.layers[0].attention.wo.cast == BlockCast(16, "even", "away", True)
+    settings, linear = BlockCast(16, "even", "away", True), decoder.layers[0].attention.wo
+    assert (linear.cast, linear.gemms) == (settings, PRECISIONS["mxfp8"].filled(settings))
+    assert {(c.block_size, c.scale_rule, c.rounding, c.pre_round, c.pad) for _, c in linear.gemms.casts()} == {
+        (16, "even", "away", True, False)
+    }
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "precision.block_size: NVFP4 has blocks of 16, not 32"),
-        ({"block_size": 16, "scale_rule": "floor"}, "precision.scale_rule: floor is for E8M0 scales"),
+        ({}, "precision.block_size: layers.0.attention.wqkv, forward_x: NVFP4 has blocks of 16, not 32"),
+        (
+            {"block_size": 16, "pad_blocks": True},
+            "precision.pad_blocks: .*, forward_x: those of NVFP4 have to be whole",
+        ),
     ],
 )
 def test_what_nvfp4_does_not_have_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         applied({"layers.*": "nvfp4_forward_only"}, **settings)
+
+
+@pytest.mark.parametrize("row", ["nvfp4_forward_only", "fp8_tensor"])
+def test_a_scale_rule_without_e8m0_scales_is_refused(row):
+    message = "precision.scale_rule: forward_x: floor is set, and there are no E8M0 scales to round by it; leave it at"
+    with pytest.raises(ConfigError, match=message):
+        applied({"layers.*": row}, block_size=16, scale_rule="floor")
+
+
+def test_blocks_that_only_a_part_of_the_plan_has_may_be_set():
+    """Of no use to casts with one scale a tensor, and of use to others of the plan, or to a norm."""
+    plan = {"layers.*": "mxfp8", "*.wo": "fp8_tensor"}
+    decoder, _ = applied(plan, block_size=64, pad_blocks=True)
+    found = [
+        {(cast.block_size, cast.pad) for _, cast in linear.gemms.casts()} for linear in decoder.layers[0].linears()
+    ]
+    assert found == [{(64, True)}, {(None, None)}, {(64, True)}, {(64, True)}]
+
+
+def test_code_bump_is_refused_for_other_formats_by_operand():
+    with pytest.raises(ConfigError, match=r"precision.scale_rule: .*wqkv, dgrad_dh: code_bump is for E4M3 alone, not"):
+        applied({"layers.*": "mxfp8_e5m2_grad"}, scale_rule="code_bump")
 
 
 @pytest.mark.parametrize("format", ["E4M3", "E2M3"])
@@ -132,31 +165,40 @@ def test_the_scales_that_a_norm_reads_are_those_of_its_cast(format):
 
 
 def test_the_native_backend_is_refused_where_there_is_none():
-    with pytest.raises(ConfigError, match=r"precision.backend: native cannot be had: it needs CUDA with compute capab"):
+    with pytest.raises(ConfigError, match=r"native cannot be had for layers.0: it needs CUDA with compute capability"):
         applied({"layers.*": "mxfp8"}, backend="native")
 
 
 def test_the_native_backend_is_refused_for_a_row_that_it_does_not_have(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    with pytest.raises(ConfigError, match=r"native cannot be had: it multiplies .*, not E5M2 x E4M3; emulated runs"):
+    with pytest.raises(
+        ConfigError, match=r"native cannot be had for layers.0: it mul.*, not E5M2 x E4M3; reference runs"
+    ):
         applied({"layers.*": "mxfp8_e5m2_grad"}, backend="native", device="cuda")
 
 
 @pytest.mark.parametrize(
-    ("backend", "row", "is_native"),
+    ("backend", "row", "taken"),
     [
-        ("auto", "mxfp8", True),
-        ("native", "mxfp8", True),
-        ("emulated", "mxfp8", False),
-        ("auto", "mxfp8_e5m2_grad", False),
+        ("auto", "mxfp8", "native"),
+        ("native", "mxfp8", "native"),
+        ("emulated", "mxfp8", "joined"),
+        ("joined", "mxfp8", "joined"),
+        ("reference", "mxfp8", "reference"),
+        ("auto", "mxfp8_e5m2_grad", "joined"),
     ],
 )
-def test_the_native_backend_where_there_is_one(backend, row, is_native, monkeypatch):
+def test_the_native_backend_where_there_is_one(backend, row, taken, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     decoder, rows = applied({"layers.*": row}, backend=backend, device="cuda")
-    assert decoder.layers[0].attention.wo.gemms == replace(PRECISIONS[row], native=is_native)
+    linear = decoder.layers[0].attention.wo
+    assert linear.gemms == PRECISIONS[row].filled(BlockCast())
+    assert linear.native == linear.arithmetic.native == (taken == "native")
+    assert not decoder.output.native
     assert decoder.output.gemms == Gemms()
-    assert describe(decoder, rows).splitlines()[0].endswith("native") == is_native
+    assert describe(decoder, rows).splitlines()[2].startswith(f"2 blocks: {taken}")
+    assert backends_of(decoder) == dict.fromkeys(("layers.0", "layers.1"), taken)
 
 
 def test_the_first_and_the_last_blocks_can_be_left_out():
@@ -178,12 +220,14 @@ def test_the_head_runs_in_the_row_of_the_blocks_where_it_is_asked_to():
         applied({"layers.0.*": "mxfp8"}, head=True)
 
 
-def test_stacks_are_emulated_and_asking_for_native_ones_is_refused(monkeypatch):
-    monkeypatch.setattr("mxstudy.model.precision.why_not_native", lambda *_: None)
+def test_stacks_are_not_native_and_asking_for_native_ones_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("mxstudy.model.backends.why_not_native", lambda *_: None)
     decoder, _ = applied({"layers.*": "mxfp8"})
     linear = decoder.layers[0].attention.wo
-    assert linear.gemms.native
+    assert linear.native
     linear.weight = torch.nn.Parameter(torch.empty(3, *linear.weight.shape))
-    assert not is_native("auto", linear, PRECISIONS["mxfp8"], torch.bfloat16, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="it multiplies matrices, and these are stacks of them"):
-        is_native("native", linear, PRECISIONS["mxfp8"], torch.bfloat16, torch.device("cpu"))
+    place = Place(torch.bfloat16, torch.device("cpu"))
+    assert plan_roads(decoder, "auto", place) == {"layers.0": Road("joined"), "layers.1": Road("native")}
+    with pytest.raises(ConfigError, match=r"for layers.0: it multiplies matrices, and these are stacks of them"):
+        plan_roads(decoder, "native", place)

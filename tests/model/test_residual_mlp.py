@@ -10,13 +10,28 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 import torch.nn.functional as F
-from students import ATTENTION, BF16, EPS, FP32, LAYER_NORM, LAYERS, NORMS, SIZE, TOKENS, run, samples, small, student
+from students import (
+    ATTENTION,
+    BF16,
+    CAST,
+    EPS,
+    FP32,
+    LAYER_NORM,
+    LAYERS,
+    NORMS,
+    SIZE,
+    TOKENS,
+    run,
+    samples,
+    set_casts,
+    small,
+    student,
+)
 from torch import Tensor
 
-from mxstudy.model.linear import MXLinear
+from mxstudy.config import PRECISIONS, Gemms
 from mxstudy.model.residual_mlp import VECTOR_OPS, ResidualMLP
 from mxstudy.numerics import fake_quantize
-from mxstudy.numerics.matmul import PRECISIONS, Gemms
 from mxstudy.reader import ConfigError
 
 # ------------------------------------------------------------------------------------------ a plain loop over replicas
@@ -29,13 +44,13 @@ class PlainLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, gemms: Gemms, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.gemms, ctx.dtype = gemms, dtype
-        return product(x, gemms.forward_x, weight.T, gemms.forward_w, dtype)
+        return product(x, gemms.format("forward_x"), weight.T, gemms.format("forward_w"), dtype)
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (x, weight), gemms = ctx.saved_tensors, ctx.gemms
-        dx = product(dh, gemms.dgrad_dh, weight, gemms.dgrad_w, ctx.dtype)
-        dweight = product(dh.T, gemms.wgrad_dh, x, gemms.wgrad_x, ctx.dtype)
+        dx = product(dh, gemms.format("dgrad_dh"), weight, gemms.format("dgrad_w"), ctx.dtype)
+        dweight = product(dh.T, gemms.format("wgrad_dh"), x, gemms.format("wgrad_x"), ctx.dtype)
         return dx.to(x.dtype), dweight.float(), None, None
 
 
@@ -169,9 +184,7 @@ def test_swiglus_inner_size_as_in_the_public_code(row: str) -> None:
     x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
     with pytest.raises(ConfigError, match="block_size: 32 does not divide"):
         run(mlp, x, dy)
-    for module in mlp.modules():
-        if isinstance(module, MXLinear):
-            module.cast = replace(module.cast, pad_blocks=True)
+    set_casts(mlp, row, replace(CAST, pad_blocks=True))
     want, got = plain(mlp, x, dy, "bf16", row, BF16), run(mlp, x, dy)
     assert torch.equal(got["y"], want["y"])
     for name in got:
@@ -210,9 +223,8 @@ def test_compiled(ops: str, gain: str, model: dict[str, Any], norm_ops: str | No
     torch._dynamo.reset()
     options = {"vector_ops": ops, "gain": gain, "norm_ops": norm_ops}
     mlp = student(small(num_layers=1, **model), LAYER_NORM, [3, 1], "mxfp8", BF16, **options)
-    for module in mlp.modules():
-        if isinstance(module, MXLinear) and norm_ops:  # with all that the public code does to a cast
-            module.cast = replace(module.cast, scale_rule="code_bump", pad_blocks=True)
+    if norm_ops:  # with all that the public code does to a cast
+        set_casts(mlp, "mxfp8", replace(CAST, scale_rule="code_bump", pad_blocks=True))
     x, dy = samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
     want = run(mlp, x, dy)
     mlp.compile(fullgraph=True)

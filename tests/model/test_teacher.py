@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from students import set_casts
 
 from mxstudy import config
 from mxstudy.model import MXLinear
@@ -12,7 +13,6 @@ from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.model.teacher import TEACHERS, Rounding, build_teacher
 from mxstudy.numerics import BlockCast, fake_quantize
 from mxstudy.numerics.grid import round_to_bf16_away
-from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.reader import ConfigError
 
 SIZE = 64
@@ -110,7 +110,7 @@ def test_a_teacher_is_no_student_of_the_same_seed() -> None:
 def test_in_fp32_until_it_is_given_formats() -> None:
     linears = [m for m in build_teacher("code", student(), 0).modules() if isinstance(m, MXLinear)]
     assert len(linears) == 6
-    assert not any(fmt for linear in linears for pair in linear.gemms.operands for fmt in pair)
+    assert all(linear.gemms == config.Gemms() for linear in linears)
 
 
 def test_an_unknown_teacher_is_refused() -> None:
@@ -123,9 +123,7 @@ def test_quantized_as_in_the_public_code() -> None:
     mlp = student(num_layers=1)
     cast = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
     exact, rounded = (build_teacher("code", mlp, 0, how) for how in (None, Rounding(cast, torch.bfloat16)))
-    for linear in rounded.modules():
-        if isinstance(linear, MXLinear):
-            linear.gemms = PRECISIONS["mxfp8"]
+    set_casts(rounded, "mxfp8", cast)
     for name, weight in exact.mlp.named_parameters():
         assert torch.equal(weight, rounded.mlp.get_parameter(name))
     x = samples(2048)

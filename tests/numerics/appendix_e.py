@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from gemms import linear
 from reference import Array, fake_quantize_array, to_dtype
 
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast
+from mxstudy.config import BlockCast, Gemms
 from mxstudy.numerics.norm import norm_linear, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round
 
@@ -23,7 +24,7 @@ TOKENS, IN, OUT = 64, 96, 160
 EPS = 1e-5
 BOUND = 1e9  # of |x / rms|; NVFP4 alone reads it
 CAST = BlockCast()
-UNQUANTISED = PRECISIONS["fp32"]
+UNQUANTISED = Gemms()
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
 NAMES = ("H", "dx", "dgain", "dW")
 WITH_BIAS = (*NAMES, "dbias")
@@ -68,7 +69,7 @@ def run(
     given: Inputs,
     rms: Rms,
     fold_gain: bool,
-    gemms: object,
+    gemms: Gemms,
     cast: BlockCast = CAST,
     call: Callable = norm_linear,
     **options: bool,
@@ -76,7 +77,7 @@ def run(
     """H, dx, dgain, dW, and dbias if there is a bias."""
     leaves = (given.x, given.gain, given.weight, *(() if given.bias is None else (given.bias,)))
     leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
-    h = call(*leaves, rms=rms, bound=BOUND, fold_gain=fold_gain, gemms=gemms, cast=cast, **options)
+    h = call(*leaves, rms=rms, bound=BOUND, fold_gain=fold_gain, linear=linear(gemms, cast), **options)
     h.backward(given.dh)
     results = [h.detach(), *(leaf.grad for leaf in leaves)]
     for result, like in zip(results, (given.dh, *leaves), strict=True):
@@ -104,7 +105,7 @@ def gemm(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def references(
-    given: Inputs, rms: Rms, fold_gain: bool, gemms: object, cast: BlockCast = CAST
+    given: Inputs, rms: Rms, fold_gain: bool, gemms: Gemms, cast: BlockCast = CAST
 ) -> list[tuple[Array, Array]]:
     """H, dx, dgain, dW (Eq. 11, 13, 16 to 21) and how far each may be off."""
     dtype = str(given.x.dtype).removeprefix("torch.")
@@ -114,7 +115,7 @@ def references(
     xbar = normalize(x, r)
 
     def q(t: Array, operand: str, axis: int) -> Array:
-        return fake_quantize_array(t, getattr(gemms, operand), axis, dtype, **dataclasses.asdict(cast))
+        return fake_quantize_array(t, gemms.format(operand), axis, dtype, **dataclasses.asdict(cast))
 
     forward_x, forward_w = (xbar, fp32(W * g)) if fold_gain else (fp32(xbar * g), W)
     h, h_error = gemm(q(forward_x, "forward_x", 1), q(forward_w, "forward_w", 1).T)
@@ -132,7 +133,7 @@ def references(
     return [(e, d + 1.01 * unit * (np.abs(e) + d)) for e, d in zip(exact, error, strict=True)]
 
 
-def layer_norm_references(given: Inputs, rms: Rms, gemms: object, cast: BlockCast = CAST) -> list[tuple[Array, Array]]:
+def layer_norm_references(given: Inputs, rms: Rms, gemms: Gemms, cast: BlockCast = CAST) -> list[tuple[Array, Array]]:
     """As `references`, of LayerNorm: its gain is not folded, and with a bias there is dbias."""
     dtype = str(given.x.dtype).removeprefix("torch.")
     unit = UNIT[given.x.dtype]
@@ -144,7 +145,7 @@ def layer_norm_references(given: Inputs, rms: Rms, gemms: object, cast: BlockCas
     xbar = (x - mean) / std
 
     def q(t: Array, operand: str, axis: int) -> Array:
-        return fake_quantize_array(t, getattr(gemms, operand), axis, dtype, **dataclasses.asdict(cast))
+        return fake_quantize_array(t, gemms.format(operand), axis, dtype, **dataclasses.asdict(cast))
 
     h, h_error = gemm(q(y, "forward_x", 1), q(W, "forward_w", 1).T)
     dy, dy_error = gemm(q(dH, "dgrad_dh", 1), q(W, "dgrad_w", 0))

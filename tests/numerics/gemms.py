@@ -15,11 +15,31 @@ import torch
 from reference import Array, fake_quantize_array, to_dtype
 from reference_float_scales import nvfp4_array, nvfp4_tensor_scale, tensor_cast_array
 
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, mx_linear
+from mxstudy.config import BlockCast, Cast, Gemms
+from mxstudy.config.recipes import tensor_scaled
+from mxstudy.numerics.cast import quantize_as
+from mxstudy.numerics.matmul import Linear, mx_linear
 
 TOKENS, IN, OUT = 128, 192, 320  # no two equal, all multiples of 64
-UNQUANTISED = PRECISIONS["fp32"]
+UNQUANTISED = Gemms()
 CAST = BlockCast()
+
+
+def linear(gemms: Gemms, cast: BlockCast = CAST, native: bool = False) -> Linear:
+    """How a linear computes by that recipe under these settings of the run."""
+    return Linear(gemms.filled(cast), native=native)
+
+
+def tensor_cast(x: torch.Tensor, fmt: str, cast: BlockCast = CAST) -> tuple[torch.Tensor, torch.Tensor]:
+    """x on the element grid, and the one scale of all of it."""
+    got = quantize_as(x, tensor_scaled(fmt).filled(cast), -1)
+    assert got.tensor_scale is not None
+    return got.values, got.tensor_scale
+
+
+def one_operand(name: str, fmt: str) -> Gemms:
+    """The recipe that quantises that operand alone."""
+    return Gemms(**{name: Cast(format=fmt)})
 
 
 class Gemm(NamedTuple):
@@ -56,10 +76,10 @@ def operands(dtype: torch.dtype, shape: tuple[int, ...] = (TOKENS, IN)) -> tuple
     return draw(TOKENS, IN).reshape(shape), draw(OUT, IN), draw(TOKENS, OUT).reshape(*shape[:-1], OUT)
 
 
-def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST) -> list:
+def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: Gemms, cast: BlockCast = CAST) -> list:
     """h, dX, dW."""
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    h = mx_linear(x, weight, gemms, cast)
+    h = mx_linear(x, weight, linear(gemms, cast))
     h.backward(dh)
     assert h.dtype == x.grad.dtype == weight.grad.dtype == x.dtype
     assert h.shape == dh.shape
@@ -68,15 +88,15 @@ def run(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, 
 
 
 def references(
-    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST
+    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: Gemms, cast: BlockCast = CAST
 ) -> list[Gemm]:
     """H = Q(X; in) Q(W; in)^T, dX = Q(dH; out) Q(W; out), dW = Q(dH; T)^T Q(X; T)."""
     dtype = str(x.dtype).removeprefix("torch.")
     X, W, dH = (t.double().numpy().reshape(-1, t.shape[-1]) for t in (x, weight, dh))
 
     def q(t: Array, operand: str, axis: int) -> Array:
-        fmt = getattr(gemms, operand)
-        if fmt and gemms.scaling == "tensor":
+        fmt = gemms.format(operand)
+        if fmt and getattr(gemms, operand).scale == "none":
             values, scale = tensor_cast_array(t, fmt, cast.rounding)
             return values * float(scale)
         if fmt == "NVFP4":
@@ -92,9 +112,7 @@ def references(
     ]
 
 
-def assert_gemms(
-    x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: object, cast: BlockCast = CAST
-) -> None:
+def assert_gemms(x: torch.Tensor, weight: torch.Tensor, dh: torch.Tensor, gemms: Gemms, cast: BlockCast = CAST) -> None:
     for name, got, want in zip(
         ("H", "dX", "dW"), run(x, weight, dh, gemms, cast), references(x, weight, dh, gemms, cast), strict=True
     ):

@@ -122,12 +122,19 @@ def test_other_dtypes_are_refused(call: object, dtype: torch.dtype) -> None:
         ({"scale_rule": "rceiling"}, "rceil"),
         ({"scale_rule": "flor"}, "floor"),
         ({"rounding": "evn"}, "even"),
-        ({"rounding": "stochastic"}, "away"),
+        ({"rounding": "awya"}, "away"),
+        ({"rounding": "stocastic"}, "stochastic"),
     ],
 )
 def test_unknown_names_are_refused(call: object, arguments: dict[str, str], nearest: str) -> None:
     with pytest.raises(ConfigError, match=nearest):
         call(torch.ones(32), **({"fmt": "E4M3"} | arguments))
+
+
+@pytest.mark.parametrize("call", [quantize, fake_quantize])
+def test_a_rounding_that_draws_is_refused_without_random_numbers(call: object) -> None:
+    with pytest.raises(ConfigError, match="rounding: stochastic takes random numbers; give quantize_as its draws"):
+        call(torch.ones(32), "E4M3", rounding="stochastic")
 
 
 @pytest.mark.parametrize("call", [quantize, fake_quantize])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from bits import CODES, DECODED, assert_same_bits, every_format, every_rounding, every_rule, unpacked_pairs
 from blocks import any_exponent, every_kind, from_bits, one_binade_per_block
+from gemms import tensor_cast
 from reference import ELEMENTS, dequantize_array, quantize_array, round_to, to_dtype
 from reference_float_scales import tensor_cast_array
 
@@ -21,7 +22,6 @@ from mxstudy.numerics.grid import (
     round_to_grid,
     unpack_pairs,
 )
-from mxstudy.numerics.matmul import tensor_cast
 from mxstudy.reader import ConfigError
 
 # -------------------------------------------------------------------------------------------------------------- codes
@@ -193,7 +193,7 @@ def test_one_scale_a_tensor(fmt: str, rounding: str, pre_round: bool) -> None:
         x = np.clip(x, -3e38, 3e38).astype(np.float32)
         exact = to_dtype(x.astype(np.float64), "bfloat16", "away") if pre_round else x
         values, scale = tensor_cast_array(exact, fmt, rounding)
-        got, got_scale = tensor_cast(torch.tensor(x), FORMATS[fmt], cast)
+        got, got_scale = tensor_cast(torch.tensor(x), fmt, cast)
         assert (got.dtype, got_scale.dtype, got_scale.shape) == (torch.float32, torch.float32, ())
         assert_same_bits(got_scale, scale)
         assert_same_bits(got, values)
@@ -210,7 +210,7 @@ def test_one_scale_a_tensor_divides(fmt: str, rounding: str) -> None:
         scale = absmax / np.float32(FORMATS[fmt].max)
         bits = (ties * scale).astype(np.float32).view(np.int32)[:, None] + np.arange(-3, 4)
         x = np.append(from_bits(bits), absmax)
-        got, got_scale = tensor_cast(torch.tensor(x), FORMATS[fmt], BlockCast(rounding=rounding))
+        got, got_scale = tensor_cast(torch.tensor(x), fmt, BlockCast(rounding=rounding))
         assert got_scale == scale
         assert_same_bits(got, tensor_cast_array(x, fmt, rounding)[0])
 
@@ -218,11 +218,11 @@ def test_one_scale_a_tensor_divides(fmt: str, rounding: str) -> None:
 @every_format
 def test_one_scale_a_tensor_at_the_ends(fmt: str) -> None:
     zeros = torch.tensor([0.0, -0.0]).repeat(3, 2)
-    values, scale = tensor_cast(zeros, FORMATS[fmt], BlockCast())
+    values, scale = tensor_cast(zeros, fmt)
     assert_same_bits(values, zeros)
     assert scale == 2.0**-126
     for bad in (torch.nan, torch.inf, -torch.inf):
-        values, scale = tensor_cast(torch.tensor([[1.0, bad]]), FORMATS[fmt], BlockCast())
+        values, scale = tensor_cast(torch.tensor([[1.0, bad]]), fmt)
         assert values.isnan().all()
         assert scale.isnan()
 

@@ -15,25 +15,24 @@ from joined import BF16, COMPOSED, FP32, activation_inputs, assert_beside, every
 
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels.activation import ACTIVATIONS, checked, output_shape, run, run_backward
+from mxstudy.numerics.kernels.activation import ACTIVATIONS, Rounded, checked, output_shape, run, run_backward
 from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
+from mxstudy.numerics.kernels.packing import pack
 
 pytestmark = pytest.mark.integration
 TILE = Tile(64, 64, 4)
 
 
 def forward(h, name, row, column, cast, gate, dtype, tile=TILE):
-    phi, gated = checked(h, name)
-    options = settings(output_shape(h, gated), row, column, cast)
-    at = (h.to(DEVICE), phi, gated, BF16 in (gate, dtype), dtype == BF16)
-    return [x.cpu() for x in run(*at, *options, tile)]
+    known = Rounded(*checked(h, name), BF16 in (gate, dtype), dtype == BF16)
+    casts = settings(output_shape(h, known.gated), row, column, cast)
+    return [x.cpu() for x in run(h.to(DEVICE), pack(known), casts, tile)]
 
 
 def backward(dz, h, name, row, column, cast, gate, dtype, tile=TILE, again=UNREAD):
-    phi, gated = checked(h, name)
-    options = settings(dz.shape, row, column, cast)
-    at = (dz.to(DEVICE), h.to(DEVICE), phi, gated, BF16 in (gate, dtype), dtype == BF16, again)
-    *operands, z = (x.cpu() for x in run_backward(*at, *options, tile))
+    known = pack(Rounded(*checked(h, name), BF16 in (gate, dtype), dtype == BF16))
+    casts = settings(dz.shape, row, column, cast)
+    *operands, z = (x.cpu() for x in run_backward(dz.to(DEVICE), h.to(DEVICE), again, known, casts, tile))
     return operands if again == UNREAD else [*operands, z]
 
 

@@ -12,7 +12,6 @@ from mxstudy import config
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels import adam_
 from mxstudy.numerics.kernels.operands import Held
-from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.numerics.norm_mlp import hold
 from mxstudy.train.stack_optimizer import unbias
 
@@ -51,7 +50,7 @@ def test_what_it_casts_is_the_new_weight(gradient):
     """And of a replica that is not alive what it was."""
     generator = torch.Generator().manual_seed(0)
     p, g, m = (torch.randn(2, 64, 96, generator=generator) for _ in range(3))
-    gemms = PRECISIONS["mx_mix"]
+    gemms = config.PRECISIONS["mx_mix"].filled(BlockCast())
     held = hold(p, gemms, BlockCast())
     before = [operand.detach().clone() for operand in held[:2]]
     ours, theirs = ([t.clone().to(DEVICE) for t in (p, m, m.square())] for _ in range(2))

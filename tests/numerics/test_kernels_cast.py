@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 def kernel(x, row, column, cast, tile=None):
     """As CPU tensors."""
-    return [operand.cpu() for operand in run(x.to(DEVICE), *settings(x.shape, row, column, cast), tile)]
+    return [operand.cpu() for operand in run(x.to(DEVICE), settings(x.shape, row, column, cast), tile)]
 
 
 def regimes(fmt: str, block_size: int = 32) -> torch.Tensor:

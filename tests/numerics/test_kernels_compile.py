@@ -7,10 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interpreter import DEVICE as DEVICE  # before another import of Triton, where there is one
+
+from mxstudy.numerics.kernels.cast_any import OperandCast
+from mxstudy.numerics.kernels.packing import pack
 
 pytestmark = pytest.mark.slow
 
@@ -23,18 +28,46 @@ VARIANTS = [
 ]
 
 
-def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
+STOCHASTIC = OperandCast("E4M3", rounding="stochastic")
+CASTS = [
+    STOCHASTIC,
+    replace(STOCHASTIC, transform_size=16),
+    replace(STOCHASTIC, axis=-2),
+    replace(STOCHASTIC, axis=-2, transform_size=16),
+    OperandCast("E4M3", -2, transform_size=32),
+    OperandCast("E4M3", -1, 16, square=True),
+    OperandCast("E4M3", -2, 16, square=True),
+]
+
+
+def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]]:
+    """What the script prints of each, in a process without the interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, Path(__file__).with_name("ahead.py")],
-        input=json.dumps(VARIANTS),
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        [sys.executable, Path(__file__).with_name(script)],
+        input=json.dumps(variants),
+        env=environment | {"TRITON_CACHE_DIR": str(folder)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    for (columns, fmt, *_, whole), found in zip(VARIANTS, json.loads(run.stdout), strict=True):
+    return json.loads(run.stdout)
+
+
+def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
+    """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns."""
+    for cast, found in zip(CASTS, ahead("ahead_cast_any.py", [pack(cast) for cast in CASTS], tmp_path), strict=True):
+        assert found["STACK"] == 0
+        assert "st.shared" not in found["ptx"]
+        vector = "v4.b32" if cast.axis == -1 else "v2.b32"
+        for moved in (r"ld\.global\S*\.", r"st\.global\S*\."):
+            assert re.search(moved + vector, found["ptx"])
+            assert not re.search(moved + r"b16", found["ptx"])
+
+
+def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
+    for (columns, fmt, *_, whole), found in zip(VARIANTS, ahead("ahead.py", VARIANTS, tmp_path), strict=True):
         assert found["STACK"] == 0
         assert found["REG"] <= (224 if fmt == "NVFP4" else 128)
         chunks = -(-columns // (2 ** (columns - 1).bit_length() // 8))

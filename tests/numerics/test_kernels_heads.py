@@ -41,9 +41,9 @@ def gradient(qkv, d_qkv, rope):
 
 
 def kernel(d_qkv, rope, row, column, cast=BlockCast(), tile=None):  # noqa: B008
-    options = settings(flat_shape(*d_qkv), row, column, cast)
+    casts = settings(flat_shape(*d_qkv), row, column, cast)
     at = (*(d.to(DEVICE) for d in d_qkv), None if rope is None else rope.to(DEVICE))
-    return [x.cpu() for x in run(*at, *options, tile)]
+    return [x.cpu() for x in run(*at, casts, tile)]
 
 
 @pytest.mark.parametrize("rotates", [False, True])

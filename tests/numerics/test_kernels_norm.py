@@ -12,8 +12,9 @@ from joined import BF16, FP32, every_dtype, every_norm, norm_inputs, normalized,
 
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.kernels import RowNorm, norm_cast_both
-from mxstudy.numerics.kernels.norm import run
+from mxstudy.numerics.kernels.norm import Normed, run
 from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
+from mxstudy.numerics.kernels.packing import pack
 
 pytestmark = pytest.mark.integration
 NARROW = Tile(32, 64, 8)  # several to a row
@@ -22,8 +23,8 @@ NARROW = Tile(32, 64, 8)  # several to a row
 def kernel(x, norm, row, column, cast, *, gain=None, bias=None, branch=None, round_output=False, tile=None):
     """As CPU tensors."""
     x, gain, bias, branch = (None if t is None else t.to(DEVICE) for t in (x, gain, bias, branch))
-    at = (x, branch, gain, bias, norm.p, norm.centers, norm.eps, round_output)
-    return [t.cpu() for t in run(*at, *settings(x.shape, row, column, cast), tile)]
+    known = pack(Normed(norm.p, norm.centers, norm.eps, round_output))
+    return [t.cpu() for t in run(x, branch, gain, bias, known, settings(x.shape, row, column, cast), tile)]
 
 
 @every_norm

@@ -35,8 +35,10 @@ from mxstudy.numerics.kernels import (
     norm_cast_both,
     norm_codes,
 )
-from mxstudy.numerics.kernels.activation import ACTIVATIONS
+from mxstudy.numerics.kernels.activation import ACTIVATIONS, Rounded
+from mxstudy.numerics.kernels.norm import Normed
 from mxstudy.numerics.kernels.operands import UNREAD, settings
+from mxstudy.numerics.kernels.packing import pack
 from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -47,7 +49,7 @@ def test_cast_both_is_an_operator(dtype):
     """Schema, fake tensors and tracing, and compiled without a break."""
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     cast = BlockCast()
-    library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", None, cast)))
+    library.opcheck(torch.ops.mxstudy.cast_both, (x, settings(x.shape, "E4M3", None, cast)))
     compiled = torch.compile(cast_both, fullgraph=True)(x, "E4M3", "E5M2", cast)
     for one, other in zip(compiled, cast_both(x, "E4M3", "E5M2", cast), strict=True):
         assert_same_bits(one, other)
@@ -64,11 +66,10 @@ def test_activations_are_operators(name):
 
     for one, other in zip(torch.compile(step, fullgraph=True)(h, dz), step(h, dz), strict=True):
         assert_same_bits(one, other)
-    options = settings(dz.shape, "E4M3", None, BlockCast())
-    phi, gated = ACTIVATIONS[name]
-    library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, phi, gated, True, True, *options))
+    casts, known = settings(dz.shape, "E4M3", None, BlockCast()), pack(Rounded(*ACTIVATIONS[name], True, True))
+    library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, known, casts))
     for again in (UNREAD, "E4M3"):
-        at = (dz, h, phi, gated, True, True, again, *options)
+        at = (dz, h, again, known, casts)
         library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, at)
 
 
@@ -78,9 +79,9 @@ def test_norm_cast_both_is_an_operator(norm, with_branch):
     """Schema, fake tensors and tracing, and compiled without a break."""
     x, gain, _ = (t.to(DEVICE) for t in norm_inputs())
     branch = x if with_branch else None
-    at = (x, branch, gain, None, norm.p, norm.centers, norm.eps, False)
-    options = settings(x.shape, "E4M3", None, BlockCast())
-    library.opcheck(torch.ops.mxstudy.norm_cast_both, (*at, *options))
+    known = pack(Normed(norm.p, norm.centers, norm.eps, False))
+    casts = settings(x.shape, "E4M3", None, BlockCast())
+    library.opcheck(torch.ops.mxstudy.norm_cast_both, (x, branch, gain, None, known, casts))
 
     def cast(x, gain):
         return norm_cast_both(x, gain, norm, "E4M3", "E4M3", BlockCast(), branch=x if with_branch else None)
@@ -97,9 +98,9 @@ def test_cast_one_is_an_operator(fmt, axis):
     """Schema, fake tensors and tracing, and compiled without a break."""
     x, gain, bias = (t.to(DEVICE) for t in norm_inputs())
     mean, rms = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True).sqrt()
-    row, column, *rest = settings(x.shape, fmt, fmt, BlockCast())
+    casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, BlockCast())
     for of in ((None, None, None, None), (None, rms, gain, None), (mean, rms, gain, bias)):
-        library.opcheck(torch.ops.mxstudy.cast_one, (x, *of, x, True, row or column, axis, *rest))
+        library.opcheck(torch.ops.mxstudy.cast_one, (x, *of, x, True, axis, casts))
 
     def cast(x):
         return cast_one(x, fmt, axis, BlockCast(), mean=mean, rms=rms, gain=gain, bias=bias)
@@ -112,8 +113,8 @@ def test_heads_cast_both_is_an_operator(with_rope):
     """Schema, fake tensors and tracing, and compiled without a break."""
     dq, dk, dv = (torch.randn(2, 32, heads, 16).bfloat16().to(DEVICE) for heads in (4, 2, 2))
     rope = torch.randn(32, 8, device=DEVICE) if with_rope else None
-    options = settings((64, 128), "E4M3", None, BlockCast())
-    library.opcheck(torch.ops.mxstudy.heads_cast_both, (dq, dk, dv, rope, *options))
+    casts = settings((64, 128), "E4M3", None, BlockCast())
+    library.opcheck(torch.ops.mxstudy.heads_cast_both, (dq, dk, dv, rope, casts))
 
     def cast(dq, dk, dv):
         return heads_cast_both(dq, dk, dv, rope, "E4M3", UNREAD, BlockCast())
@@ -139,7 +140,7 @@ def test_an_operand_that_nobody_reads_has_no_elements():
     x = torch.ones(48, 64)
     row, column = cast_both(x, "E4M3", UNREAD, BlockCast())  # whose blocks need not divide anything
     assert (row.shape, column.shape) == (x.shape, (0,))
-    library.opcheck(torch.ops.mxstudy.cast_both, (x, *settings(x.shape, "E4M3", UNREAD, BlockCast())))
+    library.opcheck(torch.ops.mxstudy.cast_both, (x, settings(x.shape, "E4M3", UNREAD, BlockCast())))
 
 
 @pytest.mark.parametrize(("fmt", "scale"), [("E4M3", None), ("E2M1", None), ("NVFP4", 0.05)])
@@ -165,6 +166,9 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
     assert_same_bits(found.scales.view(torch.uint8).cpu(), expected.scales.view(torch.uint8))
 
 
+ON_META = torch.ones(4, 64, dtype=BF16, device="meta")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -178,11 +182,9 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
         ({"fmt": "NVFP4", "cast": BlockCast(16)}, "tensor_scale: NVFP4 needs that of a bound"),
         ({"tensor_scale": 1.0}, "tensor_scale: E4M3 has none"),
         ({"branch": torch.ones(4, 64)}, "branch: it is added to x"),
-        ({"cast": BlockCast(scale_rule="code_bump")}, "'code_bump' is not a choice"),
-        (
-            {"x": torch.ones(4, 64, dtype=BF16, device="meta"), "cast": BlockCast(rounding="up")},
-            "rounding: 'up' is not a choice",
-        ),
+        ({"cast": BlockCast(scale_rule="code_bump")}, "scale_rule: code_bump has no kernel"),
+        ({"x": ON_META, "cast": BlockCast(rounding="up")}, "rounding: up has no kernel"),
+        ({"x": ON_META, "cast": BlockCast(rounding="stochastic")}, "rounding: stochastic has no kernel"),
         ({"fmt": "NVFP4", "cast": BlockCast(16), "tensor_scale": 0.0}, r"tensor_scale: 0\.0; give a number that is"),
     ],
 )
@@ -237,10 +239,11 @@ def test_casts_that_no_kernel_does(shape, row, column, block_size, message):
         cast_both(torch.ones(shape), row, column, BlockCast(block_size))
 
 
-def test_another_rounding_is_refused_where_nothing_is_cast():
+@pytest.mark.parametrize("rounding", ["up", "stochastic"])
+def test_another_rounding_is_refused_where_nothing_is_cast(rounding):
     """A kernel would take it for ties to even."""
-    with pytest.raises(ConfigError, match="rounding: 'up' is not a choice"):
-        cast_both(torch.ones(64, 64), None, None, BlockCast(rounding="up"))
+    with pytest.raises(ConfigError, match=f"rounding: {rounding} has no kernel; take one of"):
+        cast_both(torch.ones(64, 64), None, None, BlockCast(rounding=rounding))
 
 
 def test_activations_of_bad_input():

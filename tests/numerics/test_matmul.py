@@ -8,12 +8,27 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from gemms import CAST, IN, OUT, TOKENS, UNQUANTISED, assert_gemms, fits, gemm, operands, run
+from gemms import (
+    CAST,
+    IN,
+    OUT,
+    TOKENS,
+    UNQUANTISED,
+    assert_gemms,
+    fits,
+    gemm,
+    linear,
+    one_operand,
+    operands,
+    run,
+)
 from reference import Array, fake_quantize_array
 from reference_float_scales import nvfp4_array
 
+from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.numerics.cast import block_cast
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, forward_gemm, forward_operand, mx_linear
+from mxstudy.numerics.formats import any_random
+from mxstudy.numerics.matmul import forward_gemm, mx_linear
 from mxstudy.reader import ConfigError
 
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
@@ -53,10 +68,13 @@ TABLE = {
 
 
 def test_the_table_of_precisions() -> None:
-    found = {name: [getattr(gemms, operand) or "-" for operand in OPERANDS] for name, gemms in PRECISIONS.items()}
+    found = {name: [gemms.format(operand) or "-" for operand in OPERANDS] for name, gemms in PRECISIONS.items()}
     assert found == {name: row.split() for name, row in TABLE.items()}
-    assert {name for name, gemms in PRECISIONS.items() if gemms.scaling == "tensor"} == {"fp8_tensor"}
-    assert not any(gemms.native for gemms in PRECISIONS.values())
+    scopes = {name: {cast.outer_scale for _, cast in gemms.casts()} for name, gemms in PRECISIONS.items()}
+    assert {name for name, found in scopes.items() if found - {"none"}} == {"fp8_tensor", "nvfp4_forward_only"}
+    assert scopes["fp8_tensor"] == {"tensor"}
+    assert {cast.scale for _, cast in PRECISIONS["fp8_tensor"].casts()} == {"none"}
+    assert not any(any_random(gemms.filled(BlockCast())) or gemms.reads_forward for gemms in PRECISIONS.values())
 
 
 def test_a_precision_is_frozen() -> None:
@@ -80,7 +98,7 @@ def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """The others stay as they are, and so do the two GEMMs that do not read it, bit by bit."""
-    gemms = dataclasses.replace(UNQUANTISED, **{operand: fmt})
+    gemms = one_operand(operand, fmt)
     assert_gemms(*operands(dtype, shape), gemms)
     plain = run(*operands(dtype, shape), UNQUANTISED)
     changed = [not torch.equal(a, b) for a, b in zip(run(*operands(dtype, shape), gemms), plain, strict=True)]
@@ -95,7 +113,7 @@ def test_blocks_along_the_other_axis_would_be_seen(operand: str, fmt: str, dtype
     x, weight, dh = operands(dtype)
     X, W, dH = (t.double().numpy() for t in (x, weight, dh))
     index, left, right = {"forward": (0, X, W.T), "dgrad": (1, dH, W), "wgrad": (2, dH.T, X)}[operand.split("_")[0]]
-    got = run(x, weight, dh, dataclasses.replace(UNQUANTISED, **{operand: fmt}))[index]
+    got = run(x, weight, dh, one_operand(operand, fmt))[index]
     if operand in ("forward_x", "dgrad_dh", "wgrad_dh"):  # contracted along axis 1
         swapped = gemm(fake_quantize_array(left, fmt, 0), right)
     else:
@@ -137,7 +155,7 @@ def test_block_size_rule_and_rounding_reach_every_operand(
 ) -> None:
     cast = BlockCast(block_size, rule, rounding)
     for operand in OPERANDS:
-        assert_gemms(*operands(dtype), dataclasses.replace(UNQUANTISED, **{operand: "E4M3"}), cast)
+        assert_gemms(*operands(dtype), one_operand(operand, "E4M3"), cast)
 
 
 @pytest.mark.parametrize("row", ["mxfp8", "mxfp6_e2m3"])
@@ -165,14 +183,14 @@ def test_one_scale_a_tensor_loses_what_is_small_beside_the_largest() -> None:
     """Why blocks were invented: a token 2^-20 below another is gone, and with a scale a block it is not."""
     x, weight = torch.ones(32, 64), torch.ones(64, 64)
     x[0] = 2.0**-20
-    assert mx_linear(x, weight, PRECISIONS["fp8_tensor"], CAST)[0].abs().max() == 0
-    assert (mx_linear(x, weight, PRECISIONS["mxfp8"], CAST)[0] == 64 * 2.0**-20).all()
+    assert mx_linear(x, weight, linear(PRECISIONS["fp8_tensor"]))[0].abs().max() == 0
+    assert (mx_linear(x, weight, linear(PRECISIONS["mxfp8"]))[0] == 64 * 2.0**-20).all()
 
 
 def test_a_token_in_nvfp4_does_not_depend_on_its_neighbours() -> None:
     x, weight, _ = operands(torch.float32)
-    together = mx_linear(x, weight, PRECISIONS["nvfp4_forward_only"], BlockCast(16))
-    alone = mx_linear(x[5:6], weight, PRECISIONS["nvfp4_forward_only"], BlockCast(16))
+    nvfp4 = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16))
+    together, alone = mx_linear(x, weight, nvfp4), mx_linear(x[5:6], weight, nvfp4)
     torch.testing.assert_close(together[5:6], alone, rtol=1e-6, atol=0)
 
 
@@ -180,7 +198,7 @@ def test_a_token_in_nvfp4_does_not_depend_on_its_neighbours() -> None:
 def test_a_tokens_scale_in_nvfp4_is_that_of_its_cast_alone(pre_round: bool) -> None:
     x, _, _ = operands(torch.float32)
     cast = BlockCast(16, operand_pre_round=pre_round)
-    together = forward_operand(x, PRECISIONS["nvfp4_forward_only"], cast, torch.float32, None)
+    together = linear(PRECISIONS["nvfp4_forward_only"], cast).operand(x, "forward_x", -1, torch.float32)
     alone = torch.stack([block_cast(row, "NVFP4", -1, cast).tensor_scale for row in x])
     assert torch.equal(together.scale.squeeze(-1), alone)
 
@@ -190,17 +208,17 @@ def test_a_bound_saves_nvfp4_the_pass_over_the_row(bound: float) -> None:
     """Of the two scales the block's follows the tensor's: the result keeps its accuracy however loose the bound."""
     generator = torch.Generator().manual_seed(2)
     x, weight = torch.randn(64, 96, generator=generator), torch.randn(80, 96, generator=generator)
-    gemms, cast = PRECISIONS["nvfp4_forward_only"], BlockCast(16)
+    nvfp4 = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16))
     exact = x @ weight.T
 
     def error(bound: torch.Tensor | None) -> float:
-        h = forward_gemm(x, weight, gemms, cast, torch.float32, bound)
+        h = forward_gemm(x, weight, nvfp4, torch.float32, bound)
         return ((h - exact).norm() / exact.norm()).item()
 
     given = torch.tensor(bound)
     values, scales, tensor_scale = nvfp4_array(x.double().numpy(), np.float32(bound) / np.float32(2688), 1)
     decoded = torch.tensor(values * np.repeat(scales * float(tensor_scale), 16, 1)).float()
-    operand = forward_operand(x, gemms, cast, torch.float32, given)
+    operand = nvfp4.operand(x, "forward_x", -1, torch.float32, given)
     torch.testing.assert_close(operand.dequantize(), decoded, rtol=1e-6, atol=0)
     assert error(None) == pytest.approx(0.13, abs=0.02)
     assert error(given) == pytest.approx(error(None), rel=0.05)
@@ -222,7 +240,7 @@ def test_only_one_gradient_is_wanted(frozen: str) -> None:
     x, weight, dh = operands(torch.float32)
     _, dx, dw = run(x, weight, dh, PRECISIONS["mxfp8"])
     leaf, parameter = x.clone().requires_grad_(frozen != "x"), weight.clone().requires_grad_(frozen != "weight")
-    mx_linear(leaf, parameter, PRECISIONS["mxfp8"], CAST).backward(dh)
+    mx_linear(leaf, parameter, linear(PRECISIONS["mxfp8"])).backward(dh)
     assert leaf.grad is None if frozen == "x" else torch.equal(leaf.grad, dx)
     assert parameter.grad is None if frozen == "weight" else torch.equal(parameter.grad, dw)
 
@@ -231,7 +249,7 @@ def test_only_one_gradient_is_wanted(frozen: str) -> None:
 def test_tokens_that_do_not_fill_blocks_are_refused(operand: str) -> None:
     x, weight, dh = (t[:40] if len(t) == TOKENS else t for t in operands(torch.float32))
     with pytest.raises(ConfigError, match="40"):
-        run(x, weight, dh, dataclasses.replace(UNQUANTISED, **{operand: "E4M3"}))
+        run(x, weight, dh, one_operand(operand, "E4M3"))
     assert_gemms(x, weight, dh, PRECISIONS["mxfp8_forward_only"])
 
 

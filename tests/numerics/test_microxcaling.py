@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from gemms import assert_gemms
+from gemms import assert_gemms, linear
 from reference import Array, fake_quantize_array, to_dtype
 
+from mxstudy.config import PRECISIONS
 from mxstudy.numerics.cast import BlockCast, block_cast, quantize
 from mxstudy.numerics.formats import FORMATS
-from mxstudy.numerics.matmul import PRECISIONS, mx_linear
+from mxstudy.numerics.matmul import mx_linear
 from mxstudy.numerics.native import why_not_torchao
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.reader import ConfigError
@@ -83,9 +84,10 @@ def test_most_of_what_overflows_stays_clamped() -> None:
 def test_replicas_of_a_stack_share_no_bump() -> None:
     x, weight = normals(3, 64, 96), normals(3, 32, 96, seed=1)
     x[1] *= torch.nan
-    together = mx_linear(x, weight, PRECISIONS["mxfp8"], BUMPED)
+    bumped = linear(PRECISIONS["mxfp8"], BUMPED)
+    together = mx_linear(x, weight, bumped)
     for replica in (0, 2):
-        assert torch.equal(together[replica], mx_linear(x[replica], weight[replica], PRECISIONS["mxfp8"], BUMPED))
+        assert torch.equal(together[replica], mx_linear(x[replica], weight[replica], bumped))
 
 
 def test_not_finite_elements_are_their_own_blocks_alone() -> None:
@@ -136,6 +138,6 @@ def test_the_three_gemms_of_sizes_that_are_no_multiples() -> None:
 
 
 def test_the_hardware_has_whole_blocks() -> None:
-    for cast in (PADDED, BUMPED):
-        assert "whole blocks of one scale" in str(why_not_torchao(PRECISIONS["mxfp8"], cast, torch.bfloat16))
-    assert why_not_torchao(PRECISIONS["mxfp8"], CODE, torch.bfloat16) is None
+    for cast, named in ((PADDED, "forward_x: pad is True"), (BUMPED, "forward_x: scale_rule is code_bump")):
+        assert named in str(why_not_torchao(PRECISIONS["mxfp8"].filled(cast), torch.bfloat16))
+    assert why_not_torchao(PRECISIONS["mxfp8"].filled(CODE), torch.bfloat16) is None

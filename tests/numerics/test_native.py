@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
+from gemms import linear
 
+from mxstudy.config import PRECISIONS
 from mxstudy.numerics import BlockCast, native
-from mxstudy.numerics.matmul import PRECISIONS, mx_linear
+from mxstudy.numerics.matmul import mx_linear
 
 CUDA = torch.device("cuda")
 COVERED = ["mxfp8", "mxfp4", "mxfp8_forward_only", "mxfp8_backward_only", "bf16"]
@@ -23,9 +23,8 @@ def run(row: str, is_native: bool, dtype: torch.dtype, backend: str | None = Non
         return torch.ldexp(torch.randn(rows, columns, generator=generator), shift).to(dtype)
 
     x, weight, dh = draw(64, 96).requires_grad_(), draw(160, 96).requires_grad_(), draw(64, 160)
-    gemms = dataclasses.replace(PRECISIONS[row], native=is_native)
     call = torch.compile(mx_linear, backend=backend, fullgraph=True) if backend else mx_linear
-    h = call(x, weight, gemms, BlockCast())
+    h = call(x, weight, linear(PRECISIONS[row], native=is_native))
     return [h.detach(), *torch.autograd.grad(h, (x, weight), dh)]
 
 
@@ -70,7 +69,7 @@ def test_the_native_path_is_taken(emulated_kernels: None, monkeypatch: pytest.Mo
 
 
 def why_not(row: str = "mxfp8", cast: BlockCast | None = None, compute: torch.dtype = torch.bfloat16) -> str | None:
-    return native.why_not_native(PRECISIONS[row], cast or BlockCast(), compute, CUDA)
+    return native.why_not_native(PRECISIONS[row].filled(cast or BlockCast()), compute, CUDA)
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_a_gpu_that_is_not_here_is_asked_where_it_is(monkeypatch: pytest.MonkeyP
 
 
 def test_without_cuda_it_is_refused() -> None:
-    reason = native.why_not_native(PRECISIONS["mxfp8"], BlockCast(), torch.bfloat16, torch.device("cpu"))
+    reason = native.why_not_native(PRECISIONS["mxfp8"].filled(BlockCast()), torch.bfloat16, torch.device("cpu"))
     assert reason == "it needs CUDA with compute capability 10.0 (SM100) or later, and the device is cpu"
 
 
@@ -117,5 +116,5 @@ def test_rows_that_torchao_does_not_multiply_are_refused(row: str, named: str, b
 
 
 def test_other_blocks_and_dtypes_are_refused(blackwell: None) -> None:
-    assert "blocks of 32, not 16" in str(why_not(cast=BlockCast(block_size=16)))
+    assert "forward_x: block_size is 16, and it computes 32" in str(why_not(cast=BlockCast(block_size=16)))
     assert "returns bf16" in str(why_not(compute=torch.float32))

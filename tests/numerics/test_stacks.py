@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from appendix_e import BOUND, RMS, Rms, inputs
-from gemms import operands
+from gemms import linear, operands
 
-from mxstudy.numerics.matmul import PRECISIONS, BlockCast, Gemms, mx_linear
+from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms
+from mxstudy.numerics.matmul import Linear, mx_linear
 from mxstudy.numerics.norm import norm_linear
 from mxstudy.reader import ConfigError
 
@@ -25,6 +26,10 @@ Layer = Callable[..., torch.Tensor]
 
 def cast_of(row: str) -> BlockCast:
     return BlockCast(16 if row.startswith("nvfp4") else 32)
+
+
+def linear_of(row: str) -> Linear:
+    return linear(PRECISIONS[row], cast_of(row))
 
 
 def stacked(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -71,7 +76,7 @@ def mild(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 @every_dtype
 def test_a_replica_of_a_linear_is_the_linear_alone(row: str, dtype: torch.dtype) -> None:
     x, weight, dh = stacked(mild(operands(dtype)))
-    assert_alone_or_together(lambda x, weight: mx_linear(x, weight, PRECISIONS[row], cast_of(row)), [x, weight], dh)
+    assert_alone_or_together(lambda x, weight: mx_linear(x, weight, linear_of(row)), [x, weight], dh)
 
 
 @every_row
@@ -86,8 +91,7 @@ def test_a_replica_behind_a_norm_is_the_norm_and_linear_alone(
     given = inputs(torch.float32, spread=3)
     bias = (given.gain.flip(0),) if centers else ()
     *leaves, dh = stacked((given.x, given.gain, given.weight, *bias, given.dh))
-    options = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "centers": centers}
-    options |= {"gemms": PRECISIONS[row], "cast": cast_of(row)}
+    options = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "centers": centers, "linear": linear_of(row)}
     assert_alone_or_together(lambda *leaves: norm_linear(*leaves, **options), leaves, dh)
 
 
@@ -95,9 +99,8 @@ def test_the_pre_rounding_of_a_stack_is_that_of_its_replicas() -> None:
     for row in ("mxfp8", "fp8_tensor", "nvfp4_forward_only"):
         cast = dataclasses.replace(cast_of(row), operand_pre_round=True)
         x, weight, dh = stacked(mild(operands(torch.float32)))
-        assert_alone_or_together(
-            lambda x, weight, g=PRECISIONS[row], c=cast: mx_linear(x, weight, g, c), [x, weight], dh
-        )
+        rounded = linear(PRECISIONS[row], cast)
+        assert_alone_or_together(lambda x, weight, one=rounded: mx_linear(x, weight, one), [x, weight], dh)
 
 
 @every_row
@@ -106,7 +109,7 @@ def test_a_replica_does_not_know_its_slot(row: str) -> None:
     order = torch.tensor([3, 1, 4, 0, 2])
 
     def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return mx_linear(x, weight, PRECISIONS[row], cast_of(row))
+        return mx_linear(x, weight, linear_of(row))
 
     for one, other in zip(run(layer, [x, weight], dh), run(layer, [x[order], weight[order]], dh[order]), strict=True):
         assert same_bits(one[order], other)
@@ -118,7 +121,7 @@ def test_leading_axes_of_a_replica_are_its_tokens(row: str) -> None:
     x, weight, dh = stacked(mild(operands(torch.float32)))
 
     def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return mx_linear(x, weight, PRECISIONS[row], cast_of(row))
+        return mx_linear(x, weight, linear_of(row))
 
     h, dx, dweight = run(layer, [x.unflatten(1, (8, 16)), weight], dh.unflatten(1, (8, 16)))
     for one, other in zip((h.flatten(1, 2), dx.flatten(1, 2), dweight), run(layer, [x, weight], dh), strict=True):
@@ -130,7 +133,7 @@ def test_results_are_rounded_to_another_dtype_than_that_of_the_operands(row: str
     """FP32 x and W: every GEMM's result has bf16 values, and the gradients the dtype of what they are of."""
     x, weight, dh = operands(torch.float32)
     h, dx, dweight = run(
-        lambda x, weight: mx_linear(x, weight, PRECISIONS[row], cast_of(row), torch.bfloat16),
+        lambda x, weight: mx_linear(x, weight, linear_of(row), torch.bfloat16),
         [x, weight],
         dh.bfloat16(),
     )
@@ -138,16 +141,15 @@ def test_results_are_rounded_to_another_dtype_than_that_of_the_operands(row: str
     for gradient in (dx, dweight):
         assert torch.equal(gradient, gradient.bfloat16().float())
     if row == "bf16":
-        in_bf16 = run(
-            lambda x, w: mx_linear(x, w, Gemms(), BlockCast()), [x.bfloat16(), weight.bfloat16()], dh.bfloat16()
-        )
+        in_bf16 = run(lambda x, w: mx_linear(x, w, Linear(Gemms())), [x.bfloat16(), weight.bfloat16()], dh.bfloat16())
         for one, other in zip((h, dx, dweight), in_bf16, strict=True):
             assert torch.equal(one, other.to(one.dtype))
     else:
-        full = mx_linear(x, weight, PRECISIONS[row], cast_of(row))
+        full = mx_linear(x, weight, linear_of(row))
         assert torch.equal(h, full.bfloat16())
 
 
 def test_native_gemms_multiply_no_stacks() -> None:
+    forward = linear(Gemms(forward_x=Cast(format="E4M3"), forward_w=Cast(format="E4M3")), native=True)
     with pytest.raises(ConfigError, match="multiplies matrices, not stacks"):
-        mx_linear(torch.ones(2, 32, 32), torch.ones(2, 32, 32), Gemms("E4M3", "E4M3", native=True), BlockCast())
+        mx_linear(torch.ones(2, 32, 32), torch.ones(2, 32, 32), forward)

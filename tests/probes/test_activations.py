@@ -1,14 +1,13 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from mxstudy import config
+from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.model import LayerNorm, MXLinear, MXNorm, NormLinear, RMSNorm
 from mxstudy.numerics import fake_quantize
-from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.probes.activations import (
     ActivationHistograms,
     NormOutputRMS,
@@ -21,6 +20,7 @@ from mxstudy.probes.activations import (
 )
 from mxstudy.probes.base import StepView
 
+MXFP8 = PRECISIONS["mxfp8"]
 TOKENS = torch.zeros(1, 1, dtype=torch.int64)
 VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity(), lambda: (TOKENS, TOKENS), TOKENS.numel())
 
@@ -32,7 +32,7 @@ def gaussian(*shape, seed=0):
 def joined(norm):
     torch.nn.init.constant_(norm.weight, 3.0)
     linear = NormLinear(norm, 32, 0.02)
-    linear.gemms = PRECISIONS["mxfp8"]
+    linear.gemms = MXFP8.filled(BlockCast())
     return linear
 
 
@@ -110,7 +110,7 @@ def test_compiled_for_a_gpu_it_is_one_graph_a_norm_and_the_same(function, norm):
     x = gaussian(2, 64, 128).bfloat16()
     for out_features in (32, 64, 96):
         linear = NormLinear(norm, out_features, 0.02)
-        linear.gemms = replace(PRECISIONS["mxfp8"], native=False)
+        linear.gemms = MXFP8.filled(BlockCast())  # not the same object
         torch.testing.assert_close(compiled(function)(linear, x), function(linear, x), rtol=1e-6, atol=0)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]

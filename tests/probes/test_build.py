@@ -37,9 +37,9 @@ def names(probes: list[Probe]) -> list[str]:
     return [probe.name for probe in probes]
 
 
-def trained(probes: config.Probes, folder: Path, **changes: Any) -> tuple[Run, tiny.Memory]:
-    settings = replace(tiny.CONFIG, probe=probes, precision=tiny.precision((0, "mxfp8"), (4, "mxfp8_e5m2_grad")))
-    run, memory = tiny.build(settings, **{"steps": 7} | changes)
+def trained(probes: config.Probes, folder: Path, backend: str = "auto", **changes: Any) -> tuple[Run, tiny.Memory]:
+    precision = replace(tiny.precision((0, "mxfp8"), (4, "mxfp8_e5m2_grad")), backend=backend)
+    run, memory = tiny.build(replace(tiny.CONFIG, probe=probes, precision=precision), **{"steps": 7} | changes)
     run.spikes = build_spikes(probes, run.probes, folder, lambda: "step_00000000", [])
     return run, memory
 
@@ -126,7 +126,7 @@ def test_every_probe_leaves_rows_that_are_numbers_of_json_on_its_steps(tmp_path)
 
 
 def test_a_divergence_leaves_its_ring_and_names_the_checkpoint(tmp_path):
-    run, memory = trained(RING, tmp_path)
+    run, memory = trained(RING, tmp_path, backend="reference")
     train(run, 0, Leave())
     run.model.layers[0].attention.wo.register_forward_hook(lambda module, inputs, h: h * float("nan"))
     assert train(run, 6, Leave()) == "diverged"

@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from mxstudy import config
-from mxstudy.numerics.matmul import Gemms
+from mxstudy.config import Gemms
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.gradient_bias import GradientBias, compare, squared_norms
 from mxstudy.probes.shadow import shadow_gradients

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
+from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, set_casts, small, student
 from torch import Tensor
 
-from mxstudy.model.linear import MXLinear
+from mxstudy import config
+from mxstudy.model.precision import apply_precision
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.numerics import BlockCast, fake_quantize
 from mxstudy.probes.student.last_bin import last_bin
@@ -21,9 +22,7 @@ SEEDS = [5, 0, 9]
 
 
 def cast_by(model: ResidualMLP, scale_rule: str, **options: Any) -> None:
-    for module in model.modules():
-        if isinstance(module, MXLinear):
-            module.cast = BlockCast(scale_rule=scale_rule, **options)
+    set_casts(model, "mxfp8", BlockCast(scale_rule=scale_rule, **options))
 
 
 def counted(values: Tensor, emax: int = 8, largest: float = 448.0) -> float:
@@ -148,6 +147,23 @@ def test_formats_are_those_of_the_forward_or_e4m3(row: str, fmt: str) -> None:
     assert found[f"gaussian.{fmt}/floor/overflow_fraction"] == pytest.approx([share], abs=1e-3)
 
 
+@pytest.mark.parametrize("row", ["mxfp8", "mxfp8_backward_only"])
+def test_what_is_rounded_at_random_is_seen_as_rounded_to_even(row: str) -> None:
+    """In the forward's own blocks, and where E4M3 under the run's settings stands for them."""
+    found = {}
+    for rounding in ("even", "stochastic"):
+        model = student(small(), LAYER_NORM, SEEDS, row)
+        rows = (config.PrecisionRow(plan={"layers.*": row}),)
+        precision = config.Precision(schedule=rows, scale_rule="floor", rounding=rounding)
+        apply_precision(model, precision, 0, "fp32", torch.device("cpu"), SEEDS)
+        assert model.layers[0].up.random is None or rounding == "stochastic"
+        found[rounding] = last_bin(model, samples(TOKENS, SIZE))
+    for place in ("layers.0.up.input", "layers.0.up.weight", "layers.1.down.weight"):  # no GEMM has come before
+        for what in ("overflow_fraction", "max_fraction"):
+            even, stochastic = (found[rounding][f"{place}/floor/{what}"] for rounding in ("even", "stochastic"))
+            assert even == stochastic != [0.0] * len(SEEDS), place
+
+
 @pytest.mark.parametrize("norm", [name for name in NORMS if name.startswith("mxnorm")])
 def test_a_folded_gain_is_in_the_weight(norm: str) -> None:
     model, x = student(small(), NORMS[norm], [3, 4], "mxfp8"), samples(TOKENS, SIZE)
@@ -187,9 +203,7 @@ def test_neighbours_and_the_model_stay_what_they_are(sizes: dict[str, int], opti
 def test_a_part_of_a_block_counts_for_what_it_has() -> None:
     """Of 85 and 170 numbers, as if zeros followed them; shares are of the numbers alone."""
     model = student(small(hidden_size=32, activation="swiglu", swiglu_multiple=1), None, [0], "mxfp8", FP32)
-    for module in model.modules():
-        if isinstance(module, MXLinear):
-            module.cast = BlockCast(scale_rule="floor", pad_blocks=True)
+    cast_by(model, "floor", pad_blocks=True)
     weight = model.layers[1].down.weight
     weight.data = samples(1, 32, 85)
     found = last_bin(model, samples(TOKENS, 32))

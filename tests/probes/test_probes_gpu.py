@@ -11,7 +11,6 @@ import torch
 
 from mxstudy import config
 from mxstudy.model import MXNorm, NormLinear
-from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.probes.activations import fused, input_and_output_counts, mean_squares
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.train.loop import Run, train
@@ -50,7 +49,7 @@ def test_time_and_memory_are_the_gpus(tmp_path):
 def test_counts_and_rms_are_those_of_a_cpu():
     linear = NormLinear(MXNorm(1024, p=2.0), 64, 0.02)
     torch.nn.init.ones_(linear.norm.weight)
-    linear.gemms = replace(PRECISIONS["mxfp8"], native=False)
+    linear.gemms = config.PRECISIONS["mxfp8"].filled(config.BlockCast())
     x = torch.randn(4, 512, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
     there = [fused(f, linear.to(CUDA), x.to(CUDA)).cpu() for f in (mean_squares, input_and_output_counts)]
     here = [f(linear.cpu(), x) for f in (mean_squares, input_and_output_counts)]

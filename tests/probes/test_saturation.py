@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +14,16 @@ import torch
 from reference import dequantize_array, quantize_array
 
 from mxstudy import config
+from mxstudy.config import BlockCast, Cast, Gemms
+from mxstudy.config.recipes import tensor_scaled
 from mxstudy.model import MXLinear
-from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.matmul import PRECISIONS
+from mxstudy.numerics.matmul import quantized_operand
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.saturation import (
     OPERANDS,
     Saturation,
     gaussian_quality,
     quality,
-    quantized_as,
     quantized_operands,
     scale_exponents,
 )
@@ -40,12 +41,16 @@ def measured(settings: config.Pretrain) -> tuple[Run, StepView, Values]:
     return run, view, Saturation(config.Saturation(every_steps=1)).measure(view)
 
 
+def e4m3(**settings: Any) -> Cast:
+    return Cast(format="E4M3").filled(BlockCast(**settings))
+
+
 def settings_of(row: str, norm: config.Norm = tiny.MXNORM, **precision: object) -> config.Pretrain:
     return replace(tiny.CONFIG, norm=norm, precision=replace(tiny.precision((0, row)), **precision))
 
 
 def test_output_gradients_are_those_of_a_step_of_several_sequences() -> None:
-    run, _ = tiny.build(replace(settings_of("mxfp8"), optimizer=config.AdamW(lr=1e-12)))
+    run, _ = tiny.build(replace(settings_of("mxfp8", backend="reference"), optimizer=config.AdamW(lr=1e-12)))
     assert run.config.train.batch_size > 1
     seen: list[torch.Tensor] = []
     module = run.model.layers[1].feed_forward.w2
@@ -99,11 +104,12 @@ def test_a_made_up_layer() -> None:
     row[:5] = torch.tensor([1.76, -1.751, 1.75, 1.7, 2.0**-19])
     x = torch.stack((row, torch.zeros(32)))
     linear = MXLinear(32, 32, 1.0)
-    linear.gemms, linear.cast = replace(PRECISIONS["mxfp8_forward_only"], forward_w=None), BlockCast(scale_rule="floor")
+    cast = e4m3(scale_rule="floor")
+    linear.gemms = Gemms(forward_x=cast)
     [(operand, quantized, source)] = quantized_operands(linear, Sources(x, linear.weight, linear.weight, x))
     assert operand == "forward_x"
     assert source is x
-    measured = quality(quantized, x, linear.cast) | scale_exponents(quantized)
+    measured = quality(quantized, x, cast) | scale_exponents(quantized)
     got = {name: value.item() for name, value in measured.items()}
     noise = 0.01**2 + 0.001**2 + (1.7 - 1.75) ** 2 + 2.0**-38  # 1.7 is 435 of scale 2^-8: nearer to 448 than to 416
     signal = sum(v * v for v in (1.76, 1.751, 1.75, 1.7, 2.0**-19))
@@ -116,18 +122,19 @@ def test_a_made_up_layer() -> None:
         "scale_exponent_min": -8,
         "scale_exponent_max": -8,
     }
-    pre_rounding = replace(linear.cast, operand_pre_round=True)  # -1.751 is 1.75 in bf16, where the block ends
-    assert quality(quantized_as(x, "E4M3", 1, "block", pre_rounding), x, pre_rounding)["overflow_fraction"] == 1 / 64
+    pre_rounding = replace(cast, pre_round=True)  # -1.751 is 1.75 in bf16, where the block ends
+    assert quality(quantized_operand(x, pre_rounding, 1), x, pre_rounding)["overflow_fraction"] == 1 / 64
 
 
 def test_one_scale_a_tensor() -> None:
     x = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
-    quantized = quantized_as(x, "E4M3", 0, "tensor", BlockCast())
+    cast = tensor_scaled("E4M3").filled(BlockCast())
+    quantized = quantized_operand(x, cast, 0)
     scale = x.abs().max().item() / 448
     exponents = scale_exponents(quantized)
     assert {value.item() for value in exponents.values()} == {math.floor(math.log2(scale))}
-    assert quality(quantized, x, BlockCast())["overflow_fraction"] == 0
-    assert quality(quantized, x, BlockCast())["max_fraction"].item() == (x.abs() >= 432 * scale).double().mean().item()
+    assert quality(quantized, x, cast)["overflow_fraction"] == 0
+    assert quality(quantized, x, cast)["max_fraction"].item() == (x.abs() >= 432 * scale).double().mean().item()
     torch.testing.assert_close(quantized.dequantize(), quantized.values * scale, rtol=1e-6, atol=0)
 
 
@@ -142,14 +149,14 @@ def test_formats_with_other_scales_are_measured_too(row: str, block_size: int) -
 def test_a_nan_shows() -> None:
     x = torch.ones(2, 32)
     x[0, 0] = torch.nan
-    exponents = scale_exponents(quantized_as(x, "E4M3", 1, "block", BlockCast()))
+    exponents = scale_exponents(quantized_operand(x, e4m3(), 1))
     assert all(value.isnan() for value in exponents.values())
 
 
 # What was measured on a Gaussian elsewhere, blocks of 32 under floor (the public code of the instability paper).
 @pytest.mark.parametrize(("quantity", "expected"), [("overflow_fraction", 0.0086), ("max_fraction", 0.0115)])
 def test_a_gaussian_has_its_last_bin(quantity: str, expected: float) -> None:
-    got = gaussian_quality("E4M3", "block", BlockCast(scale_rule="floor"))
+    got = gaussian_quality(e4m3(scale_rule="floor"))
     assert got[quantity] == pytest.approx(expected, abs=2e-4)
 
 
@@ -157,7 +164,7 @@ def test_the_gaussian_stands_beside_and_is_that_of_the_cast() -> None:
     _, _, values = measured(settings_of("mxfp8_e5m2_grad", scale_rule="floor"))
     for operand in OPERANDS:
         fmt = "E5M2" if operand.endswith("dh") else "E4M3"
-        expected = gaussian_quality(fmt, "block", BlockCast(scale_rule="floor"))
+        expected = gaussian_quality(Cast(format=fmt).filled(BlockCast(scale_rule="floor")))
         for quantity in QUALITIES:
             assert values[f"layers.0.attention.wo/{operand}/{quantity}_gaussian"] == expected[quantity]
 
@@ -165,5 +172,5 @@ def test_the_gaussian_stands_beside_and_is_that_of_the_cast() -> None:
 def test_the_gaussian_takes_nothing_from_the_global_generator() -> None:
     gaussian_quality.cache_clear()
     before = torch.get_rng_state()
-    gaussian_quality("E2M1", "block", BlockCast())
+    gaussian_quality(Cast(format="E2M1").filled(BlockCast()))
     assert torch.equal(torch.get_rng_state(), before)

@@ -11,10 +11,10 @@ import tiny
 import torch
 
 from mxstudy import config
+from mxstudy.config import Gemms
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.norm import Norm
 from mxstudy.numerics import matmul
-from mxstudy.numerics.matmul import Gemms
 from mxstudy.probes import shadow
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
@@ -180,7 +180,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
     torch.autograd.grad(loss, list(model.parameters()))
     monkeypatch.undo()
     names = list(linears_of(model))
-    order = [f"{name}/{o}" for name in names for o in ("forward_w", "forward_x")]
+    order = [f"{name}/{o}" for name in names for o in ("forward_x", "forward_w")]
     order += [f"{name}/{o}" for name in reversed(names) for o in ("dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")]
     return dict(zip(order, multiplied, strict=True))
 

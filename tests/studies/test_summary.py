@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from mxstudy.studies.pretrain import divergence
-from mxstudy.studies.summary import baseline_arm, markdown_table, short, terminal_table
+from mxstudy.studies.summary import baseline_arm, markdown_table, terminal_table
+from mxstudy.tracking.arms import short
 
 RUNS = pd.DataFrame(
     {

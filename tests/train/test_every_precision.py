@@ -9,12 +9,11 @@ import torch
 from tiny import CONFIG, MXNORM, RMSNORM, build, precision
 
 from mxstudy import config
-from mxstudy.numerics.matmul import PRECISIONS
 from mxstudy.train.loop import train
 from mxstudy.train.signals import Leave
 
 NORMS = {"rmsnorm": RMSNORM, "mxnorm_p2": MXNORM, "mxnorm_postround": config.PostRoundMXNorm()}
-ROWS = [name for name in PRECISIONS if name != "fp32"]
+ROWS = [name for name in config.PRECISIONS if name != "fp32"]
 
 
 def settings(row: str, norm: config.Norm) -> config.Pretrain:

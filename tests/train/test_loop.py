@@ -76,7 +76,7 @@ def test_arms_start_from_the_same_weights():
 
 
 def test_nothing_non_finite_reaches_the_weights_and_divergence_is_a_result():
-    run, memory = tiny.build()
+    run, memory = tiny.build(tiny.REFERENCE)
     train_step(run, 0)
     before = {name: weight.clone() for name, weight in run.model.named_parameters()}
     run.model.layers[0].attention.wo.register_forward_hook(lambda module, inputs, h: h * float("nan"))

@@ -20,7 +20,7 @@ from benchmarks.scaling import model_of
 from mxstudy import config
 from mxstudy.data.batches import rows_of_rank
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.numerics.ranks import whole, world_size
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
@@ -40,7 +40,18 @@ PROBES = config.Probes(
     weights=config.Weights(every_steps=1),
     spikes=config.Spikes(every_steps=1),
 )
-# Scales that reach along rows, along columns, over a whole weight; norms that fold their gain, and others.
+STOCHASTIC = config.Cast(format="E4M3", rounding="stochastic")
+RANDOM = config.Gemms(
+    forward_x=config.Cast(format="E4M3"),
+    forward_w=STOCHASTIC,
+    dgrad_dh=STOCHASTIC,
+    dgrad_w=config.Cast(format="E4M3", block_size=16, two_dimensional=True),
+    wgrad_dh=STOCHASTIC,
+    wgrad_x=STOCHASTIC,
+    wgrad_transform=config.Hadamard(size=16, signs="step"),
+)
+# Scales that reach along rows, along columns, over a whole weight; norms that fold their gain, and others; what is
+# drawn by the place of a row in the whole batch.
 ARMS = {
     "fp32": (tiny.MXNORM, "fp32", "fp32"),
     "mxfp8 mxnorm": (tiny.MXNORM, "mxfp8", "bf16"),
@@ -48,13 +59,15 @@ ARMS = {
     "layernorm with a bias": (config.LayerNorm(bias=True), "mxfp4", "bf16"),
     "one scale a tensor": (tiny.RMSNORM, "fp8_tensor", "bf16"),
     "nvfp4": (config.RMSNorm(fold_gain=True), "nvfp4_forward_only", "bf16"),
+    "random": (tiny.RMSNORM, "random", "bf16"),
 }
 
 
 def settings(arm: str, **train_changes: Any) -> config.Pretrain:
     norm, row, compute = ARMS[arm]
-    precision = replace(tiny.precision((0, row)), block_size=16 if row.startswith("nvfp4") else 32)
-    changed = replace(tiny.CONFIG.train, compute=compute, **train_changes)
+    size = 16 if row.startswith("nvfp4") else 32
+    precision = replace(tiny.precision((0, row)), block_size=size, recipes={row: RANDOM} if row == "random" else {})
+    changed = replace(tiny.CONFIG.train, **{"compute": compute, **train_changes})
     return replace(tiny.CONFIG, norm=norm, precision=precision, train=changed, probe=PROBES)
 
 
@@ -63,7 +76,7 @@ def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[Run, tin
     configure_torch(settings.train.compile)
     compute = settings.train.compute
     with torch.device("meta"):
-        model = Decoder(settings.model, settings.norm, block_cast(settings.precision), DTYPES[compute])
+        model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[compute])
     parallelize(model, settings.train, init_device_mesh("cpu", (1,)) if is_alone else mesh_of_ranks(CPU))
     model.to_empty(device=CPU).init_weights(settings.seed)
     apply_precision(model, settings.precision, 0, compute, CPU)
@@ -167,6 +180,15 @@ def test_one_process_agrees_at_step_1_in_fp32(steps):
             torch.testing.assert_close(step["after"][name], weight, rtol=1e-6, atol=1e-6, msg=name)
 
 
+def test_micro_batches_draw_what_one_batch_does():
+    """In FP32, where gradients of micro-batches are not rounded before they are summed; recomputed forwards alike."""
+    accumulation = [{"micro_batch_size": size, "activation_checkpointing": c} for size, c in ((4, "none"), (2, "full"))]
+    one, two = (step_of(sharded(settings("random", **changes, compute="fp32"))) for changes in accumulation)
+    assert one["loss"] == pytest.approx(two["loss"], rel=1e-6)
+    for name, gradient in one["gradients"].items():
+        torch.testing.assert_close(two["gradients"][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_each_rank_holds_its_part_alone(ranks, steps):
     for arm, of_ranks in steps.items():
         parameters = sum(weight.numel() for weight in of_ranks[0]["before"].values())
@@ -223,7 +245,7 @@ def parts_of_8b(ranks: int) -> list[int]:
     try:
         large = replace(settings("mxfp8 mxnorm"), model=model_of("llama_8b"))
         with torch.device("meta"):
-            model = Decoder(large.model, large.norm, block_cast(large.precision), torch.bfloat16)
+            model = Decoder(large.model, large.norm, large.precision.settings, torch.bfloat16)
         parallelize(model, large.train, init_device_mesh("cpu", (ranks,)))
         return [model.num_params(), sum(weight.to_local().numel() for weight in model.parameters())]
     finally:

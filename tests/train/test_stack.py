@@ -202,7 +202,8 @@ def test_weights_by_their_operands(norm: dict[str, Any], optimizer: str) -> None
         "precision": {"schedule": [{"plan": {"layers.*": "mxfp8"}}]},
     }
     casts, holds = (stack([0, 1], **options) for _ in range(2))
-    casts.model.join()
+    for one in (casts, holds):
+        one.model.join()
     holds.use_kernels()
     assert any(leaf.dtype == torch.bfloat16 for leaf in holds.leaves) == (norm["kind"] == "layernorm")
     for _ in range(5):

@@ -9,7 +9,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast
+from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.probes.build import build_probes
 from mxstudy.train.loop import Run, train
 from mxstudy.train.optimizer import build_optimizer
@@ -36,6 +36,9 @@ CONFIG = config.Pretrain(
     train=config.Train(steps=20, batch_size=4, sequence_length=64, device="cpu"),
     validation=config.Validation(sequences=4),
 )
+
+# Module by module, so that hooks of linears are called.
+REFERENCE = replace(CONFIG, precision=replace(CONFIG.precision, backend="reference"))
 
 
 class Copies:
@@ -72,7 +75,7 @@ def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run
     settings = replace(settings, train=replace(settings.train, **train_changes))
     configure_torch(settings.train.compile, settings.train.deterministic)
     compute = settings.train.compute
-    model = Decoder(settings.model, settings.norm, block_cast(settings.precision), DTYPES[compute])
+    model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[compute])
     model.init_weights(settings.seed)
     apply_precision(model, settings.precision, 0, compute, torch.device("cpu"))
     parallelize(model, settings.train)

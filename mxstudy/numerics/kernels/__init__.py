@@ -10,6 +10,7 @@ the rest of the package has; neither knows how to differentiate itself. Torch se
 from mxstudy.numerics.kernels.activation import activation_backward_cast_both, activation_cast_both
 from mxstudy.numerics.kernels.adam import adam_
 from mxstudy.numerics.kernels.cast import cast_both
+from mxstudy.numerics.kernels.cast_any import cast_any
 from mxstudy.numerics.kernels.cast_one import cast_one
 from mxstudy.numerics.kernels.gemms import linear_gradients, product
 from mxstudy.numerics.kernels.heads import heads_cast_both
@@ -25,6 +26,7 @@ __all__ = [
     "activation_backward_cast_both",
     "activation_cast_both",
     "adam_",
+    "cast_any",
     "cast_both",
     "cast_one",
     "heads_cast_both",

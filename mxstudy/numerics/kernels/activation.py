@@ -6,6 +6,7 @@ z = phi(h), or phi(gate) * up with h = gate | up        dh = dz phi'(h), or dz u
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from mxstudy.numerics.formats import look_up
 from mxstudy.numerics.kernels.operands import (
     BF16,
     UNREAD,
+    Casts,
     Tile,
     both,
     constants,
@@ -29,6 +31,7 @@ from mxstudy.numerics.kernels.operands import (
     tile_of,
     written,
 )
+from mxstudy.numerics.kernels.packing import pack, unpack
 from mxstudy.reader import require
 
 aten = torch.ops.aten
@@ -63,6 +66,16 @@ ACTIVATIONS = {name: Activation(name, False) for name in ("relu", "relu2", "gelu
 ACTIVATIONS["swiglu"] = Activation("silu", True)
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """An activation, and whether phi(gate) and its result are rounded to bf16."""
+
+    phi: str
+    gated: bool
+    round_gate: bool
+    round_output: bool
+
+
 def activation_cast_both(
     h: Tensor,
     activation: str,
@@ -78,9 +91,9 @@ def activation_cast_both(
     `gate_dtype`, `dtype`: to what phi(gate) and z are rounded, bf16 or, for not at all, float32. Raises ConfigError
     for an unknown activation, another h than bf16, and as `settings` does.
     """
-    phi, gated = checked(h, activation)
-    options = settings(output_shape(h, gated), row, column, cast)
-    return _activation_cast_both(h, phi, gated, BF16 in (gate_dtype, dtype), dtype == BF16, *options)
+    rounded = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
+    casts = settings(output_shape(h, rounded.gated), row, column, cast)
+    return _activation_cast_both(h, pack(rounded), casts)
 
 
 def activation_backward_cast_both(
@@ -101,15 +114,13 @@ def activation_backward_cast_both(
     column operand of the format `again`, for a forward that has not kept it; else of no elements. Raises ConfigError
     as the forward does; the blocks of a gated activation's two gradients have to lie apart.
     """
-    phi, gated = checked(h, activation)
+    known = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
     require(
-        dz.dtype == BF16 and dz.shape == output_shape(h, gated),
+        dz.dtype == BF16 and dz.shape == output_shape(h, known.gated),
         f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
     )
     settings(dz.shape, UNREAD, again, cast)
-    options = settings(dz.shape, row, column, cast)
-    roundings = BF16 in (gate_dtype, dtype), dtype == BF16
-    return _activation_backward_cast_both(dz, h, phi, gated, *roundings, again, *options)
+    return _activation_backward_cast_both(dz, h, again, pack(known), settings(dz.shape, row, column, cast))
 
 
 def checked(h: Tensor, activation: str) -> Activation:
@@ -127,158 +138,93 @@ def rounded(x: Tensor, to_bf16: bool) -> Tensor:
 
 
 @library.custom_op("mxstudy::activation_cast_both", mutates_args=())
-def _activation_cast_both(
-    h: Tensor,
-    phi: str,
-    gated: bool,
-    round_gate: bool,
-    round_output: bool,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-) -> tuple[Tensor, Tensor]:
-    parts = h.to(torch.float32).chunk(1 + gated, dim=-1)
-    z = PHIS[phi].apply(parts[0])
-    if gated:
-        z = rounded(z, round_gate) * parts[1]
-    return both(rounded(z, round_output), row, column, block_size, scale_rule, rounding, pre_round)
+def _activation_cast_both(h: Tensor, activation: str, casts: str) -> tuple[Tensor, Tensor]:
+    known = unpack(Rounded, activation)
+    parts = h.to(torch.float32).chunk(1 + known.gated, dim=-1)
+    z = PHIS[known.phi].apply(parts[0])
+    if known.gated:
+        z = rounded(z, known.round_gate) * parts[1]
+    return both(rounded(z, known.round_output), casts)
 
 
 @_activation_cast_both.register_fake
-def _(
-    h: Tensor,
-    phi: str,
-    gated: bool,
-    round_gate: bool,
-    round_output: bool,
-    row: str | None,
-    column: str | None,
-    *options: object,
-) -> tuple[Tensor, Tensor]:
-    return empty_both(h.new_empty(output_shape(h, gated)), row, column)
+def _(h: Tensor, activation: str, casts: str) -> tuple[Tensor, Tensor]:
+    return empty_both(h.new_empty(output_shape(h, unpack(Rounded, activation).gated)), casts)
 
 
 @_activation_cast_both.register_kernel("cuda")
-def run(
-    h: Tensor,
-    phi: str,
-    gated: bool,
-    round_gate: bool,
-    round_output: bool,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-    tile: Tile | None = None,
-) -> tuple[Tensor, Tensor]:
+def run(h: Tensor, activation: str, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
     from mxstudy.numerics.kernels.device.activation import activation_cast_both_kernel
 
-    operands = empty_both(h.new_empty(output_shape(h, gated)), row, column)
-    rows, columns = h.numel() // h.shape[-1], output_shape(h, gated)[-1]
-    tile = tile or tile_of(rows, columns, block_size, elements=4096)
+    known, of_casts = unpack(Rounded, activation), constants(casts)
+    shape = output_shape(h, known.gated)
+    operands = empty_both(h.new_empty(shape), casts)
+    rows, columns = h.numel() // h.shape[-1], shape[-1]
+    tile = tile or tile_of(rows, columns, of_casts["BLOCK"], elements=4096)
     launch(
         activation_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
         (h.contiguous(), *map(written, operands)),
         tile.warps,
-        PHI=KERNELS[phi][0],
-        GATED=gated,
-        ROUND_GATE=round_gate,
-        ROUND_OUTPUT=round_output,
+        PHI=KERNELS[known.phi][0],
+        GATED=known.gated,
+        ROUND_GATE=known.round_gate,
+        ROUND_OUTPUT=known.round_output,
         COLUMNS=columns,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,
-        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+        **of_casts,
     )
     return operands
 
 
 @library.custom_op("mxstudy::activation_backward_cast_both", mutates_args=())
 def _activation_backward_cast_both(
-    dz: Tensor,
-    h: Tensor,
-    phi: str,
-    gated: bool,
-    round_gate: bool,
-    round_output: bool,
-    again: str | None,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
+    dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    parts, dz = h.to(torch.float32).chunk(1 + gated, dim=-1), dz.to(torch.float32)
-    z = PHIS[phi].apply(parts[0])
-    gradients = [PHIS[phi].backward(rounded(dz * parts[1], round_gate) if gated else dz, parts[0])]
-    if gated:
-        z = rounded(z, round_gate)
+    known = unpack(Rounded, activation)
+    parts, dz = h.to(torch.float32).chunk(1 + known.gated, dim=-1), dz.to(torch.float32)
+    phi, z = PHIS[known.phi], PHIS[known.phi].apply(parts[0])
+    gradients = [phi.backward(rounded(dz * parts[1], known.round_gate) if known.gated else dz, parts[0])]
+    if known.gated:
+        z = rounded(z, known.round_gate)
         gradients.append(dz * z)
         z = z * parts[1]
-    dh, cast = torch.cat(gradients, dim=-1).to(BF16), (block_size, scale_rule, rounding, pre_round)
-    return *both(dh, row, column, *cast), operand(rounded(z, round_output), again, -2, BlockCast(*cast))
+    z_again = operand(rounded(z, known.round_output), again, -2, unpack(Casts, casts).block_cast)
+    return *both(torch.cat(gradients, dim=-1).to(BF16), casts), z_again
 
 
 @_activation_backward_cast_both.register_fake
-def _(
-    dz: Tensor,
-    h: Tensor,
-    phi: str,
-    gated: bool,
-    round_gate: bool,
-    round_output: bool,
-    again: str | None,
-    row: str | None,
-    column: str | None,
-    *options: object,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return *empty_both(h, row, column), empty_operand(dz, again)
+def _(dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str) -> tuple[Tensor, Tensor, Tensor]:
+    return *empty_both(h, casts), empty_operand(dz, again)
 
 
 @_activation_backward_cast_both.register_kernel("cuda")
 def run_backward(
-    dz: Tensor,
-    h: Tensor,
-    phi: str,
-    gated: bool,
-    round_gate: bool,
-    round_output: bool,
-    again: str | None,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-    tile: Tile | None = None,
+    dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
     from mxstudy.numerics.kernels.device.activation import activation_backward_cast_both_kernel
 
     dz, h = dz.contiguous(), h.contiguous()
-    operands, columns = (*empty_both(h, row, column), empty_operand(dz, again)), dz.shape[-1]
-    tile = tile or tile_of(dz.numel() // columns, columns, block_size, elements=2048)
+    known, of_casts = unpack(Rounded, activation), constants(casts)
+    operands, columns = (*empty_both(h, casts), empty_operand(dz, again)), dz.shape[-1]
+    tile = tile or tile_of(dz.numel() // columns, columns, of_casts["BLOCK"], elements=2048)
     launch(
         activation_backward_cast_both_kernel,
         (dz.numel() // (tile.rows * tile.columns),),
         (dz, h, *map(written, operands)),
         tile.warps,
-        PHI=KERNELS[phi][0],
-        PHI_BACKWARD=KERNELS[phi][1],
-        GATED=gated,
-        ROUND_GATE=round_gate,
-        ROUND_OUTPUT=round_output,
-        AGAIN=format_constants(again, scale_rule),
+        PHI=KERNELS[known.phi][0],
+        PHI_BACKWARD=KERNELS[known.phi][1],
+        GATED=known.gated,
+        ROUND_GATE=known.round_gate,
+        ROUND_OUTPUT=known.round_output,
+        AGAIN=format_constants(again, unpack(Casts, casts).scale_rule),
         COLUMNS=columns,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,
-        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+        **of_casts,
     )
     return operands

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mxstudy.numerics.kernels.operands import Held, constants, launch, tile_of
+from mxstudy.numerics.kernels.operands import Casts, Held, constants, launch, tile_of
+from mxstudy.numerics.kernels.packing import pack
 
-NO_CAST = (None, None, 1, "rceil", "even", False)
+NO_CAST = pack(Casts(None, None, 1, "rceil", "even", False))
 
 
 def adam_(
@@ -28,8 +29,8 @@ def adam_(
     from mxstudy.numerics.kernels.device.adam import adam_kernel
 
     rows, columns = p.shape[-2:]
-    settings = held.settings if held else NO_CAST
-    tile = tile_of(rows, columns, settings[2], elements=2048)
+    known = constants(held.casts if held else NO_CAST)
+    tile = tile_of(rows, columns, known["BLOCK"], elements=2048)
     tiles = rows * columns // (tile.rows * tile.columns)
     operands = (held.forward, held.dgrad) if held else (None, None)
     launch(
@@ -45,5 +46,5 @@ def adam_(
         TILES=tiles,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,
-        **constants(*settings),
+        **known,
     )

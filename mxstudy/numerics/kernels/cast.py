@@ -6,7 +6,6 @@ from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.kernels.operands import (
-    Settings,
     Tile,
     both,
     constants,
@@ -27,40 +26,29 @@ def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -
     return cast_both_with(x, settings(x.shape, row, column, cast))
 
 
-def cast_both_with(x: Tensor, options: Settings) -> tuple[Tensor, Tensor]:
+def cast_both_with(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
     """The same, with what `settings` has found to be in order."""
-    return _cast_both(x, *options)
+    return _cast_both(x, casts)
 
 
 @library.custom_op("mxstudy::cast_both", mutates_args=())
-def _cast_both(
-    x: Tensor, row: str | None, column: str | None, block_size: int, scale_rule: str, rounding: str, pre_round: bool
-) -> tuple[Tensor, Tensor]:
-    return both(x, row, column, block_size, scale_rule, rounding, pre_round)
+def _cast_both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
+    return both(x, casts)
 
 
 @_cast_both.register_fake
-def _(x: Tensor, row: str | None, column: str | None, *options: object) -> tuple[Tensor, Tensor]:
-    return empty_both(x, row, column)
+def _(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
+    return empty_both(x, casts)
 
 
 @_cast_both.register_kernel("cuda")
-def run(
-    x: Tensor,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-    tile: Tile | None = None,
-) -> tuple[Tensor, Tensor]:
+def run(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
     from mxstudy.numerics.kernels.device.cast import cast_both_kernel
 
     x = x.contiguous()
-    operands, columns = empty_both(x, row, column), x.shape[-1]
-    tile = tile or tile_of(x.numel() // columns, columns, block_size, elements=2048)
+    operands, columns, known = empty_both(x, casts), x.shape[-1], constants(casts)
+    tile = tile or tile_of(x.numel() // columns, columns, known["BLOCK"], elements=2048)
     launch(
         cast_both_kernel,
         (x.numel() // (tile.rows * tile.columns),),
@@ -69,6 +57,6 @@ def run(
         COLUMNS=columns,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,
-        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+        **known,
     )
     return operands

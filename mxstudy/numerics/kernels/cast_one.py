@@ -6,7 +6,8 @@ from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.kernels.operands import BF16, FP32, Tile, format_constants, launch, operand, settings, tile_of
+from mxstudy.numerics.kernels.operands import BF16, FP32, Casts, Tile, constants, launch, operand, settings, tile_of
+from mxstudy.numerics.kernels.packing import unpack
 from mxstudy.numerics.norm import affine, center, normalize
 from mxstudy.reader import ConfigError, require
 
@@ -36,8 +37,8 @@ def cast_one(
     require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
     if fmt is None and x.dtype == BF16 and rms is None and mean is None and gain is None:
         return x
-    row, column, *rest = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
-    return _cast_one(x, mean, rms, gain, bias, after, round_first, row or column, axis, *rest)
+    casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
+    return _cast_one(x, mean, rms, gain, bias, after, round_first, axis, casts)
 
 
 @library.custom_op("mxstudy::cast_one", mutates_args=())
@@ -49,17 +50,14 @@ def _cast_one(
     bias: Tensor | None,
     after: Tensor | None,
     round_first: bool,
-    fmt: str | None,
     axis: int,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
+    casts: str,
 ) -> Tensor:
     y = center(to_dtype(x, BF16) if round_first else x, mean)
     y = y if rms is None else normalize(y, rms)
     y = y if gain is None else affine(to_dtype(y, FP32), gain, bias)
-    return operand(y, fmt, axis, BlockCast(block_size, scale_rule, rounding, pre_round))
+    c = unpack(Casts, casts)
+    return operand(y, c.row or c.column, axis, c.block_cast)
 
 
 @_cast_one.register_fake
@@ -76,12 +74,8 @@ def run(
     bias: Tensor | None,
     after: Tensor | None,
     round_first: bool,
-    fmt: str | None,
     axis: int,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
+    casts: str,
     tile: Tile | None = None,
 ) -> Tensor:
     """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
@@ -89,7 +83,8 @@ def run(
 
     x, columns = x.contiguous(), x.shape[-1]
     result = x.new_empty(x.shape, dtype=BF16)
-    tile = tile or tile_of(x.numel() // columns, columns, block_size, elements=2048)
+    known = constants(casts)
+    tile = tile or tile_of(x.numel() // columns, columns, known["BLOCK"], elements=2048)
     launch(
         cast_one_kernel,
         (x.numel() // (tile.rows * tile.columns),),
@@ -97,10 +92,10 @@ def run(
         tile.warps,
         ROUND_FIRST=round_first,
         AXIS=axis + 2,
-        FORMAT=format_constants(fmt, scale_rule),
-        BLOCK=block_size,
-        AWAY=rounding == "away",
-        PRE_ROUND=pre_round,
+        FORMAT=known["ROW"] or known["COLUMN"],
+        BLOCK=known["BLOCK"],
+        AWAY=known["AWAY"],
+        PRE_ROUND=known["PRE_ROUND"],
         COLUMNS=columns,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,

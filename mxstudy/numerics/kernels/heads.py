@@ -37,8 +37,7 @@ def heads_cast_both(
             row in (None, UNREAD) or part.shape[2] * part.shape[3] % cast.block_size == 0,
             f"block_size: {cast.block_size} does not divide the heads of {name}, {list(part.shape)}",
         )
-    options = settings(flat_shape(dq, dk, dv), row, column, cast)
-    return _heads_cast_both(dq, dk, dv, rope, *options)
+    return _heads_cast_both(dq, dk, dv, rope, settings(flat_shape(dq, dk, dv), row, column, cast))
 
 
 def flat_shape(*parts: Tensor) -> tuple[int, int]:
@@ -47,28 +46,15 @@ def flat_shape(*parts: Tensor) -> tuple[int, int]:
 
 
 @library.custom_op("mxstudy::heads_cast_both", mutates_args=())
-def _heads_cast_both(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    rope: Tensor | None,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-) -> tuple[Tensor, Tensor]:
+def _heads_cast_both(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tuple[Tensor, Tensor]:
     dq, dk = (part if rope is None else rotate_back(part, rope) for part in (dq, dk))
     dqkv = torch.cat([part.flatten(2).flatten(0, 1) for part in (dq, dk, dv)], dim=-1)
-    return both(dqkv, row, column, block_size, scale_rule, rounding, pre_round)
+    return both(dqkv, casts)
 
 
 @_heads_cast_both.register_fake
-def _(
-    dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, row: str | None, column: str | None, *options: object
-) -> tuple[Tensor, Tensor]:
-    return empty_both(dq.new_empty(flat_shape(dq, dk, dv)), row, column)
+def _(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tuple[Tensor, Tensor]:
+    return empty_both(dq.new_empty(flat_shape(dq, dk, dv)), casts)
 
 
 @_heads_cast_both.register_kernel("cuda")
@@ -77,24 +63,19 @@ def run(
     dk: Tensor,
     dv: Tensor,
     rope: Tensor | None,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
+    casts: str,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
     from mxstudy.numerics.kernels.device.heads import heads_cast_both_kernel
 
-    shape = flat_shape(dq, dk, dv)
-    operands = empty_both(dq.new_empty(shape), row, column)
+    shape, known = flat_shape(dq, dk, dv), constants(casts)
+    operands = empty_both(dq.new_empty(shape), casts)
     turned = (None, None, 1) if rope is None else (rope.cos(), rope.sin(), rope.numel() // rope.shape[-1])
     start = 0
     for part, (cos, sin, positions) in ((dq, turned), (dk, turned), (dv, (None, None, 1))):
         columns = part.shape[2] * part.shape[3]
-        of_part = tile or tile_of(shape[0], columns, block_size, elements=2048)
+        of_part = tile or tile_of(shape[0], columns, known["BLOCK"], elements=2048)
         launch(
             heads_cast_both_kernel,
             (shape[0] * columns // (of_part.rows * of_part.columns),),
@@ -106,7 +87,7 @@ def run(
             COLUMNS=columns,
             TILE_ROWS=of_part.rows,
             TILE_COLUMNS=of_part.columns,
-            **constants(row, column, block_size, scale_rule, rounding, pre_round),
+            **known,
         )
         start += columns
     return operands

@@ -13,6 +13,7 @@ from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.kernels.operands import (
     BF16,
     UNREAD,
+    Casts,
     Tile,
     both,
     constants,
@@ -22,6 +23,7 @@ from mxstudy.numerics.kernels.operands import (
     settings,
     written,
 )
+from mxstudy.numerics.kernels.packing import pack, unpack
 from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.reader import require
 
@@ -36,6 +38,16 @@ class RowNorm:
     p: float | None = None
     centers: bool = False
     eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A RowNorm, and whether its output is rounded to bf16 before it is cast."""
+
+    p: float | None
+    centers: bool
+    eps: float
+    round_output: bool
 
 
 class NormCast(NamedTuple):
@@ -76,65 +88,41 @@ def norm_cast_both(
         norm.p is None or x.shape[-1] % cast.block_size == 0,
         f"block_size: {cast.block_size} does not divide axis -1 of shape {list(x.shape)}",
     )
-    options = settings(x.shape, row, column, cast)
-    at = (x, branch, gain, bias, norm.p, norm.centers, norm.eps, round_output)
-    first, second, total, mean, rms = _norm_cast_both(*at, *options)
+    known = pack(Normed(norm.p, norm.centers, norm.eps, round_output))
+    casts = settings(x.shape, row, column, cast)
+    first, second, total, mean, rms = _norm_cast_both(x, branch, gain, bias, known, casts)
     return NormCast(first, second, x if branch is None else total, mean if norm.centers else None, rms)
 
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def empty_results(x: Tensor, has_branch: bool, centers: bool, row: str | None, column: str | None) -> Tensors:
+def empty_results(x: Tensor, has_branch: bool, centers: bool, casts: str) -> Tensors:
     """Row and column operand, sum, mean, rms; of no elements where there is no such thing."""
     total = torch.empty_like(x) if has_branch else x.new_empty(0)
     rms = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-    return *empty_both(x, row, column), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
+    return *empty_both(x, casts), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
 
 
 @library.custom_op("mxstudy::norm_cast_both", mutates_args=())
 def _norm_cast_both(
-    x: Tensor,
-    branch: Tensor | None,
-    gain: Tensor | None,
-    bias: Tensor | None,
-    p: float | None,
-    centers: bool,
-    eps: float,
-    round_output: bool,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
+    x: Tensor, branch: Tensor | None, gain: Tensor | None, bias: Tensor | None, norm: str, casts: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    known, block_size = unpack(Normed, norm), unpack(Casts, casts).block_size
     total = x if branch is None else to_dtype(x + branch, x.dtype)
-    mean = row_mean(total) if centers else None
-    centered = center(total, mean)
-    rms = rms_exact(centered, eps) if p is None else rms_estimate(centered, p, block_size, eps)
+    mean = row_mean(total) if known.centers else None
+    centered, p = center(total, mean), known.p
+    rms = rms_exact(centered, known.eps) if p is None else rms_estimate(centered, p, block_size, known.eps)
     y = normalize(centered, rms)
     y = y if gain is None else affine(y, gain, bias)
-    operands = both(to_dtype(y, BF16) if round_output else y, row, column, block_size, scale_rule, rounding, pre_round)
+    operands = both(to_dtype(y, BF16) if known.round_output else y, casts)
     nothing = x.new_empty(0)
     return *operands, nothing if branch is None else total, rms.new_empty(0) if mean is None else mean, rms
 
 
 @_norm_cast_both.register_fake
-def _(
-    x: Tensor,
-    branch: Tensor | None,
-    gain: Tensor | None,
-    bias: Tensor | None,
-    p: float | None,
-    centers: bool,
-    eps: float,
-    round_output: bool,
-    row: str | None,
-    column: str | None,
-    *options: object,
-) -> Tensors:
-    return empty_results(x, branch is not None, centers, row, column)
+def _(x: Tensor, branch: Tensor | None, gain: Tensor | None, bias: Tensor | None, norm: str, casts: str) -> Tensors:
+    return empty_results(x, branch is not None, unpack(Normed, norm).centers, casts)
 
 
 @_norm_cast_both.register_kernel("cuda")
@@ -143,27 +131,21 @@ def run(
     branch: Tensor | None,
     gain: Tensor | None,
     bias: Tensor | None,
-    p: float | None,
-    centers: bool,
-    eps: float,
-    round_output: bool,
-    row: str | None,
-    column: str | None,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
+    norm: str,
+    casts: str,
     tile: Tile | None = None,
 ) -> Tensors:
     """`tile`: another one than usual, with blocks whole in it; then the RMS may differ in its last bits."""
     from mxstudy.numerics.kernels.device import norm as device
 
-    x = x.contiguous()
-    row_operand, column_operand, total, mean, rms = results = empty_results(x, branch is not None, centers, row, column)
+    x, known, of_casts = x.contiguous(), unpack(Normed, norm), constants(casts)
+    results = empty_results(x, branch is not None, known.centers, casts)
+    row_operand, column_operand, total, mean, rms = results
     rows, columns = x.shape[-2:]
-    replicas = x.numel() // (rows * columns)
-    tile = tile or (row_tile(columns) if column == UNREAD else norm_tile(columns, block_size))
-    gather, merge, finish = device.BLOCK_MAXIMA if p is not None else device.CENTERED if centers else device.EXACT
+    replicas, p, block_size = x.numel() // (rows * columns), known.p, of_casts["BLOCK"]
+    tile = tile or (row_tile(columns) if unpack(Casts, casts).column == UNREAD else norm_tile(columns, block_size))
+    of_exact = device.CENTERED if known.centers else device.EXACT
+    gather, merge, finish = of_exact if p is None else device.BLOCK_MAXIMA
     launch(
         device.norm_cast_both_kernel,
         (-(-rows // tile.rows), replicas),
@@ -175,7 +157,7 @@ def run(
             None if branch is None else total,
             written(row_operand),
             written(column_operand),
-            mean if centers else None,
+            mean if known.centers else None,
             rms,
             rows,
             0 if gain is None or gain.numel() == columns else columns,
@@ -186,12 +168,12 @@ def run(
         FINISH=finish,
         P=p,
         COEFFICIENT=None if p is None else rms_coefficient(p, block_size),
-        EPS=eps,
-        ROUND_OUTPUT=round_output,
+        EPS=known.eps,
+        ROUND_OUTPUT=known.round_output,
         COLUMNS=columns,
         TILE_ROWS=tile.rows,
         TILE_COLUMNS=tile.columns,
-        **constants(row, column, block_size, scale_rule, rounding, pre_round),
+        **of_casts,
     )
     return results
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4, check_tensor_scale
-from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, look_up
+from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.numerics.kernels.norm import RowNorm
 from mxstudy.numerics.kernels.operands import (
     BF16,
-    BLOCK_SIZES,
     FormatConstants,
+    check_settings,
     format_constants,
     is_capable_of,
     launch,
@@ -72,8 +72,7 @@ def norm_codes(
     over x. Raises ConfigError for another x than bf16, and for norms, formats, casts and shapes that have no kernel.
     """
     element = look_up(FORMATS, fmt, "format")
-    look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
-    look_up(ROUNDINGS, cast.rounding, "rounding")
+    check_settings(cast)
     columns = x.shape[-1]
     require(x.dtype == BF16, f"x: {x.dtype} has no kernel; give bfloat16")
     require(
@@ -82,13 +81,11 @@ def norm_codes(
     )
     require(not norm.centers, "norm: the mean has no kernel that gives codes; take centers=False")
     require(fmt in CODED, f"format: {fmt} has no kernel that gives codes; take one of {', '.join(CODED)}")
-    require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
-    require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
     require(columns % cast.block_size == 0, f"block_size: {cast.block_size} does not divide axis -1 of {list(x.shape)}")
     require(columns <= MAX_COLUMNS, f"x: rows of {columns} have no kernel; {MAX_COLUMNS} at most")
     is_nvfp4 = element.scale == "E4M3"
     if is_nvfp4:
-        check_nvfp4(cast)
+        check_nvfp4(fmt, cast)
     require(
         is_nvfp4 == (tensor_scale is not None),
         f"tensor_scale: {fmt} {'needs that of a bound of x / rms' if is_nvfp4 else 'has none; NVFP4 has'}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,26 +11,45 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, look_up, look_up_mx
+from mxstudy.numerics.formats import FORMATS, SCALE_RULES, look_up_mx
+from mxstudy.numerics.kernels.packing import pack, unpack
 from mxstudy.numerics.scales import MANTISSA_BITS
 from mxstudy.reader import require
 
 BLOCK_SIZES = (16, 32, 64)
+KERNEL_RULES = ("floor", "ceil", "rceil", "even")
+ROUNDS = ("even", "away")
+KERNEL_FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1")
 BF16, FP32 = torch.bfloat16, torch.float32
 UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is of no elements
 
-Settings = tuple[str | None, str | None, int, str, str, bool]  # of both formats and a BlockCast, as operators take them
+
+@dataclass(frozen=True)
+class Casts:
+    """How both operands of a tensor are cast: the formats along the rows and along the columns, and a BlockCast."""
+
+    row: str | None
+    column: str | None
+    block_size: int
+    scale_rule: str
+    rounding: str
+    pre_round: bool
+
+    @property
+    def block_cast(self) -> BlockCast:
+        return BlockCast(self.block_size, self.scale_rule, self.rounding, self.pre_round)
 
 
 class Held(NamedTuple):
     """A weight's operands, bf16 and of its shape: of the forward and of dgrad, and how they are cast from it.
 
     `forward` is a leaf that stands for the weight: its gradient is the weight's (straight-through), in bf16.
+    `casts`: packed, as operators take them.
     """
 
     forward: Tensor
     dgrad: Tensor
-    settings: Settings
+    casts: str
 
 
 class FormatConstants(NamedTuple):
@@ -51,29 +71,36 @@ class Tile(NamedTuple):
     warps: int
 
 
-def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> Settings:
-    """Both formats and the cast for an operator on [..., rows, columns].
+def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> str:
+    """Return `Casts` for an operator on [..., rows, columns], packed.
 
     Raises ConfigError for what no kernel does: formats without E8M0 scales, other scale rules than those of
     SCALE_RULES, other roundings, other blocks than those of BLOCK_SIZES, and blocks that do not divide their axis.
     """
-    look_up(SCALE_RULES, cast.scale_rule, "scale_rule")
-    look_up(ROUNDINGS, cast.rounding, "rounding")
-    require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
-    require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
+    check_settings(cast)
     for fmt, axis in ((row, -1), (column, -2)):
         if fmt not in (None, UNREAD):
             look_up_mx(str(fmt))
+            require(fmt in KERNEL_FORMATS, f"format: {fmt} has no kernel; take one of {KERNEL_FORMATS}")
             require(
                 shape[axis] % cast.block_size == 0,
                 f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(shape)}",
             )
-    return row, column, cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round
+    return pack(Casts(row, column, cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round))
 
 
-def both(x: Tensor, row: str | None, column: str | None, *cast: Any) -> tuple[Tensor, Tensor]:
+def check_settings(cast: BlockCast) -> None:
+    """Raise ConfigError for what no kernel does, in whatever format."""
+    require(cast.scale_rule in KERNEL_RULES, f"scale_rule: {cast.scale_rule} has no kernel; take one of {KERNEL_RULES}")
+    require(cast.rounding in ROUNDS, f"rounding: {cast.rounding} has no kernel; take one of {ROUNDS}")
+    require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
+    require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
+
+
+def both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
     """x [..., rows, columns] by the numerics: in blocks along the last axis and along the one before it."""
-    return operand(x, row, -1, BlockCast(*cast)), operand(x, column, -2, BlockCast(*cast))
+    c = unpack(Casts, casts)
+    return operand(x, c.row, -1, c.block_cast), operand(x, c.column, -2, c.block_cast)
 
 
 def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast) -> Tensor:
@@ -83,9 +110,9 @@ def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast) -> Tensor:
     return x.to(BF16, copy=True) if fmt is None else block_cast(x, fmt, axis, cast).dequantize(BF16)
 
 
-def empty_both(x: Tensor, row: str | None, column: str | None) -> tuple[Tensor, Tensor]:
-    """For operands of these formats."""
-    return empty_operand(x, row), empty_operand(x, column)
+def empty_both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
+    c = unpack(Casts, casts)
+    return empty_operand(x, c.row), empty_operand(x, c.column)
 
 
 def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
@@ -95,16 +122,15 @@ def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- for kernels
 
 
-def constants(
-    row: str | None, column: str | None, block_size: int, scale_rule: str, rounding: str, pre_round: bool
-) -> dict[str, Any]:
+def constants(casts: str) -> dict[str, Any]:
     """The settings as kernels take them: known when they are compiled."""
+    c = unpack(Casts, casts)
     return {
-        "ROW": format_constants(row, scale_rule),
-        "COLUMN": format_constants(column, scale_rule),
-        "BLOCK": block_size,
-        "AWAY": rounding == "away",
-        "PRE_ROUND": pre_round,
+        "ROW": format_constants(c.row, c.scale_rule),
+        "COLUMN": format_constants(c.column, c.scale_rule),
+        "BLOCK": c.block_size,
+        "AWAY": c.rounding == "away",
+        "PRE_ROUND": c.pre_round,
     }
 
 

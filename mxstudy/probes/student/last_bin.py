@@ -10,10 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.residual_mlp import Block, ResidualMLP
-from mxstudy.numerics.cast import BlockCast, block_cast, join_blocks, split_blocks
-from mxstudy.numerics.formats import CODE_BUMP, FORMATS
+from mxstudy.numerics.block_operands import settings_of
+from mxstudy.numerics.cast import block_cast, join_blocks, pre_rounded, split_blocks
+from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.probes.student.bias import Rows
@@ -51,7 +53,7 @@ def last_bin(model: ResidualMLP, x_TD: Tensor) -> Rows:
         measured[f"{name}/literal_fraction"] = share(near_absmax(place))
         for rule in dict.fromkeys((place.cast.scale_rule, PAPERS_RULE)):
             quantized = block_cast(place.values, place.fmt, -1, replace(place.cast, scale_rule=rule))
-            values = place.cast.pre_rounded(place.values.float())
+            values = pre_rounded(place.values.float(), place.cast)
             measured[f"{name}/{rule}/overflow_fraction"] = share(overflows(quantized, values))
             measured[f"{name}/{rule}/max_fraction"] = share(is_max(quantized))
             if rule == CODE_BUMP:  # its scales depend on how many blocks there are beside each other
@@ -69,22 +71,26 @@ def places(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, Place]]:
     seen = activations(model, x_TD)
     for name, block in blocks_of(model).items():
         for part, linear in linears_of(name, block).items():
-            x, weight = linear.gemms.operands[0]
+            x, weight = linear.gemms.forward_x, linear.gemms.forward_w
             yield f"{part}.input", place(linear, operand_of(linear, seen[part]), x, weight)
             yield f"{part}.weight", place(linear, weight_of(linear), weight, x)
             for gain_name, gain in gains_of(linear).items():
                 yield f"{part}.{gain_name}", place(linear, gain, weight, x)
-        yield f"{name}.output", place(block.up, seen[name], *block.up.gemms.operands[0])
+        yield f"{name}.output", place(block.up, seen[name], block.up.gemms.forward_x, block.up.gemms.forward_w)
 
 
 def linears_of(name: str, block: Block) -> dict[str, MXLinear]:
     return {part: module for part, module in block.named_modules(prefix=name) if isinstance(module, MXLinear)}
 
 
-def place(linear: MXLinear, values: Tensor, *wanted: str | None) -> Place:
-    """In the first of the formats `wanted` that has a power of two as the scale of a block, else in E4M3."""
-    fmts = [fmt for fmt in wanted if fmt and FORMATS[fmt].scale == "E8M0" and linear.gemms.scaling == "block"]
-    return Place(values, (*fmts, "E4M3")[0], linear.cast)
+def place(linear: MXLinear, values: Tensor, *wanted: Cast | None) -> Place:
+    """In the first of the casts `wanted` that has a power of two as the scale of a block, else in E4M3.
+
+    What is rounded at random is seen as rounded to even: the counts are of the range.
+    """
+    cast = next((cast for cast in wanted if cast is not None and cast.scale == "E8M0"), None)
+    fmt, seen = ("E4M3", linear.cast) if cast is None else (cast.format, settings_of(cast))
+    return Place(values, fmt, replace(seen, rounding="even") if ROUNDINGS[seen.rounding].draws else seen)
 
 
 def activations(model: ResidualMLP, x_TD: Tensor) -> dict[str, Tensor]:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.residual_mlp import VECTOR_OPS, Block, ResidualMLP
-from mxstudy.numerics.matmul import Gemms
 from mxstudy.numerics.norm import affine
 
 FP32_OPS = VECTOR_OPS["fp32"]

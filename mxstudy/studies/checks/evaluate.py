@@ -6,6 +6,7 @@ from typing import Any
 
 from mxstudy.config import Evaluate
 from mxstudy.evaluation import questions
+from mxstudy.studies.of_checkpoint import backend as backend
 from mxstudy.studies.of_checkpoint import check_model, identity_of
 from mxstudy.studies.of_checkpoint import pinned as pinned
 

@@ -27,6 +27,13 @@ def check(config: Fork) -> None:
         raise ConfigError(f"intervention: with it {error}") from None
 
 
+def backend(config: Fork) -> str | None:
+    """Return the backends of the forks' blocks, with what is changed, on the device that they get."""
+    _, of_parent = parent_of(config)
+    device = resolve_device(config.device, "device")
+    return student_teacher.backend(changed(of_parent, config.intervention), device)
+
+
 def parent_of(config: Fork) -> tuple[RunFolder, StudentTeacher]:
     parent = named_run(config.parent, Path(config.runs_dir), "parent")
     of_parent: Any = parent.config()

@@ -10,6 +10,7 @@ from mxstudy.config import Corpus, Perplexity
 from mxstudy.data import corpus
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.reader import require
+from mxstudy.studies.of_checkpoint import backend as backend
 from mxstudy.studies.of_checkpoint import check_model, identity_of
 from mxstudy.studies.of_checkpoint import pinned as pinned
 

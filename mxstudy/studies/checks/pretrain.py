@@ -12,25 +12,24 @@ from mxstudy.config import Pretrain
 from mxstudy.data import corpus, tokenizer
 from mxstudy.data.batches import rows_of_rank
 from mxstudy.evaluation import questions
+from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, block_cast, check_starts, has_token_blocks
+from mxstudy.model.precision import DTYPES, apply_precision, check_starts, token_block
 from mxstudy.reader import require
+from mxstudy.tracking.arms import all_backends
 from mxstudy.train.runtime import resolve_device
 
 # What runs the model by itself, with weights that a sharded one does not have.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 
-# What `check_model` has passed: to make a model takes 10 ms, and jobs that differ in seeds and rates have the same.
-_passed: set[str] = set()
+# The backends of what `check_model` has passed: to make a model takes 10 ms, and jobs that differ in seeds and rates
+# have the same.
+_passed: dict[str, str | None] = {}
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
     """Everything that can be wrong and be known before a run over so many ranks: raises ConfigError."""
-    device = resolve_device(config.train.device)
-    parts = repr((config.model, config.norm, config.precision, config.train, device, ranks))
-    if parts not in _passed:
-        check_model(config, device, ranks)
-        _passed.add(parts)
+    backend(config, ranks)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
@@ -44,19 +43,37 @@ def check(config: Pretrain, ranks: int = 1) -> None:
         check_vocabulary(config, vocab_size(config.tokenizer))
 
 
-def check_model(config: Pretrain, device: torch.device, ranks: int) -> None:
-    """What model, norm, precision and train decide alone."""
+def backend(config: Pretrain, ranks: int = 1) -> str | None:
+    """Return the backends of its blocks, over all rows of the schedule. Raises ConfigError as `check_model`."""
+    device = resolve_device(config.train.device)
+    parts = repr((config.model, config.norm, config.precision, config.train, device, ranks))
+    if parts not in _passed:
+        _passed[parts] = check_model(config, device, ranks)
+    return _passed[parts]
+
+
+def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | None:
+    """Check what model, norm, precision and train decide alone; returns the backends of the blocks."""
     check_starts(config.precision, config.train.steps)
+    backends: set[str] = set()
     with torch.device("meta"):
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
     tokens = (config.train.micro_batch_size or share) * config.train.sequence_length
     for row in config.precision.schedule:
-        apply_precision(model, config.precision, row.from_step, config.train.compute, device)
-        require(
-            tokens % config.precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
-            f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {config.precision.block_size}",
+        apply_precision(
+            model,
+            config.precision,
+            row.from_step,
+            config.train.compute,
+            device,
+            (config.seed,),
+            config.train.compile,
         )
+        backends.update(backends_of(model).values())
+        block = token_block(model)
+        require(tokens % block == 0, f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {block}")
+    return all_backends(backends)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
@@ -79,4 +96,4 @@ def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
 
 
 def build_model(config: Pretrain) -> Decoder:
-    return Decoder(config.model, config.norm, block_cast(config.precision), DTYPES[config.train.compute])
+    return Decoder(config.model, config.norm, config.precision.settings, DTYPES[config.train.compute])

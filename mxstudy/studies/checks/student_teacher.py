@@ -8,18 +8,40 @@ import torch
 from torch import nn
 
 from mxstudy.config import StudentTeacher
+from mxstudy.model.backends import backends_of
 from mxstudy.model.linear import NormLinear
-from mxstudy.model.precision import apply_precision, check_starts, has_token_blocks
+from mxstudy.model.precision import apply_precision, check_starts, token_block
 from mxstudy.model.teacher import Teacher
-from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.formats import is_random
 from mxstudy.reader import ConfigError, require
+from mxstudy.tracking.arms import all_backends
 from mxstudy.train.runtime import resolve_device
-from mxstudy.train.stack import build_student, quantized
+from mxstudy.train.stack import apply_run_precision, build_student, quantized
+
+# The backends of what `check_models` has passed: stacks that differ in seeds and rates have the same.
+_passed: dict[str, str | None] = {}
 
 
 def check(config: StudentTeacher) -> None:
     """Everything that can be wrong and be known before the run: raises ConfigError."""
-    device = resolve_device(config.train.device)
+    backend(config)
+
+
+def backend(config: StudentTeacher, device: torch.device | None = None) -> str | None:
+    """Return the backends of the students' blocks, over all rows of the schedule; raises ConfigError as `check_models`.
+
+    `device`: the config's own if not given.
+    """
+    device = device or resolve_device(config.train.device)
+    models = config.model, config.norm, config.precision, config.student, config.teacher
+    parts = repr((*models, config.train, len(config.replicas), device))
+    if parts not in _passed:
+        _passed[parts] = check_models(config, device)
+    return _passed[parts]
+
+
+def check_models(config: StudentTeacher, device: torch.device) -> str | None:
+    """Check what models, precision and train decide alone; returns the backends of the students' blocks."""
     precision, train = config.precision, config.train
     try:
         with torch.device("meta"):
@@ -29,15 +51,19 @@ def check(config: StudentTeacher) -> None:
         is_students = str(error).partition(":")[0] in vars(config.student)
         raise ConfigError(f"student.{error}" if is_students else str(error)) from None
     check_starts(precision, train.steps)
+    backends: set[str] = set()
     for row in precision.schedule:
-        apply_precision(model, precision, row.from_step, train.compute, device)
+        apply_run_precision(model, config, row.from_step, device)
+        backends.update(backends_of(model).values())
         check_gain(model, config.student.gain)
         if config.teacher.quantized:
             check_teacher(teacher, config, row.from_step, device)
+        block = token_block(model)
         require(
-            train.batch_size % precision.block_size == 0 or not any(has_token_blocks(m) for m in model.modules()),
-            f"train.batch_size: {train.batch_size} samples do not divide into blocks of {precision.block_size}",
+            train.batch_size % block == 0,
+            f"train.batch_size: {train.batch_size} samples do not divide into blocks of {block}",
         )
+    return all_backends(backends)
 
 
 def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: torch.device) -> None:
@@ -52,9 +78,9 @@ def check_gain(model: nn.Module, gain: str) -> None:
     """A gain in MX takes its format from the forward, which has to have blocks with scales of powers of two."""
     for name, linear in model.named_modules():
         if gain == "mx" and isinstance(linear, NormLinear):
-            fmt = linear.gemms.forward_w or linear.gemms.forward_x
+            cast = linear.gain_cast
             require(
-                fmt is not None and linear.gemms.scaling == "block" and FORMATS[fmt].scale == "E8M0",
+                cast is not None and cast.scale == "E8M0" and not is_random(cast),
                 f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format; "
                 "take bf16 or fp32",
             )

@@ -1,0 +1,259 @@
+"""What a linear layer's GEMMs multiply, as values: casts of operands, transforms of GEMMs, recipes of linears.
+
+    forward   H  = Q(X; in)   . Q(W; in)^T
+    dgrad     dX = Q(dH; out) . Q(W; out)
+    wgrad     dW = Q(dH; T)^T . Q(X; T)
+
+`mxstudy.numerics.matmul` computes every value that can be written here. A backend that is faster names the values that
+it computes, and answers any other with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from mxstudy.reader import ConfigError, require
+
+Outer = Literal["none", "tensor", "row", "bound"]
+
+
+@dataclass(frozen=True)
+class BlockCast:
+    """The settings of a run that hold for every operand whose recipe leaves them open: `precision.*`.
+
+    `operand_pre_round`: round operands to bf16 first, ties away from zero. `pad_blocks`: fill up with zeros a last
+    block that the axis leaves incomplete; without it such a size is an error. Both are what microxcaling does.
+    """
+
+    block_size: int = 32
+    scale_rule: str = "rceil"
+    rounding: str = "even"
+    operand_pre_round: bool = False
+    pad_blocks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """How one operand of one GEMM is quantised. None: left open, and filled by the settings of the run (`filled`).
+
+    `format`: the elements' format, a row of FORMATS. `scale`: the format of block scales (E8M0; E4M3; FP32; none, for
+    an outer scale alone). `block_size` B, along the contraction axis; `two_dimensional`: a block is B x B.
+    `scale_rule`: how an E8M0 exponent is rounded, a row of SCALE_RULES. `outer_scale`: an FP32 scale above the blocks'
+    for the whole tensor, or for each row; bound is that of the norm in front, and of each row where there is no norm.
+    `statistic`: what sets the range of a block: the largest magnitude, or the standard deviation times the range that
+    Quartet chose for Gaussians (arXiv 2505.14669). `headroom`: the share of the format's range that is used, for
+    instance 3/4 (arXiv 2502.20586) or 16/17. `candidates`: factors on the range, of which each block takes the one with
+    the smallest error, the first where errors are equal (four over six, arXiv 2512.02010: 1 and 1.5).
+    `rounding`: a row of ROUNDINGS; stochastic rounding compares with `random_bits` random bits. `pre_round`, `pad`: see
+    BlockCast. `source`: what is quantised, the tensor in high precision or what the forward has quantised already.
+    `mask_clipped`: the gradient is zero where the forward's cast clipped.
+    """
+
+    format: str
+    scale: Literal["E8M0", "E4M3", "FP32", "none"] = "E8M0"
+    block_size: int | None = None
+    two_dimensional: bool = False
+    scale_rule: str | None = None
+    outer_scale: Outer = "none"
+    statistic: Literal["absmax", "std"] = "absmax"
+    headroom: float = 1.0
+    candidates: tuple[float, ...] = (1.0,)
+    candidate_error: Literal["mse", "mae"] = "mse"
+    rounding: str | None = None
+    random_bits: Literal[8, 24] = 24
+    pre_round: bool | None = None
+    pad: bool | None = None
+    source: Literal["high_precision", "forward"] = "high_precision"
+    mask_clipped: bool = False
+
+    def __post_init__(self) -> None:
+        blocks = self.scale != "none"
+        require(self.block_size is None or self.block_size > 0, f"block_size: must be positive, not {self.block_size}")
+        require(0 < self.headroom <= 1, f"headroom: a share of the range, above 0 and at most 1, not {self.headroom}")
+        require(
+            bool(self.candidates) and min(self.candidates) > 0,
+            f"candidates: give one positive factor or more, not {list(self.candidates)}",
+        )
+        require(
+            len(self.candidates) > 1 or self.candidate_error == "mse",
+            "candidate_error: there is one candidate, so nothing is chosen by its error; leave it out",
+        )
+        require(
+            self.scale == "E8M0" or self.scale_rule is None,
+            f"scale_rule: it rounds exponents of E8M0 scales, and these are {self.scale}; leave it out",
+        )
+        require(
+            self.scale not in ("E8M0", "FP32") or self.outer_scale == "none",
+            f"outer_scale: {self.scale} scales reach every number of FP32 and need none above them; leave it out",
+        )
+        require(
+            not self.two_dimensional or self.outer_scale in ("none", "tensor"),
+            f"outer_scale: square blocks lie in several rows, and {self.outer_scale} gives each its own; take tensor",
+        )
+        require(blocks or self.outer_scale != "none", "scale: none needs an outer_scale; take tensor or row")
+        for name, is_set in (
+            ("block_size", self.block_size is not None),
+            ("two_dimensional", self.two_dimensional),
+            ("pad", self.pad is not None),
+            ("candidates", len(self.candidates) > 1),
+            ("statistic", self.statistic != "absmax"),
+        ):
+            require(blocks or not is_set, f"{name}: there are no blocks with scale: none; leave it out")
+        require(
+            self.rounding not in ("even", "away") or self.random_bits == 24,
+            f"random_bits: {self.rounding} rounding draws none; leave it out",
+        )
+
+    def filled(self, settings: BlockCast) -> Cast:
+        """Return the cast with every open field filled that means something for it; ConfigError for a vain setting."""
+        values: dict[str, object] = {}
+        for name, setting in SETTINGS.items():
+            value, fixed = getattr(settings, setting), getattr(self, name)
+            if fixed is None and self.has(name):
+                values[name] = value
+                continue
+            default = getattr(BlockCast, setting)
+            is_read = name in BLOCKS_OWN and not self.has(name)  # by other operands, or by the norm, perhaps
+            says = f"the recipe fixes {fixed}" if self.has(name) else "there are no E8M0 scales to round by it"
+            require(
+                value in (default, fixed) or is_read,
+                f"precision.{setting}: {value} is set, and {says}; leave it at {default}, or take another recipe",
+            )
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def has(self, name: str) -> bool:
+        """Return whether that open field means something beside this kind of scale."""
+        if name in BLOCKS_OWN:
+            return self.scale != "none"
+        return name != "scale_rule" or self.scale == "E8M0"
+
+
+SETTINGS = {
+    "block_size": "block_size",
+    "scale_rule": "scale_rule",
+    "rounding": "rounding",
+    "pre_round": "operand_pre_round",
+    "pad": "pad_blocks",
+}
+BLOCKS_OWN = ("block_size", "pad")  # what a cast without blocks has none of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hadamard:
+    """The orthonormal Hadamard transform of both operands of a GEMM along its contraction axis, in tiles of `size`.
+
+    It cancels in the product, so it is applied to an operand that is not quantised as well. `signs`: random signs that
+    are drawn once a run (seed), once a step, or once a GEMM call; `vector`: signs that are written down instead.
+    `signs_after`: the signs are applied after the transform, where they change no magnitude: a control.
+    """
+
+    size: int
+    signs: Literal["none", "seed", "step", "call"] = "none"
+    vector: tuple[int, ...] = ()
+    signs_after: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            16 <= self.size <= 256 and self.size & (self.size - 1) == 0,
+            f"size: a power of two from 16 to 256, not {self.size}",
+        )
+        require(not self.vector or self.signs == "none", f"vector: signs are drawn by {self.signs}; leave one out")
+        require(
+            not self.vector or (len(self.vector) == self.size and set(self.vector) <= {-1, 1}),
+            f"vector: {self.size} numbers, each 1 or -1, not {list(self.vector)}",
+        )
+        has_signs = bool(self.vector) or self.signs != "none"
+        require(has_signs or not self.signs_after, "signs_after: there are no signs; leave it out")
+
+    @property
+    def is_random(self) -> bool:
+        return self.signs != "none"
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Two operands' casts, None for the compute dtype, and the transform of both."""
+
+    left: Cast | None = None
+    right: Cast | None = None
+    transform: Hadamard | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemms:
+    """The three GEMMs of a linear: each operand's cast, None for the compute dtype, and each GEMM's transform."""
+
+    forward_x: Cast | None = None
+    forward_w: Cast | None = None
+    dgrad_dh: Cast | None = None
+    dgrad_w: Cast | None = None
+    wgrad_dh: Cast | None = None
+    wgrad_x: Cast | None = None
+    forward_transform: Hadamard | None = None
+    dgrad_transform: Hadamard | None = None
+    wgrad_transform: Hadamard | None = None
+
+    def __post_init__(self) -> None:
+        for name, cast in self.casts():
+            forward = {"dgrad_w": self.forward_w, "wgrad_x": self.forward_x}.get(name)
+            require(
+                cast.source == "high_precision" or forward is not None,
+                f"{name}.source: the forward quantises nothing that {name} could take; leave it out",
+            )
+            require(
+                not cast.mask_clipped or name.startswith("forward"),
+                f"{name}.mask_clipped: it is about what the forward's cast clips; set it on forward_x or forward_w",
+            )
+
+    def casts(self) -> Iterator[tuple[str, Cast]]:
+        """Yield name and cast of every operand that is quantised."""
+        for name in OPERANDS:
+            if (cast := getattr(self, name)) is not None:
+                yield name, cast
+
+    def format(self, name: str) -> str | None:
+        """Return the element format of that operand, None where it is not quantised."""
+        cast: Cast | None = getattr(self, name)
+        return None if cast is None else cast.format
+
+    @property
+    def forward(self) -> Gemm:
+        return Gemm(self.forward_x, self.forward_w, self.forward_transform)
+
+    @property
+    def dgrad(self) -> Gemm:
+        return Gemm(self.dgrad_dh, self.dgrad_w, self.dgrad_transform)
+
+    @property
+    def wgrad(self) -> Gemm:
+        return Gemm(self.wgrad_dh, self.wgrad_x, self.wgrad_transform)
+
+    @property
+    def reads_forward(self) -> bool:
+        """Whether the backward needs what the forward quantised, beside what it was quantised from."""
+        return any(cast.source == "forward" or cast.mask_clipped for _, cast in self.casts())
+
+    def filled(self, settings: BlockCast) -> Gemms:
+        """Return the recipe with every cast filled; ConfigError, naming the operand, for a setting that it fixes."""
+        values = {}
+        for name, cast in self.casts():
+            try:
+                values[name] = cast.filled(settings)
+            except ConfigError as error:
+                key, _, rest = str(error).partition(": ")
+                raise ConfigError(f"{key}: {name}: {rest}") from None
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def filled_or_open(self, settings: BlockCast) -> Gemms:
+        """Return `filled`, or the recipe as it is where a setting is in vain, which is refused elsewhere."""
+        try:
+            return self.filled(settings)
+        except ConfigError:
+            return self
+
+
+# By what they hold: a field of another type, that somebody adds, is neither.
+OPERANDS = tuple(f.name for f in fields(Gemms) if f.type == "Cast | None")
+TRANSFORMS = tuple(f.name for f in fields(Gemms) if f.type == "Hadamard | None")

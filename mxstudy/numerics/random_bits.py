@@ -1,0 +1,112 @@
+"""Random numbers that are a function of their place: the same bits on every device, eager or compiled.
+
+Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of
+four 32-bit words and a key of two to four random words. There is no state. What is drawn follows from the key (seed,
+module and operand) and the counter (training step, row of the global tensor, column), so that it does not depend on
+the world size, the micro-batch, the slot in a stack or a resume, and recomputing a forward repeats it.
+
+Words are uint32 values in int64 tensors, for torch has no arithmetic on uint32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, library
+
+WORD = 0xFFFFFFFF
+HALF_WORD = 0xFFFF
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+WORDS = 4  # of one counter
+
+ELEMENTS, SIGNS = 0, 1  # the last word of the counter: what is drawn
+RANDOM_BITS = (24, 8)  # how many of a word's bits stochastic rounding may compare
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Draws(NamedTuple):
+    """Which random numbers an operand draws. Tensors on its device: a new step recompiles nothing, and graphs replay.
+
+    `key` int64 [2], that of `stream_key`, or of a stack of S replicas [S, 2]. `place` int64 [2], or [S, 2]: the
+    training step, and the row of the global tensor that is the operand's first.
+    """
+
+    key: Tensor
+    place: Tensor
+
+
+def stream_key(seed: int, name: str) -> tuple[int, int]:
+    """Returns the two key words of a stream: the first 64 bits of the SHA-256 of "seed:name", big-endian."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:4]), int.from_bytes(digest[4:8])
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Tensor, Tensor]) -> Words:
+    """Returns the four random words of each counter, int64, of the shape that counter and key broadcast to."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(ROUNDS):
+        high_0, low_0 = multiply(c0, MULTIPLIERS[0])
+        high_2, low_2 = multiply(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high_2 ^ c1 ^ k0, low_2, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = (k0 + KEY_STEPS[0]) & WORD, (k1 + KEY_STEPS[1]) & WORD
+    c0, c1, c2, c3 = torch.broadcast_tensors(c0, c1, c2, c3)
+    return c0, c1, c2, c3
+
+
+def multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+    """Returns the high and the low word of a * b. By halves of b: int64 does not hold the product."""
+    upper, lower = a * (b >> 16), a * (b & HALF_WORD)
+    return (upper + (lower >> 16)) >> 16, (((upper & HALF_WORD) << 16) + lower) & WORD
+
+
+def random_words(draws: Draws, rows: int, columns: int) -> Tensor:
+    """Returns a word for each element of an operand: int64 [rows, columns], of a stack [S, rows, columns].
+
+    Four neighbours in a row share a counter: an element in row r and column c has word c % 4 of the counter
+    (c // 4, first row + r, step, 0).
+    """
+    return _words(draws, rows, columns, ELEMENTS)
+
+
+def random_signs(draws: Draws, size: int) -> Tensor:
+    """Returns a random sign for each of `size` numbers: float32 +1 or -1, [size] or of a stack [S, 1, size].
+
+    It is bit 31 of word i % 4 of the counter (i // 4, first row, step, 1): set is -1.
+    """
+    signs = 1.0 - 2.0 * (_words(draws, 1, size, SIGNS) >> 31).to(torch.float32)
+    return signs if draws.key.ndim > 1 else signs.squeeze(0)
+
+
+def _words(draws: Draws, rows: int, columns: int, purpose: int) -> Tensor:
+    operator = _opaque_words if draws.key.device.type == "cpu" else _fusible_words
+    return operator(draws.key, draws.place, rows, columns, purpose)
+
+
+def _fusible_words(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int) -> Tensor:
+    """Returns the words of [rows, columns]; those of a stack have its axis in front."""
+    group = torch.arange(-(-columns // WORDS), device=key.device)
+    row = torch.arange(rows, device=key.device)[:, None]
+    k0, k1, step, first = (
+        words if words.ndim == 0 else words[:, None, None] for words in (*key.unbind(-1), *place.unbind(-1))
+    )
+    words = philox((group, (first + row) & WORD, step & WORD, purpose), (k0, k1))
+    return torch.stack(words, dim=-1).flatten(-2)[..., :columns].contiguous()
+
+
+# On a CPU without an inside for a compiler, which has several seconds of work with what is an instant's.
+_opaque_words = library.custom_op("mxstudy::random_words", _fusible_words, mutates_args=())
+
+
+@_opaque_words.register_fake
+def _(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int) -> Tensor:
+    return key.new_empty((*key.shape[:-1], rows, columns))
+
+
+def uniform(draws: Draws, rows: int, columns: int, bits: int = 24) -> Tensor:
+    """Returns `random_words` as fractions in [0, 1) of so many bits, their upper ones: float32 of that shape."""
+    return (random_words(draws, rows, columns) >> (32 - bits)).to(torch.float32) * 2.0**-bits

@@ -1,0 +1,82 @@
+"""The Hadamard transform of a GEMM's operand, in tiles along its contraction axis.
+
+H is Sylvester's matrix over the root of its size, orthonormal and symmetric, s a vector of signs:
+
+    y = (x * s) H          or, signs after it,      y = (x H) * s
+
+Both operands of a GEMM take the same transform, so that it cancels in their product: (a s H)(b s H)^T = a b^T. Signs
+that come after H change the sign of elements alone, which a symmetric cast gives back as they were: a control.
+
+It is a butterfly in FP32, the sums in the order of growing strides, then one product with size^-1/2 and one rounding to
+bf16, ties to even: the same bits on every device, eager or compiled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxstudy.numerics.grid import round_to_bf16, to_dtype
+from mxstudy.reader import ConfigError
+
+TRANSFORM_SIZES = (16, 32, 64, 128, 256)
+
+
+def hadamard(
+    x: Tensor,
+    size: int,
+    signs: Tensor | None = None,
+    *,
+    axis: int = -1,
+    signs_after: bool = False,
+    inverse: bool = False,
+) -> Tensor:
+    """Returns x in the transform's coordinates: float32 with bf16 values, x's shape.
+
+    x [..., rows, columns] bf16 or fp32; `axis` -1 or -2; `signs` +1 or -1, [size] or of a stack of S replicas
+    [S, 1, size]. `inverse`: the transpose instead, (x H) * s, or (x * s) H with `signs_after`; it rounds as well, so
+    that there and back is two roundings. A NaN or an infinity makes no more than its tile NaN or infinite.
+    Raises ConfigError for a size that is none of TRANSFORM_SIZES or does not divide the axis, and for other signs.
+    """
+    check_transform(size, x.shape, axis)
+    if signs is not None and signs.shape[-1] != size:
+        raise ConfigError(f"transform.signs: {signs.shape[-1]} of them; give {size}, one a place of the tile")
+    y = to_dtype(x, torch.float32)
+    tiles = (y.mT if axis == -2 else y).unflatten(-1, (-1, size))
+    before, after = (signs, None) if signs_after == inverse else (None, signs)
+    tiles = round_to_bf16(butterfly(signed(tiles, before)) * inverse_root(size))
+    y = signed(tiles, after).flatten(-2)
+    return y.mT if axis == -2 else y
+
+
+def check_transform(size: int, shape: torch.Size | tuple[int, ...], axis: int) -> None:
+    """Raises ConfigError for a size that no transform has, another axis, or one that the size does not divide."""
+    if axis not in (-2, -1):
+        raise ConfigError(f"axis: {axis} is none of an operand; take -1, along the rows, or -2")
+    if size not in TRANSFORM_SIZES:
+        raise ConfigError(f"transform.size: {size} is not a choice; take one of {TRANSFORM_SIZES}")
+    if shape[axis] % size:
+        dividing = [choice for choice in TRANSFORM_SIZES if shape[axis] % choice == 0]
+        advice = f"take one of {dividing}" if dividing else "none does"
+        raise ConfigError(f"transform.size: {size} does not divide axis {axis} of shape {list(shape)}; {advice}")
+
+
+def inverse_root(size: int) -> float:
+    """Returns the float32 nearest to size^-1/2."""
+    return float(np.float32(size**-0.5))
+
+
+def signed(tiles: Tensor, signs: Tensor | None) -> Tensor:
+    """Returns tiles [..., tiles, size] times the signs of their places, those of a stack [S, 1, size]."""
+    return tiles if signs is None else tiles * signs.unsqueeze(-2)
+
+
+def butterfly(tiles: Tensor) -> Tensor:
+    """Returns float32 [..., size] times the matrix of +1 and -1: (a, b) -> (a + b, a - b) at strides 1, 2, 4, ..."""
+    size, stride = tiles.shape[-1], 1
+    while stride < size:
+        a, b = tiles.unflatten(-1, (-1, 2, stride)).unbind(-2)
+        tiles = torch.stack((a + b, a - b), dim=-2).flatten(-3)
+        stride *= 2
+    return tiles

@@ -1,0 +1,236 @@
+"""The backends of a run are known when it is planned, kept with it, and said of a sweep whose arms differ in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import call
+from fake_study import FakeStudy, composed
+
+from mxstudy.config import read_run
+from mxstudy.launch import inline, sweep
+from mxstudy.launch.commands import job_of
+from mxstudy.launch.composed import Composed
+from mxstudy.launch.plan import Job, claim, plan
+from mxstudy.launch.worker import note_the_machine
+from mxstudy.reader import ConfigError
+from mxstudy.studies.checks import backend_of, pretrain, student_teacher
+from mxstudy.tracking.arms import all_backends
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import read_journal
+from mxstudy.train.runtime import planned_for
+
+LINEARS = {"*.wqkv": "mxfp8", "*.wo": "mxfp8", "*.w13": "mxfp8", "*.w2": "mxfp8"}
+SENTENCE = "run on different backends (bf16: reference; 2 others: joined), which differ"
+
+
+def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
+    """A tiny decoder in that row, or by that plan; `backend` and whatever else of a precision, `train_...` of train."""
+    values = {"backend": "auto"} | values
+    train = {key.removeprefix("train_"): values.pop(key) for key in list(values) if key.startswith("train_")}
+    one = composed(runs, f"precision={row}")
+    blocks = {"layers.*": row} if isinstance(row, str) else row
+    one.values["precision"] = {"schedule": [{"plan": blocks}]} | values
+    one.values["model"] |= {"num_layers": 2, "vocab_size": 320}
+    one.values["train"] |= train
+    return one
+
+
+def backend(*job_of: Any, **values: Any) -> str | None:
+    return backend_of(read_run(job(Path("runs"), *job_of, **values).values))
+
+
+def three(runs: Path) -> list[Composed]:
+    return [job(runs, row) for row in ("bf16", "mxfp8", "mx_mix")]
+
+
+@pytest.mark.parametrize(
+    ("row", "values", "expected"),
+    [
+        ("mxfp8", {}, "joined"),
+        ("bf16", {}, "reference"),
+        ("fp8_tensor", {}, "reference"),
+        ("mxfp8", {"backend": "reference"}, "reference"),
+        ("mxfp8", {"backend": "emulated"}, "joined"),
+        ("mxfp8", {"backend": "joined"}, "joined"),
+        ("mxfp8", {"head": True}, "joined, reference"),
+        ({"layers.0.*": "mxfp8"}, {}, "joined, reference"),
+        ("mxfp8", {"train_compile": True}, "reference"),
+        ("fp32", {"train_compute": "fp32"}, "reference"),
+    ],
+)
+def test_of_pretraining(row: str | dict[str, str], values: dict[str, Any], expected: str) -> None:
+    assert backend(row, **values) == expected
+
+
+def test_all_rows_of_a_schedule_count() -> None:
+    one = job(Path("runs"), "bf16")
+    one.values["precision"]["schedule"].append({"from_step": 5, "plan": {"layers.*": "mxfp8"}})
+    assert backend_of(read_run(one.values)) == "joined, reference"
+
+
+def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
+    with planned_for(1):
+        assert backend("mxfp8") == backend("mxfp8", train_compile=True) == "joined"
+        assert backend("mxfp8", backend="native") == "native"  # asked again where it runs
+
+
+def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
+    alone = {}
+    for one in three(tmp_path):
+        pretrain._passed.clear()
+        (planned,) = plan([one])
+        alone[planned.fingerprint] = planned.backend
+    pretrain._passed.clear()
+    together = plan(three(tmp_path))
+    assert {one.fingerprint: one.backend for one in together} == alone
+    assert [one.backend for one in together] == ["reference", "joined", "joined"]
+    assert [one.backend for one in plan(three(tmp_path)[::-1])] == ["joined", "joined", "reference"]
+
+
+def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain._passed.clear()
+    built, build = [], pretrain.build_model
+    monkeypatch.setattr(pretrain, "build_model", lambda config: built.append(config) or build(config))
+    jobs = [job(tmp_path, "mxfp8") for _ in range(20)]
+    for seed, one in enumerate(jobs):
+        one.values["seed"] = seed
+    assert {one.backend for one in plan(jobs)} == {"joined"}
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted", "reason"),
+    [
+        ("fp8_tensor", "joined", r"joined cannot be had for layers\.0: forward_x: scale is none, and it computes E8M0"),
+        ("mxfp8", "native", r"native cannot be had for layers\.0: it needs CUDA with compute capability 10\.0"),
+    ],
+)
+def test_a_backend_that_was_asked_for_and_cannot_be_had_is_refused(
+    tmp_path: Path, row: str, wanted: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^precision\.backend: {reason}.*; reference runs everywhere"):
+        plan([job(tmp_path, row, backend=wanted)])
+
+
+def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
+    asked = ("auto", "reference", "joined", "emulated")
+    jobs = plan([job(tmp_path, "mxfp8", backend=one) for one in asked])
+    assert len({one.fingerprint for one in jobs}) == len(asked)
+    (default,) = plan([job(tmp_path, "mxfp8")])
+    assert default.fingerprint == jobs[0].fingerprint
+
+
+def test_students_have_a_road_too(students: RunFolder) -> None:
+    config: Any = students.config()
+    assert student_teacher.backend(config, torch.device("cpu")) == students.backend() == "reference"
+    assert student_teacher.backend(config, torch.device("cuda")) == "joined"
+
+
+@pytest.mark.integration
+def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, evaluation_sets: Path) -> None:
+    def asked(study: str, **values: Any) -> str | None:
+        about = {"study": study, "checkpoint": str(trained.path), "tracking": {"uri": None}, "device": "cpu"}
+        return backend_of(read_run(about | values))
+
+    in_own_formats = {"schedule": [{"plan": {"layers.*": "mxfp8"}}]}
+    assert trained.backend() == asked("evaluate") == asked("perplexity", data={"kind": "pysource"}) == "joined"
+    assert asked("evaluate", compute="fp32") == "reference"
+    assert asked("evaluate", precision=in_own_formats | {"backend": "reference"}) == "reference"
+    with pytest.raises(ConfigError, match=r"joined cannot be had for layers\.0: kernels compute in bf16"):
+        asked("evaluate", precision=in_own_formats | {"backend": "joined"}, compute="fp32")
+
+
+def test_forks_have_the_road_of_what_is_changed(students: RunFolder) -> None:
+    students_on = {
+        change: backend_of(
+            read_run(
+                {"study": "fork", "parent": str(students.path), "intervention": own, "at_step": 1, "device": "cpu"}
+            )
+        )
+        for change, own in {"nothing": {}, "rounding up": {"scale_rule": "rceil"}}.items()
+    }
+    assert set(students_on.values()) == {students.backend()} == {"reference"}
+
+
+def test_the_plan_is_what_is_applied(trained: RunFolder, students: RunFolder) -> None:
+    for folder in (trained, students):
+        first = read_journal(folder.journal_path)[0]
+        assert all_backends(first["backends"].values()) == folder.provenance()["backend"] == folder.backend()
+
+
+# ------------------------------------------------------------------------------------------------- kept, and said
+
+
+def test_a_run_keeps_its_road_and_that_of_each_resumption(tmp_path: Path) -> None:
+    (planned,) = plan([job(tmp_path, "mxfp8")])
+    folder = claim(planned)
+    assert folder.provenance()["backend"] == "joined"
+    folder.update(state="preempted")
+    (again,) = plan([job(tmp_path, "mxfp8")])
+    assert again.state == "resume"
+    claim(again)
+    assert folder.provenance()["resumed"][0]["backend"] == folder.backend() == "joined"
+    assert job_of(folder).backend == "joined"
+
+
+def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> None:
+    with planned_for(1):
+        (planned,) = plan([job(tmp_path, "mxfp8", train_compile=True)])
+        folder = claim(planned)
+    assert folder.backend() == "joined"
+    config = folder.config_path.read_text()
+    folder.config_path.write_text(config.replace("device: cuda", "device: cpu"))
+    note_the_machine(folder)
+    assert folder.backend() == "reference"
+    folder.config_path.write_text(config.replace("backend: auto", "backend: native"))  # cannot be had here
+    note_the_machine(folder)  # and is refused when it is tried
+    assert folder.backend() == "reference"
+
+
+def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.backend = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    jobs = plan(three(tmp_path))
+    sentence = sweep.different_roads(jobs)
+    assert sentence is not None
+    assert SENTENCE in sentence
+    assert "precision.backend=reference puts all on one" in sentence
+    assert inline.run(jobs) == 0
+    assert capsys.readouterr().out.count(sentence) == 1
+    summary = sweep.summarize(plan(three(tmp_path)))
+    assert summary["pretrain"].markdown == f"3 arms\n\n{sentence}"
+    assert sweep.different_roads(jobs[1:]) is None
+
+
+def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_path: Path, study: FakeStudy) -> None:
+    jobs = plan(three(tmp_path))
+    for one in jobs:
+        claim(one).update(state="finished")
+    study.backend = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    again = plan(three(tmp_path))
+    assert sweep.different_roads(again) is not None
+    assert sweep.summarize(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
+
+
+def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> None:
+    def asked(label: str, backend: str) -> Job:
+        config: Any = type("Config", (), {"precision": None})
+        return Job(config, label, Path(label), label, (), {}, backend=backend)
+
+    sentence = sweep.different_roads([asked("checkpoint=a", "joined"), asked("checkpoint=b", "reference")])
+    assert sentence is not None
+    assert sentence.endswith("which differ in the order of sums alone.")
+
+
+@pytest.mark.integration
+def test_a_dry_run_says_it_as_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("+experiment=quickstart", "+debug=tiny", "tracking=none", "precision=bf16,mxfp8,mx_mix", "dry_run=true")
+    assert call(*words) == (0, "")
+    assert SENTENCE in capsys.readouterr().out
+    assert call(*words, "precision.backend=reference") == (0, "")
+    assert "different backends" not in capsys.readouterr().out

@@ -1,0 +1,260 @@
+"""Every field of a cast and of a transform counts on every operand, on every road, or the road says why not.
+
+The cases are made from the types: a field that is added to `Cast` or `Hadamard`, and not to the tables here, is a
+failure of its own. A case is one training step of a small decoder whose recipe differs from another in one field of one
+operand. By the reference the step must differ; fused, it must have the reference's bits, or the plan has a reason that
+names the operand and the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import fields, make_dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
+from mxstudy.model import backends
+from mxstudy.model.backends import Place, plan_roads, take_roads
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.linear import MXLinear
+from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.randomness import move_to
+from mxstudy.numerics import block_operands
+from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, ElementFormat, Rounding
+from mxstudy.numerics.implements import Implements
+from mxstudy.reader import ConfigError
+
+MODEL = config.Decoder(hidden_size=128, ffn_size=128, num_layers=1, num_heads=4, num_kv_heads=4, vocab_size=128)
+HERE = Place(torch.bfloat16, torch.device("cpu"))
+E2M1 = Cast(format="E2M1")
+NVFP4 = Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor")
+FLOOR = Cast(format="E2M1", scale_rule="floor")
+
+# For each field of a cast: casts that differ in it from the cast beside them.
+CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
+    "format": [(E2M1, Cast(format=name)) for name in ("E4M3", "E5M2", "E3M2", "E2M3")],
+    "block_size": [(E2M1, Cast(format="E2M1", block_size=size)) for size in (16, 64)],
+    "two_dimensional": [(E2M1, Cast(format="E2M1", two_dimensional=True))],
+    "scale": [
+        (E2M1, Cast(format="E2M1", scale="FP32")),
+        (E2M1, Cast(format="E2M1", scale="E4M3")),
+        (E2M1, Cast(format="E2M1", scale="none", outer_scale="tensor")),
+    ],
+    "scale_rule": [(E2M1, Cast(format="E2M1", scale_rule=rule)) for rule in SCALE_RULES if rule != "rceil"],
+    "outer_scale": [(NVFP4, replace(NVFP4, outer_scale=scope)) for scope in ("none", "row", "bound")],
+    "statistic": [(FLOOR, replace(FLOOR, statistic="std"))],
+    "headroom": [(E2M1, replace(E2M1, headroom=0.75)), (NVFP4, replace(NVFP4, headroom=16 / 17))],
+    "candidates": [(NVFP4, replace(NVFP4, candidates=(1.0, 1.5)))],
+    "candidate_error": [
+        (replace(NVFP4, candidates=(1.0, 1.5)), replace(NVFP4, candidates=(1.0, 1.5), candidate_error="mae"))
+    ],
+    "rounding": [(E2M1, Cast(format="E2M1", rounding="stochastic"))],
+    "random_bits": [
+        (Cast(format="E2M1", rounding="stochastic"), Cast(format="E2M1", rounding="stochastic", random_bits=8))
+    ],
+    "source": [(E2M1, replace(E2M1, source="forward"))],
+    "mask_clipped": [(FLOOR, replace(FLOOR, mask_clipped=True))],
+}
+# What changes nothing here: inputs are bf16 numbers, where nothing is left to round to it; blocks divide every axis.
+IDLE: dict[str, list[tuple[Cast, Cast]]] = {
+    "pre_round": [(E2M1, Cast(format="E2M1", pre_round=True))],
+    "pad": [(E2M1, Cast(format="E2M1", pad=True))],
+    "rounding": [(E2M1, Cast(format="E2M1", rounding="away"))],
+}
+TRANSFORM = Hadamard(size=32)
+TRANSFORM_CHANGES = {
+    "size": [(TRANSFORM, Hadamard(size=size)) for size in (16, 64, 128)],
+    "signs": [(TRANSFORM, Hadamard(size=32, signs=signs)) for signs in ("seed", "step", "call")],
+    "vector": [
+        (TRANSFORM, Hadamard(size=32, vector=(1, 1, 1, -1, 1, -1, -1, -1) * 2 + (-1, -1, 1, -1, 1, -1, 1, 1) * 2))
+    ],
+    "signs_after": [(Hadamard(size=32, signs="seed"), Hadamard(size=32, signs="seed", signs_after=True))],
+}
+
+
+def recipe(**operands: Cast | Hadamard | None) -> Gemms:
+    """All operands E2M1, but for those that are given."""
+    return Gemms(**{**dict.fromkeys(OPERANDS, E2M1), **operands})
+
+
+def cases() -> Iterator[tuple[str, Gemms, Gemms, bool]]:
+    """Yield name, recipe, recipe with one field changed, and whether the numbers have to change."""
+    for table, counts in ((CHANGES, True), (IDLE, False)):
+        for field, pairs in table.items():
+            for operand in OPERANDS:
+                for i, (one, other) in enumerate(pairs):
+                    if field == "source" and operand not in ("dgrad_w", "wgrad_x"):
+                        continue
+                    if field == "mask_clipped" and not operand.startswith("forward"):
+                        continue
+                    yield f"{operand}.{field}.{i}", recipe(**{operand: one}), recipe(**{operand: other}), counts
+    for field, pairs in TRANSFORM_CHANGES.items():
+        for name in TRANSFORMS:
+            for i, (one, other) in enumerate(pairs):
+                # signs after the transform change no magnitude, and a symmetric cast gives back the same numbers
+                counts = field != "signs_after"
+                yield f"{name}.{field}.{i}", recipe(**{name: one}), recipe(**{name: other}), counts
+
+
+CASES = list(cases())
+
+
+def decoder(gemms: Gemms, norm: config.Norm | None = None, settings: BlockCast | None = None) -> Decoder:
+    """A decoder whose linears all have that recipe, by the reference."""
+    norm = norm or config.RMSNorm()
+    precision = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "own"}),), recipes={"own": gemms})
+    model = Decoder(MODEL, norm, precision.settings, DTYPES["bf16"])
+    model.init_weights(0)
+    apply_precision(model, replace(precision, backend="reference"), 0, "bf16", HERE.device, (7,))
+    move_to(model, 5, 64)
+    return model
+
+
+def step(model: Decoder) -> list[Tensor]:
+    """Loss and gradients of one step."""
+    tokens = torch.randint(128, (2, 64), generator=torch.Generator().manual_seed(1))
+    loss = torch.nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def road(model: Decoder) -> backends.Road:
+    return plan_roads(model, "auto", HERE)["layers.0"]
+
+
+def take(model: Decoder) -> None:
+    take_roads(model, plan_roads(model, "joined", HERE), HERE)
+
+
+def test_every_field_has_a_case() -> None:
+    assert {f.name for f in fields(Cast)} == CHANGES.keys() | IDLE.keys()
+    assert {f.name for f in fields(Hadamard)} == TRANSFORM_CHANGES.keys()
+    assert set(OPERANDS) | set(TRANSFORMS) == {f.name for f in fields(Gemms)}
+
+
+def fused_or_reason(model: Decoder, reference: list[Tensor], named: str) -> None:
+    """The road has the reference's bits, or a reason that names the operand."""
+    planned = road(model)
+    if planned.backend == "reference":
+        assert named in str(planned.why), planned
+        return
+    take(model)
+    assert model.layers[0].joined is not None
+    assert same(step(model), reference)
+
+
+@pytest.mark.parametrize(("name", "one", "other", "counts"), CASES, ids=[case[0] for case in CASES])
+def test_a_field_counts_on_every_road_or_is_refused(name: str, one: Gemms, other: Gemms, counts: bool) -> None:
+    model = decoder(other)
+    found = step(model)
+    if counts:
+        assert not same(found, step(decoder(one))), "the reference ignores it"
+    fused_or_reason(model, found, name.partition(".")[0])
+
+
+def is_refused(gemms: Gemms) -> bool:
+    return block_operands.ANY.why_not(gemms.filled(BlockCast())) is not None
+
+
+@pytest.mark.parametrize(("name", "other"), [(name, other) for name, _, other, counts in CASES if counts][::3])
+def test_a_backend_that_accepts_too_much_is_found_out(name: str, other: Gemms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every value accepted, the test above fails for each that the backend does not compute, and for no other."""
+    model, refused = decoder(other), is_refused(other)
+    found = step(model)
+    monkeypatch.setattr(Implements, "why_not", lambda self, gemms: None)
+    with pytest.raises((AssertionError, ConfigError)) if refused else nullcontext():
+        fused_or_reason(model, found, name.partition(".")[0])
+
+
+# -------------------------------------------------------------------------------------------- ideas that nobody has had
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "E1M2", ElementFormat("E1M2", exponent_bits=1, mantissa_bits=2, max=3.5))
+    monkeypatch.setitem(ROUNDINGS, "down", Rounding(torch.trunc))
+    monkeypatch.setitem(SCALE_RULES, "double", lambda fmt: 2**23)
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize(
+    "toy", [{"format": "E1M2"}, {"rounding": "down"}, {"scale_rule": "double"}], ids=lambda toy: next(iter(toy))
+)
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_a_row_that_is_added_to_a_table_counts(toy: dict[str, str], operand: str) -> None:
+    model = decoder(recipe(**{operand: replace(E2M1, **toy)}))
+    found = step(model)
+    assert not same(found, step(decoder(recipe())))
+    assert road(model).backend == "reference"
+    assert f"{operand}: {next(iter(toy))}" in str(road(model).why)
+
+
+def test_a_field_that_is_added_is_a_reason() -> None:
+    """Of a cast and of a transform: a fused road that has never heard of it does not take it."""
+    Own = make_dataclass("Own", [("toy", bool, False)], bases=(Cast,), frozen=True, kw_only=True)
+    Turned = make_dataclass("Turned", [("angle", float, 0.0)], bases=(Hadamard,), frozen=True, kw_only=True)
+    for gemms, named in (
+        (recipe(wgrad_dh=Own(format="E2M1", toy=True)), "wgrad_dh: toy"),
+        (recipe(wgrad_transform=Turned(size=16, angle=0.5)), "wgrad_transform: angle"),
+    ):
+        filled = gemms.filled(BlockCast())
+        for backend in (block_operands.ANY, block_operands.PLAIN):
+            assert named in str(backend.why_not(filled)) or "no transforms" in str(backend.why_not(filled))
+    assert block_operands.ANY.why_not(recipe(wgrad_dh=Own(format="E2M1")).filled(BlockCast())) is None
+
+
+def test_a_norm_that_inherits_is_another_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mxstudy.model import norm as norms
+
+    class MedianNorm(norms.MXNorm):
+        def rms(self, x: Tensor) -> Tensor:
+            return x.float().abs().median(-1, keepdim=True).values * 1.4826 + self.eps
+
+    plain = step(decoder(recipe(), config.MXNorm(p=2.0)))
+    monkeypatch.setitem(
+        norms.NORMS, config.MXNorm, lambda norm, size, cast: MedianNorm(size, norm.p, cast.block_size, norm.eps)
+    )
+    model = decoder(recipe(), config.MXNorm(p=2.0))
+    assert not same(step(model), plain)
+    assert "MedianNorm has no kernel" in str(road(model).why)
+
+
+def test_a_field_that_is_added_to_a_norm_is_a_reason() -> None:
+    model = decoder(recipe(), config.MXNorm(p=2.0))
+    assert road(model).backend == "joined"
+    model.layers[0].feed_forward.up.norm.clip = 3.0
+    assert "MXNorm has clip" in str(road(model).why)
+
+
+def test_an_activation_that_is_added_or_replaced_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mxstudy.model import decoder as decoders
+
+    plain = step(decoder(recipe()))
+    monkeypatch.setitem(
+        decoders.MLPS, "swiglu", decoders.MLPS["swiglu"]._replace(activation=lambda h: decoders.swiglu(h) * 1.5)
+    )
+    model = decoder(recipe())
+    assert not same(step(model), plain)
+    assert "activation (swiglu) has no kernel" in str(road(model).why)
+
+
+def test_roads_are_those_of_the_block_alone() -> None:
+    """Whatever else a plan says: a block that fused kernels refuse leaves the others where they are."""
+    model = Decoder(replace(MODEL, num_layers=2), config.RMSNorm(), BlockCast(), torch.bfloat16)
+    model.init_weights(0)
+    linears = [m for m in model.layers.modules() if isinstance(m, MXLinear)]
+    for i, linear in enumerate(linears):
+        odd = recipe(wgrad_x=replace(E2M1, headroom=0.75))
+        linear.gemms = (recipe() if i < 4 else odd).filled(BlockCast())
+    planned = plan_roads(model, "auto", HERE)
+    assert planned["layers.0"] == backends.Road("joined")
+    assert planned["layers.1"].backend == "reference"
+    assert "wgrad_x: headroom is 0.75" in str(planned["layers.1"].why)

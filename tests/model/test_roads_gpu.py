@@ -1,0 +1,76 @@
+"""On a GPU the fused road computes what the reference computes of each new ingredient, but for the order of sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_every_field import MODEL
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.config.casts import Cast, Gemms, Hadamard
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import apply_precision
+from mxstudy.model.randomness import move_to
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+E2M1 = Cast(format="E2M1")
+STOCHASTIC, SQUARE = replace(E2M1, rounding="stochastic"), replace(E2M1, block_size=16, two_dimensional=True)
+INGREDIENTS: dict[str, dict[str, Cast | Hadamard]] = {
+    "stochastic rounding": {"dgrad_dh": STOCHASTIC, "wgrad_dh": STOCHASTIC},
+    "stochastic rounding, 8 bits": {"wgrad_x": replace(STOCHASTIC, random_bits=8), "forward_x": STOCHASTIC},
+    "square weights": {"forward_w": SQUARE, "dgrad_w": SQUARE},
+    "transform of wgrad": {"wgrad_transform": Hadamard(size=16, signs="step")},
+    "transforms of all": {
+        "forward_transform": Hadamard(size=32),
+        "dgrad_transform": Hadamard(size=64, signs="seed"),
+        "wgrad_transform": Hadamard(size=128, signs="call"),
+    },
+}
+
+
+def recipe(**changed: Cast | Hadamard) -> Gemms:
+    operands = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
+    return Gemms(**{**dict.fromkeys(operands, E2M1), **changed})  # type: ignore[arg-type]
+
+
+def gradients(gemms: Gemms, backend: str, step: int = 5, compiles: bool = False) -> list[Tensor]:
+    precision = config.Precision(
+        schedule=(config.PrecisionRow(plan={"layers.*": "own"}),), recipes={"own": gemms}, backend=backend
+    )
+    model = Decoder(MODEL, config.RMSNorm(), precision.settings, torch.bfloat16).to(DEVICE)
+    model.init_weights(0)
+    apply_precision(model, precision, 0, "bf16", DEVICE, (7,), compiles)
+    move_to(model, step, 64)
+    for block in model.layers:
+        assert (block.joined is None) == (backend == "reference")
+        if compiles:
+            block.compile()
+    tokens = torch.randint(128, (4, 128), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    loss = torch.nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+    return list(torch.autograd.grad(loss, list(model.layers.parameters())))
+
+
+def distance(one: list[Tensor], other: list[Tensor]) -> float:
+    """The largest relative distance of a gradient, in the Euclidean norm."""
+    return max(((a - b).norm() / b.norm()).item() for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", INGREDIENTS)
+def test_an_ingredient_counts_and_is_the_references(name: str) -> None:
+    """The two roads are much nearer to each other than the ingredient's effect."""
+    joined = gradients(recipe(**INGREDIENTS[name]), "joined")
+    effect = distance(joined, gradients(recipe(), "joined"))
+    between = distance(joined, gradients(recipe(**INGREDIENTS[name]), "reference"))
+    assert between < effect / 4, (between, effect)
+
+
+def test_compiled_roads_draw_the_same() -> None:
+    gemms = recipe(**INGREDIENTS["stochastic rounding"])
+    eager, compiled = (gradients(gemms, "joined", compiles=compiles) for compiles in (False, True))
+    other = gradients(gemms, "joined", step=6)
+    assert distance(eager, compiled) < distance(eager, other) / 4

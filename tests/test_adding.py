@@ -1,0 +1,249 @@
+"""README, "Adding to it", followed to the letter: every block of it goes where its first line says, and is run.
+
+Then three ideas that a new user had before there were recipes: each trains as itself or is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from commands import run_here
+from edited import ROOT, SAME, Block, Copy, journal_in, losses_in
+
+from mxstudy.config.casts import BlockCast
+from mxstudy.config.model import AnyNorm
+from mxstudy.config.observation import Probes, Scheduled
+from mxstudy.model.norm import build_norm
+from mxstudy.probes.build import build_probes
+from mxstudy.reader import ConfigError
+
+pytestmark = pytest.mark.integration
+
+SECTION = (ROOT / "README.md").read_text().split("\n## Adding to it\n")[1].split("\n## ")[0]
+FENCED = re.compile(r"^```(?:python|yaml)\n# (\S+?)(?:, (in|above) (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^    (python -m mxstudy .*)$", re.MULTILINE)
+
+RUN = "python -m mxstudy +experiment=quickstart +debug=tiny tracking=none"
+REFERENCE = "precision.backend=reference"
+
+# Of each recipe: the choices of a run that differs from it in the idea alone, and what the plan says of its blocks.
+RECIPES = {
+    "An experiment": (("precision=mxfp8",), "3 blocks: joined\n"),
+    "A precision recipe": (("precision=mxfp4", REFERENCE), "3 blocks: joined\n"),
+    "A format": (
+        ("precision=mxfp4", REFERENCE),
+        "3 blocks: reference (forward_x: format is E1M2, and it computes E4M3",
+    ),
+    "A rounding": (("precision=mxfp4", REFERENCE), "3 blocks: reference (dgrad_dh: rounding is dithered, and it comp"),
+    "A norm": (("precision=mxfp4", REFERENCE), "3 blocks: reference (L1Norm has no kernel)\n"),
+    "A probe": ((), "3 blocks: reference (nothing is quantised)\n"),
+}
+
+
+class Recipe(NamedTuple):
+    blocks: list[Block]
+    command: str
+
+
+def recipes() -> dict[str, Recipe]:
+    """By what is added; a block that no reader could place, or a recipe without one command, is an error."""
+    found = {}
+    _, *parts = re.split(r"^\*\*(An? [\w ]+)\*\*", SECTION, flags=re.MULTILINE)
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        blocks = [Block(*groups) for groups in FENCED.findall(text)]
+        assert len(blocks) == text.count("```") / 2 > 0, f"{name}: a block does not say where it goes"
+        (command,) = COMMAND.findall(text)
+        found[name] = Recipe(blocks, command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def losses_of(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[..., list[float]]:
+    """Of the quickstart's rehearsal by the package as it is, with these choices."""
+    known: dict[tuple[str, ...], list[float]] = {}
+
+    def losses_of(*choices: str) -> list[float]:
+        if choices not in known:
+            folder = tmp_path_factory.mktemp("baseline")
+            run_here(folder, *shlex.split(RUN)[3:], *SAME, *choices, f"cache_dir={cache}")
+            known[choices] = losses_in(folder)
+        return known[choices]
+
+    return losses_of
+
+
+@pytest.fixture
+def copy(tmp_path: Path, cache: Path) -> Copy:
+    return Copy(tmp_path / "copy", cache)
+
+
+def follow(name: str, copy: Copy) -> str:
+    """Follow that recipe in the copy; returns what its command said."""
+    recipe = recipes()[name]
+    for block in recipe.blocks:
+        copy.add(block)
+    return copy.trained(recipe.command)
+
+
+def test_every_recipe_is_followed() -> None:
+    assert recipes().keys() == RECIPES.keys()
+
+
+@pytest.mark.parametrize("name", ["A precision recipe", "A format", "A norm"])
+def test_what_is_added_changes_the_numbers_and_the_plan_names_its_backend(
+    name: str, copy: Copy, losses_of: Callable[..., list[float]]
+) -> None:
+    choices, plan = RECIPES[name]
+    said = follow(name, copy)
+    assert plan in said
+    losses, without = copy.losses(), losses_of(*choices)
+    assert len(losses) == len(without)
+    assert losses != without
+    assert losses == pytest.approx(without, abs=0.5)  # of 4 to 6 nats
+
+
+def test_an_experiment_is_the_choices_that_it_makes(copy: Copy, losses_of: Callable[..., list[float]]) -> None:
+    choices, plan = RECIPES["An experiment"]
+    said = follow("An experiment", copy)
+    assert plan in said
+    assert losses_of(*choices) != copy.losses() == losses_of("norm=mxnorm_p2", *choices)
+
+
+def test_a_rounding_changes_the_numbers_and_another_under_its_name_needs_rerun(
+    copy: Copy, losses_of: Callable[..., list[float]]
+) -> None:
+    choices, plan = RECIPES["A rounding"]
+    said = follow("A rounding", copy)
+    losses = copy.losses()
+    assert plan in said
+    assert losses != losses_of(*choices)
+    copy.replace("mxstudy/numerics/formats.py", "(u - 0.5) / 2)", "(u - 0.5) / 4)")
+    command = recipes()["A rounding"].command
+    assert "skipped: finished" in copy.trained(command)
+    assert copy.losses() == losses
+    assert "skipped" not in copy.trained(command, "rerun=true")
+    assert copy.losses() != losses
+
+
+def test_a_probe_is_in_the_journal_and_changes_no_bit(copy: Copy, losses_of: Callable[..., list[float]]) -> None:
+    choices, plan = RECIPES["A probe"]
+    said = follow("A probe", copy)
+    assert plan in said
+    assert copy.losses() == losses_of(*choices)
+    rows = journal_in(copy.folder)
+    measured = {row["step"]: row["values"] for row in rows if row.get("probe") == "gradient_rms"}
+    assert list(measured) == [0, 5]
+    assert all(values["layers.0.attention.wo.weight/rms"] > 0 for values in measured.values())
+
+
+def test_a_norm_without_its_row_is_refused() -> None:
+    class L1Norm(AnyNorm):
+        kind = "l1norm"
+
+    with pytest.raises(ConfigError, match=r"norm\.kind: L1Norm has no row in NORMS"):
+        build_norm(L1Norm(), 64, BlockCast())  # type: ignore[arg-type]
+
+
+def test_a_probe_without_its_row_is_refused() -> None:
+    Own = make_dataclass("Own", [("gradient_rms", Scheduled, Scheduled())], bases=(Probes,), frozen=True, kw_only=True)
+    with pytest.raises(ConfigError, match=r"probe\.gradient_rms: has no row in PROBES"):
+        build_probes(Own(gradient_rms=Scheduled(every_steps=5)))
+
+
+# ----------------------------------------------------------------------------------------------- ideas without a recipe
+
+CASTS, MATMUL = "mxstudy/config/casts.py", "mxstudy/numerics/matmul.py"
+
+
+def recipe(name: str, operand: str, **of_one: str) -> Block:
+    """A file of conf/precision: MXFP4, but for what one operand's cast says besides."""
+    settings = "".join(f", {key}: {value}" for key, value in of_one.items())
+    operands = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
+    casts = "".join(f"    {each}: {{format: E2M1{settings if each == operand else ''}}}\n" for each in operands)
+    plan = f'schedule:\n  - {{from_step: 0, plan: {{"layers.*": {name}}}}}\n'
+    return Block(
+        f"conf/precision/{name}.yaml", "", "", f"defaults:\n  - base_precision\n{plan}recipes:\n  {name}:\n{casts}"
+    )
+
+
+def test_a_hadamard_field_of_the_gemms_that_an_operand_reads(copy: Copy, losses_of: Callable[..., list[float]]) -> None:
+    copy.replace(CASTS, "    wgrad_x: Cast | None = None\n", "    wgrad_x: Cast | None = None\n    hadamard: int = 0\n")
+    copy.replace(
+        MATMUL,
+        "        x = self.rotated(x, gemm, axis)\n",
+        "        x = self.rotated(x, gemm, axis)\n"
+        "        if self.gemms.hadamard:\n"
+        "            x = hadamard(to_dtype(x, torch.float32), self.gemms.hadamard, None, axis=axis)\n",
+    )
+    row = '"mxfp4_rht": Gemms(**dict.fromkeys(OPERANDS, Cast(format=E2M1)), hadamard=32),\n'
+    copy.add(Block("mxstudy/config/recipes.py", "in", "PRECISIONS", row))
+    plan = 'schedule:\n  - {from_step: 0, plan: {"layers.*": mxfp4_rht}}\n'
+    copy.add(Block("conf/precision/mxfp4_rht.yaml", "", "", f"defaults:\n  - base_precision\n{plan}"))
+    said = copy.trained(RUN, "precision=mxfp4_rht")
+    assert "3 blocks: reference (hadamard is 32, and it computes 0)\n" in said
+    assert copy.losses() != losses_of("precision=mxfp4", "precision.backend=reference")
+
+
+def test_a_field_of_the_cast_that_the_cast_reads(copy: Copy, losses_of: Callable[..., list[float]]) -> None:
+    copy.replace(CASTS, "    headroom: float = 1.0\n", "    headroom: float = 1.0\n    clip: float = 1.0\n")
+    copy.replace(
+        "mxstudy/numerics/cast.py",
+        "    a = STATISTICS[cast.statistic](blocks, tiles, element)\n",
+        "    a = STATISTICS[cast.statistic](blocks, tiles, element) * cast.clip\n",
+    )
+    copy.add(recipe("clipped", "wgrad_dh", clip="0.5"))
+    said = copy.trained(RUN, "precision=clipped")
+    assert "3 blocks: reference (wgrad_dh: clip is 0.5, and it computes 1.0)\n" in said
+    assert copy.losses() != losses_of("precision=mxfp4", "precision.backend=reference")
+
+
+MEDIAN = """class MedianNorm(MXNorm):
+    def rms(self, x: Tensor) -> Tensor:
+        return x.float().abs().median(-1, keepdim=True).values * 1.4826 + self.eps
+"""
+
+
+@pytest.fixture
+def median(copy: Copy) -> Copy:
+    """With a norm that inherits from MXNorm, and takes its row in NORMS."""
+    copy.add(Block("mxstudy/model/norm.py", "above", "NORMS", MEDIAN))
+    row = "    config.MXNorm: lambda norm, size, cast: "
+    copy.replace("mxstudy/model/norm.py", f"{row}MXNorm(", f"{row}MedianNorm(")
+    return copy
+
+
+def test_a_norm_that_inherits_trains_as_itself(median: Copy, losses_of: Callable[..., list[float]]) -> None:
+    said = median.trained(RUN, "norm=mxnorm_p2", "precision=mxfp8")
+    assert "3 blocks: reference (MedianNorm has no kernel)\n" in said
+    assert median.losses() != losses_of("norm=mxnorm_p2", "precision=mxfp8")
+
+
+@pytest.mark.slow
+def test_a_norm_that_inherits_trains_as_itself_compiled(median: Copy, losses_of: Callable[..., list[float]]) -> None:
+    words = ("norm=mxnorm_p2", "precision=mxfp8")
+    median.trained(RUN, *words)
+    eager = median.losses()
+    median.trained(RUN, *words, "train.compile=true", "runs_dir=compiled")
+    compiled, plain = median.losses("compiled"), losses_of(*words)
+    assert compiled == pytest.approx(eager, abs=2e-3)
+    assert max(abs(a - b) for a, b in zip(eager, plain, strict=True)) > 1e-2
+
+
+def test_a_rounding_that_fused_kernels_are_asked_for_is_refused(copy: Copy) -> None:
+    copy.add(Block("mxstudy/numerics/formats.py", "in", "ROUNDINGS", '"toward_zero": Rounding(torch.trunc),\n'))
+    copy.add(recipe("truncated", "dgrad_dh", rounding="toward_zero"))
+    code, said = copy.run(RUN, "precision=truncated", "precision.backend=joined")
+    assert code == 1
+    assert "precision.backend: joined cannot be had for layers.0: dgrad_dh: rounding is toward_zero, and" in said
+    assert not list(copy.folder.glob("runs/*/*"))

@@ -1,0 +1,84 @@
+"""What arms are called, on what they run, and the sentence for those that do not run on the same."""
+
+from __future__ import annotations
+
+import pytest
+from mirrored import send, the_run
+from tracked import training_row, write_rows
+
+from mxstudy.tracking.arms import all_backends, arm_of, different_backends
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.provenance import provenance
+
+QUICKSTART = {
+    "precision=bf16 norm=rmsnorm": "reference",
+    "precision=mxfp8 norm=rmsnorm": "joined",
+    "precision=mxfp8 norm=mxnorm_p1": "joined",
+    "precision=mxfp8 norm=mxnorm_p2": "joined",
+}
+
+
+def began_on(folder: RunFolder, *backends: str | None) -> RunFolder:
+    """Once on each, resumptions and all."""
+    first, *later = ({} if backend is None else {"backend": backend} for backend in backends)
+    folder.set_provenance(folder.provenance() | first)
+    for again in later:
+        folder.go_on(folder.config(), provenance() | again)
+    return folder
+
+
+def test_seeds_make_no_arm() -> None:
+    assert arm_of("precision=mxfp8 norm=rmsnorm seed=3 data_seed=3") == "mxfp8 rmsnorm"
+    assert arm_of("optimizer.lr=1e-3 seed=3") == "optimizer.lr=1e-3"
+    assert arm_of("seed=3") == "seed=3"
+
+
+def test_each_backend_is_named_once_and_none_is_made_up() -> None:
+    assert all_backends(["reference", None, "joined, reference", "joined"]) == "joined, reference"
+    assert all_backends([None, None]) is None
+
+
+def test_the_sentence_names_the_few_and_the_option_that_puts_all_on_one() -> None:
+    assert different_backends(QUICKSTART.items()) == (
+        "The arms run on different backends (bf16 rmsnorm: reference; 3 others: joined), which differ in the order of "
+        "sums alone; precision.backend=reference puts all on one."
+    )
+    seeds = [(f"{label} seed={seed}", backend) for label, backend in QUICKSTART.items() for seed in range(9)]
+    assert different_backends(seeds) == different_backends(QUICKSTART.items())
+    two = different_backends(list(QUICKSTART.items())[:2], remedy="")
+    assert two is not None
+    assert two.endswith("(bf16 rmsnorm: reference; mxfp8 rmsnorm: joined), which differ in the order of sums alone.")
+
+
+def test_many_arms_are_counted() -> None:
+    arms = [(f"lr={n}", "reference" if n < 5 else "joined, reference" if n < 7 else "joined") for n in range(20)]
+    sentence = different_backends(arms)
+    assert sentence is not None
+    assert "(lr=5, lr=6: joined, reference; 5 arms: reference; 13 others: joined)" in sentence
+
+
+@pytest.mark.parametrize("backends", [["joined", "joined"], ["joined", None], [None, None], []])
+def test_nothing_is_said_of_arms_on_one_backend_nor_of_what_is_not_known(backends: list[str | None]) -> None:
+    assert different_backends([(f"lr={n}", backend) for n, backend in enumerate(backends)]) is None
+
+
+def test_a_folder_knows_every_backend_that_its_run_was_begun_on(folder: RunFolder) -> None:
+    assert folder.backend() is None  # as of a run from before there were any
+    assert began_on(folder, "joined", None, "reference").backend() == "joined, reference"
+
+
+@pytest.mark.integration
+def test_the_tag_in_mlflow_follows_a_run_to_another_machine(uri: str, folder: RunFolder) -> None:
+    write_rows(began_on(folder, "joined"), [training_row(0)])
+    send(uri, folder, state="preempted", covered=1)
+    assert the_run(uri).data.tags["backend"] == "joined"
+    write_rows(began_on(folder, "joined", "native"), [training_row(1)], resumed_from=1)
+    send(uri, folder)
+    assert the_run(uri).data.tags["backend"] == "joined, native"
+
+
+@pytest.mark.integration
+def test_a_run_that_says_no_backend_has_no_tag(uri: str, folder: RunFolder) -> None:
+    write_rows(folder, [training_row(0)])
+    send(uri, folder)
+    assert "backend" not in the_run(uri).data.tags
