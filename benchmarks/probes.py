@@ -22,10 +22,10 @@ from benchmarks.report import json_option, measured, show
 from benchmarks.timing import synchronize
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.tracking.journal import Journal
-from mxstudy.train.loop import Run, observed_step, step_row
+from mxstudy.train.loop import Run, observed_step, set_precision, step_row
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -108,7 +108,7 @@ def build(size: str, folder: Path) -> Run:
         decoder = Decoder(model, settings.norm, settings.precision.settings, DTYPES[train.compute])
     decoder.to_empty(device=device)
     decoder.init_weights(settings.seed)
-    apply_precision(decoder, settings.precision, 0, train.compute, device)
+    set_precision(decoder, settings, 0, device)
     parallelize(decoder, train)
     optimizer = build_optimizer(decoder, settings.optimizer)
     recorder = Written(Journal(folder / "metrics.jsonl"))

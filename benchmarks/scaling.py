@@ -31,13 +31,12 @@ from benchmarks.kept import Kept
 from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show
 from mxstudy import config
-from mxstudy.model.precision import apply_precision
 from mxstudy.numerics.ranks import is_first, largest_over_ranks, world_size
 from mxstudy.probes.ranks import peak_gib
 from mxstudy.reader import read
 from mxstudy.studies.pretrain import initial_model
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.loop import Run, train_step
+from mxstudy.train.loop import Run, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.process_group import joined
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -124,7 +123,7 @@ def work(case: Case, path: Path) -> None:
 
 def build(settings: config.Pretrain, device: torch.device) -> Run:
     model = initial_model(settings, device)
-    apply_precision(model, settings.precision, 0, settings.train.compute, device)
+    set_precision(model, settings, 0, device)
     optimizer = build_optimizer(model, settings.optimizer)
     tokens = RandomTokens(settings.model, settings.train)
     return Run(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -34,10 +34,10 @@ from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
 from mxstudy.model.decoder import MLPS, Decoder
-from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.precision import DTYPES
 from mxstudy.probes.memory import GIB
 from mxstudy.reader import read
-from mxstudy.train.loop import Run, train_step
+from mxstudy.train.loop import Run, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -46,17 +46,13 @@ WARMUP_ROUNDS = 3  # the first compiles
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that leave room on a GPU of 141 GB
 
 
-def as_built(model: Decoder) -> None:
-    """Leave the model as the precision has made it."""
-
-
 class Arm(NamedTuple):
-    """`precision`: a file of conf/precision. `changed`: what is done to the model before it is compiled."""
+    """`precision`: a file of conf/precision. `torchao`: in place of the linears are those of torchao."""
 
     norm: config.Norm
     precision: str
     backend: str = "auto"
-    changed: Callable[[Decoder], None] = as_built
+    torchao: bool = False
 
 
 RMSNORM, MXNORM = config.RMSNorm(), config.MXNorm(p=2.0)
@@ -68,7 +64,7 @@ ARMS = {
     "plain, rmsnorm": Arm(RMSNORM, "mxfp8", "reference"),
     "plain, mxnorm_p2": Arm(MXNORM, "mxfp8", "reference"),
     "plain sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d", "reference"),
-    "torchao, rmsnorm": Arm(RMSNORM, "bf16", changed=use_torchao),
+    "torchao, rmsnorm": Arm(RMSNORM, "bf16", torchao=True),
 }
 
 
@@ -128,9 +124,9 @@ def build(case: Case, names: Sequence[str]) -> dict[str, Run]:
         else:
             model.to_empty(device=device).init_weights(settings.seed)
             optimizer = build_optimizer(model, settings.optimizer)
-        where = settings.train.compute, device
-        apply_precision(model, settings.precision, 0, *where, (settings.seed,), settings.train.compile)
-        ARMS[name].changed(model)
+        set_precision(model, settings, 0, device)
+        if ARMS[name].torchao:
+            use_torchao(model)
         parallelize(model, settings.train)
         tokens = RandomTokens(settings.model, settings.train)
         runs[name] = Run(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]

@@ -20,11 +20,11 @@ from benchmarks.scaling import model_of
 from mxstudy import config
 from mxstudy.data.batches import rows_of_rank
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.precision import DTYPES
 from mxstudy.numerics.ranks import whole, world_size
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
-from mxstudy.train.loop import Run, train, train_step, validate
+from mxstudy.train.loop import Run, set_precision, train, train_step, validate
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.runtime import configure_torch
@@ -79,7 +79,7 @@ def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[Run, tin
         model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[compute])
     parallelize(model, settings.train, init_device_mesh("cpu", (1,)) if is_alone else mesh_of_ranks(CPU))
     model.to_empty(device=CPU).init_weights(settings.seed)
-    apply_precision(model, settings.precision, 0, compute, CPU)
+    set_precision(model, settings, 0, CPU)
     memory, optimizer = tiny.Memory(), build_optimizer(model, settings.optimizer)
     return Run(settings, model, optimizer, tiny.Copies(), CPU, memory, build_probes(settings.probe)), memory
 

@@ -9,9 +9,9 @@ import torch
 
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision
+from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import build_probes
-from mxstudy.train.loop import Run, train
+from mxstudy.train.loop import Run, set_precision, train
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch
@@ -77,7 +77,7 @@ def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run
     compute = settings.train.compute
     model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[compute])
     model.init_weights(settings.seed)
-    apply_precision(model, settings.precision, 0, compute, torch.device("cpu"))
+    set_precision(model, settings, 0, torch.device("cpu"))
     parallelize(model, settings.train)
     memory = Memory()
     optimizer = build_optimizer(model, settings.optimizer)
