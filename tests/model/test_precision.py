@@ -228,6 +228,8 @@ def test_stacks_are_not_native_and_asking_for_native_ones_is_refused(monkeypatch
     assert linear.native
     linear.weight = torch.nn.Parameter(torch.empty(3, *linear.weight.shape))
     place = Place(torch.bfloat16, torch.device("cpu"))
-    assert plan_roads(decoder, "auto", place) == {"layers.0": Road("joined"), "layers.1": Road("native")}
+    roads = plan_roads(decoder, "auto", place)
+    assert roads["layers.0"].backend != "native"
+    assert roads["layers.1"] == Road("native")
     with pytest.raises(ConfigError, match=r"for layers.0: it multiplies matrices, and these are stacks of them"):
         plan_roads(decoder, "native", place)

@@ -29,7 +29,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"precision__scale_rule": "code_bump", "precision__schedule": schedule((0, "mx_mix"))},
-        "precision.scale_rule: code_bump is for E4M3 alone, and layers.0.up has E5M2; take rceil",
+        "precision.scale_rule: layers.0.up, dgrad_dh: code_bump is for E4M3 alone, not E5M2; take rceil",
     ),
     (
         {"norm": {"kind": "mxnorm_postround"}, "precision__scale_rule": "code_bump"},
