@@ -23,7 +23,7 @@ from mxstudy.model.norm import build_norm
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 SECTION = (ROOT / "README.md").read_text().split("\n## Adding to it\n")[1].split("\n## ")[0]
 FENCED = re.compile(r"^```(?:python|yaml)\n# (\S+?)(?:, (in|above) (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -181,8 +181,8 @@ def test_a_hadamard_field_of_the_gemms_that_an_operand_reads(copy: Copy, losses_
     copy.replace(CASTS, "    wgrad_x: Cast | None = None\n", "    wgrad_x: Cast | None = None\n    hadamard: int = 0\n")
     copy.replace(
         MATMUL,
-        "        x = self.rotated(x, gemm, axis)\n",
-        "        x = self.rotated(x, gemm, axis)\n"
+        "        x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)\n",
+        "        x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)\n"
         "        if self.gemms.hadamard:\n"
         "            x = hadamard(to_dtype(x, torch.float32), self.gemms.hadamard, None, axis=axis)\n",
     )
@@ -199,8 +199,8 @@ def test_a_field_of_the_cast_that_the_cast_reads(copy: Copy, losses_of: Callable
     copy.replace(CASTS, "    headroom: float = 1.0\n", "    headroom: float = 1.0\n    clip: float = 1.0\n")
     copy.replace(
         "mxstudy/numerics/cast.py",
-        "    a = STATISTICS[cast.statistic](blocks, tiles, element)\n",
-        "    a = STATISTICS[cast.statistic](blocks, tiles, element) * cast.clip\n",
+        "    a = STATISTICS[cast.statistic](blocks, tiles, element, cast)\n",
+        "    a = STATISTICS[cast.statistic](blocks, tiles, element, cast) * cast.clip\n",
     )
     copy.add(recipe("clipped", "wgrad_dh", clip="0.5"))
     said = copy.trained(RUN, "precision=clipped")
@@ -229,7 +229,6 @@ def test_a_norm_that_inherits_trains_as_itself(median: Copy, losses_of: Callable
     assert median.losses() != losses_of("norm=mxnorm_p2", "precision=mxfp8")
 
 
-@pytest.mark.slow
 def test_a_norm_that_inherits_trains_as_itself_compiled(median: Copy, losses_of: Callable[..., list[float]]) -> None:
     words = ("norm=mxnorm_p2", "precision=mxfp8")
     median.trained(RUN, *words)

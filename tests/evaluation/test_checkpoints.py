@@ -59,7 +59,7 @@ def test_the_decoder_is_the_one_that_was_trained(run: RunFolder) -> None:
     fresh = pretrain.initial_model(settings, CPU)
     assert {name for name, _ in decoder.named_parameters()} == {name for name, _ in fresh.named_parameters()}
     assert not torch.equal(decoder.output.weight, fresh.output.weight)
-    assert decoder.layers[0].attention.wqkv.gemms.forward_x == "E4M3"
+    assert decoder.layers[0].attention.wqkv.gemms.format("forward_x") == "E4M3"
 
 
 def test_another_norm_and_precision_in_place_of_those(run: RunFolder) -> None:
