@@ -17,7 +17,7 @@ from commands import run_here
 from pyarrow import parquet
 
 from analysis import train_step_cost
-from benchmarks import data, evaluation, launch, probes, scaling, student_teacher, tracking, train_step
+from benchmarks import data, evaluation, launch, operands, probes, scaling, student_teacher, tracking, train_step
 from benchmarks.kept import Kept
 from mxstudy import results
 from mxstudy.tracking.folder import find_runs
@@ -109,10 +109,18 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert drawn == {row["arm"]: row["over_bf16"] for row in written["rows"][1:]}
 
 
-NAMES = ("evaluation", "kernel_tiles", "kernels", "layers", "probes", "scaling", "student_teacher", "tracking")
+NAMES = ("evaluation", "kernel_tiles", "kernels", "layers", "operands", "probes", "scaling", "student_teacher")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "train_step"])
+def test_operands(tmp_path: Path) -> None:
+    path = tmp_path / "operands.json"
+    operands.main([*"--rows 256 --columns 128 --seconds 0 --device cpu --json".split(), str(path)])
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["over_copy"] for row in rows if row["operand"] == "copy"] == [1, 1]
+    assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys()
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tracking", "train_step"])
 def test_a_benchmark_writes_without_being_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         importlib.import_module(f"benchmarks.{name}").main(["--help"])

@@ -1,0 +1,76 @@
+"""What an operand costs that a kernel of its own makes: at random, square, transformed, beside a copy of its bytes.
+
+x is bf16 and a weight float32; an operand is bf16. over_copy is the median of an operand's time over that of a copy of
+the same tensor to bf16. All cases take turns, none of them in the L2 cache.
+
+python -m benchmarks.operands [--rows 32768] [--columns 4096] [--seconds 0.5] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.report import json_option, measured, show
+from benchmarks.timing import microseconds
+from mxstudy.numerics import BlockCast
+from mxstudy.numerics.kernels import cast_one
+from mxstudy.numerics.kernels.cast_any import OperandCast, cast_any
+from mxstudy.numerics.random_bits import Draws, stream_key
+from mxstudy.train.runtime import resolve_device
+
+ROWS, COLUMNS = -1, -2  # the contraction axis
+OF_X = {
+    "rows, to nearest": OperandCast("E4M3"),
+    "rows, stochastic": OperandCast("E4M3", rounding="stochastic"),
+    "columns, to nearest": OperandCast("E4M3", COLUMNS),
+    "columns, stochastic": OperandCast("E4M3", COLUMNS, rounding="stochastic"),
+    "Hadamard 16, columns, to nearest": OperandCast("E4M3", COLUMNS, transform_size=16),
+    "Hadamard 16, columns, stochastic": OperandCast("E4M3", COLUMNS, rounding="stochastic", transform_size=16),
+    "Hadamard 128, columns, stochastic": OperandCast("E4M3", COLUMNS, rounding="stochastic", transform_size=128),
+    "Hadamard 128, rows, stochastic": OperandCast("E4M3", rounding="stochastic", transform_size=128),
+}
+OF_WEIGHT = {
+    "16 x 16, rows": OperandCast("E4M3", ROWS, 16, square=True, round_first=True),
+    "16 x 16, columns": OperandCast("E4M3", COLUMNS, 16, square=True, round_first=True),
+}
+
+
+def rows_of(name: str, x: Tensor, cases: dict[str, OperandCast], budget_s: float) -> list[dict[str, Any]]:
+    """Return a row a case, with the copy and the kernel of plain casts first."""
+    draws = Draws(*(torch.tensor(words, device=x.device) for words in (stream_key(0, "bench"), (1, 0))))
+    calls: dict[str, Callable[[Tensor], object]] = {"copy": lambda x: x.to(torch.bfloat16, copy=True)}
+    for axis, of in ((ROWS, "rows"), (COLUMNS, "columns")):
+        calls[f"{of}, cast_one"] = partial(cast_one, fmt="E4M3", axis=axis, cast=BlockCast())
+    calls |= {case: partial(cast_any, cast=cast, draws=draws) for case, cast in cases.items()}
+    moved = x.numel() * (x.element_size() + 2)
+    times = {case: us.median for case, us in microseconds(calls, x, moved, budget_s * len(calls)).items()}
+    return [
+        {"tensor": name, "operand": case, "us": us, "tb_per_s": moved / us / 1e6, "over_copy": us / times["copy"]}
+        for case, us in times.items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=32768)
+    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=0.5, help="a case")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    json_option(parser, "operands")
+    chosen = parser.parse_args(arguments)
+    device = resolve_device(chosen.device)
+    x = torch.randn(chosen.rows, chosen.columns, device=device).bfloat16()
+    weight = torch.randn(chosen.columns, chosen.columns, device=device)
+    found = rows_of("x, bf16", x, OF_X, chosen.seconds) + rows_of("weight, float32", weight, OF_WEIGHT, chosen.seconds)
+    show(found)
+    measured(found, chosen.json, shape=[chosen.rows, chosen.columns])
+
+
+if __name__ == "__main__":
+    main()
