@@ -114,7 +114,7 @@ NAMES = ("evaluation", "kernel_tiles", "kernels", "layers", "operands", "probes"
 
 def test_operands(tmp_path: Path) -> None:
     path = tmp_path / "operands.json"
-    operands.main([*"--rows 256 --columns 128 --seconds 0 --device cpu --json".split(), str(path)])
+    operands.main([*["--rows", "256", "--columns", "128", "--seconds", "0", "--device", "cpu", "--json"], str(path)])
     rows = json.loads(path.read_text())["rows"]
     assert [row["over_copy"] for row in rows if row["operand"] == "copy"] == [1, 1]
     assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys()

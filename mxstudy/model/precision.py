@@ -229,7 +229,16 @@ def describe(model: nn.Module, rows: Mapping[str, str]) -> str:
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     groups = Counter((row, linears[name].gemms) for name, row in rows.items())
     plan = [f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items()]
-    return "\n".join([*plan, *describe_roads(model)])
+    spans = [row for row, gemms in groups if spans_micro_batch(gemms)]
+    notes = [
+        f"{row}: a scale spans a micro-batch, so numbers depend on its size and on how many ranks" for row in spans
+    ]
+    return "\n".join([*plan, *notes, *describe_roads(model)])
+
+
+def spans_micro_batch(gemms: Gemms) -> bool:
+    """Return whether a scale of activations or gradients is that of all tokens at hand."""
+    return any(cast.outer_scale == "tensor" and "tokens" in AXES[name] for name, cast in gemms.casts())
 
 
 def describe_gemms(gemms: Gemms) -> str:

@@ -92,6 +92,7 @@ def test_the_description_says_what_is_not_in_the_formats():
     x, dh = "E4M3 (one scale a tensor)", "E5M2 (one scale a tensor)"
     assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1:] == [
         f"2 linears in fp8_tensor: forward {x} x {x}, dgrad {dh} x {x}, wgrad {dh} x {x}",
+        "fp8_tensor: a scale spans a micro-batch, so numbers depend on its size and on how many ranks",
         "2 blocks: reference (forward_x: scale is none, and it computes E8M0)",
     ]
 
