@@ -43,6 +43,8 @@ def hashed_precision(precision: Precision) -> dict[str, Any]:
     values, canonical = hashed_fields(precision), precision.canonical()
     values.pop("recipes", None)
     for row in values["schedule"]:
+        if list(row["plan"]) != sorted(row["plan"]):  # of several patterns that match, the last wins
+            row["order"] = list(row["plan"])
         row["plan"] = {pattern: hashed(canonical.get(name, name)) for pattern, name in row["plan"].items()}
     return values
 

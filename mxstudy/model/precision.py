@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.config.casts import TRANSFORMS, Cast, Gemms
+from mxstudy.config.casts import TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
 from mxstudy.model.backends import Place, describe_roads, joined_block, plan_roads, take_roads
 from mxstudy.model.decoder import Block
@@ -95,15 +95,18 @@ def for_evaluation(gemms: Gemms) -> Gemms:
 
     X has one scale a row where in training it has one a tensor, which is that of everything in the batch; square blocks
     lie in several rows, and keep it. The forward's operands are rounded to nearest even where in training they are
-    rounded by chance, which is drawn by the place in the batch. All else stays: the weight's one scale, and transforms.
-    Returns the same object where nothing of this is in it.
+    rounded by chance, which is drawn by the place in the batch, and its signs are those of the run, not of a step. All
+    else stays. Returns the same object where nothing of this is in it.
     """
     operands = {name: cast for name, cast in gemms.casts() if name.startswith("forward")}
     asked = {name: replace(cast, rounding="even", random_bits=24) for name, cast in operands.items() if is_random(cast)}
-    x = asked.get("forward_x", gemms.forward_x)
+    x, transform = asked.get("forward_x", gemms.forward_x), gemms.forward_transform
     if x is not None and x.outer_scale == "tensor" and not x.two_dimensional:
         asked["forward_x"] = replace(x, outer_scale="row")
-    return replace(gemms, **asked) if asked else gemms  # type: ignore[arg-type]
+    gemms = replace(gemms, **asked) if asked else gemms  # type: ignore[arg-type]
+    if transform is not None and transform.signs in ("step", "call"):
+        gemms = replace(gemms, forward_transform=replace(transform, signs="seed"))
+    return gemms
 
 
 def check_starts(precision: config.Precision, steps: int) -> None:
@@ -153,6 +156,13 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
         except ConfigError as error:
             key, _, rest = str(error).partition(": ")
             raise ConfigError(f"precision.{key}: {name}, {operand}: {rest}") from None
+    for gemm in (linear.gemms.forward, linear.gemms.dgrad, linear.gemms.wgrad):
+        sizes = {c.block_size for c in (gemm.left, gemm.right) if c is not None and c.scale == "FP32"}
+        require(
+            len(sizes) < 2,
+            f"precision.block_size: {name}: FP32 scales of both operands of a GEMM are in blocks alike, not of "
+            f"{sorted(map(str, sizes))}",
+        )
     if isinstance(linear, NormLinear):
         check_source(linear.gemms, linear.norm.fold_gain)
         if isinstance(linear.norm, PostRoundMXNorm):
@@ -185,9 +195,10 @@ def divisors(gemms: Gemms) -> list[tuple[str, str, int]]:
         if cast.scale != "none" and not cast.pad:
             axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
             found += [("block_size", axis, cast.block_size or 1) for axis in axes]
-    for axis, transform in zip(("in", "out", "tokens"), (getattr(gemms, name) for name in TRANSFORMS), strict=True):
+    for axis, name in zip(("in", "out", "tokens"), TRANSFORMS, strict=True):
+        transform: Hadamard | None = getattr(gemms, name)
         if transform is not None:
-            found.append(("transform.size", axis, transform.size))
+            found.append((f"{name}.size", axis, transform.size))
     return found
 
 
@@ -229,23 +240,25 @@ def describe(model: nn.Module, rows: Mapping[str, str]) -> str:
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     groups = Counter((row, linears[name].gemms) for name, row in rows.items())
     plan = [f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items()]
-    spans = [row for row, gemms in groups if spans_micro_batch(gemms)]
     notes = [
-        f"{row}: a scale spans a micro-batch, so numbers depend on its size and on how many ranks" for row in spans
+        f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
+        for row in {row: None for row, gemms in groups if spans_micro_batch(gemms)}
     ]
     return "\n".join([*plan, *notes, *describe_roads(model)])
 
 
 def spans_micro_batch(gemms: Gemms) -> bool:
-    """Return whether a scale of activations or gradients is that of all tokens at hand."""
-    return any(cast.outer_scale == "tensor" and "tokens" in AXES[name] for name, cast in gemms.casts())
+    """Return whether something belongs to all tokens at hand: a scale of activations or gradients, or signs."""
+    spans = any(cast.outer_scale == "tensor" and "tokens" in AXES[name] for name, cast in gemms.casts())
+    transforms = (getattr(gemms, name) for name in TRANSFORMS)
+    return spans or any(transform.signs == "call" for transform in transforms if transform is not None)
 
 
 def describe_gemms(gemms: Gemms) -> str:
     pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
     parts = []
     for name, gemm in pairs:
-        rotated = f", Hadamard {gemm.transform.size}" if gemm.transform else ""
+        rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
         parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
     return ", ".join(parts)
 
@@ -255,13 +268,35 @@ def describe_cast(cast: Cast | None) -> str:
     if cast is None:
         return "-"
     has_own_scales = cast.scale == FORMATS[cast.format].scale
-    unusual = [
-        f"{cast.block_size}x{cast.block_size}" if cast.two_dimensional else "",
-        "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
-        "" if has_own_scales or cast.outer_scale == "none" else f"one scale a {cast.outer_scale}",
-        cast.rounding if cast.rounding not in ("even", None) else "",
-        f"of the forward's {cast.format}" if cast.source == "forward" else "",
-        f"headroom {cast.headroom:.4g}" if cast.headroom != 1 else "",
-    ]
-    notes = ", ".join(filter(None, unusual))
-    return f"{cast.format} ({notes})" if notes else cast.format
+    said = {
+        "two_dimensional": f"{cast.block_size}x{cast.block_size}",
+        "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
+        "outer_scale": "one scale by the norm's bound"
+        if cast.outer_scale == "bound"
+        else f"one scale a {cast.outer_scale}",
+        "rounding": cast.rounding,
+        "source": "of the forward's",
+        "mask_clipped": "gradients masked",
+        "headroom": f"headroom {cast.headroom:.4g}",
+        "candidates": f"candidates {', '.join(f'{factor:g}' for factor in cast.candidates)}",
+        "block_size": "" if cast.two_dimensional or cast.scale == "none" else f"blocks of {cast.block_size}",
+        "statistic": f"range by {cast.statistic}",
+    }
+    notes = [said.get(name, f"{name} {getattr(cast, name)}") for name in unusual(cast)]
+    return f"{cast.format} ({', '.join(filter(None, notes))})" if any(notes) else cast.format
+
+
+def unusual(cast: Cast) -> list[str]:
+    """Return the fields of a cast that are neither at their default nor at that of the run's settings."""
+    usual = Cast(format=cast.format).filled(BlockCast())
+    own = BlockCast(FORMATS[cast.format].block_size)
+    names = [field.name for field in fields(cast) if getattr(cast, field.name) is not None]
+    settings = {"block_size": own.block_size}
+    return [name for name in names if getattr(cast, name) != settings.get(name, getattr(usual, name, None))]
+
+
+def describe_transform(transform: Hadamard) -> str:
+    """Return size and signs: 'Hadamard 16 (signs by seed)'."""
+    signs = "written signs" if transform.vector else f"signs by {transform.signs}" if transform.signs != "none" else ""
+    notes = ", ".join(filter(None, (signs, "after it" if transform.signs_after else "")))
+    return f"Hadamard {transform.size} ({notes})" if notes else f"Hadamard {transform.size}"

@@ -45,3 +45,10 @@ def move_to(model: nn.Module, step: int | Tensor, first_row: int) -> None:
         places[CALL, ..., 0] = step
         places[STEP, ..., 0] = step
         places[CALL, ..., 1] = first_row
+
+
+def move_to_row(model: nn.Module, first_row: int) -> None:
+    """Say which tokens come next, in the same step."""
+    places = places_of(model)
+    if places is not None:
+        places[CALL, ..., 1] = first_row

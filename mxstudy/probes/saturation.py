@@ -83,9 +83,19 @@ def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Qua
     for operand, (source, axis) in OPERANDS.items():
         cast: Cast | None = getattr(linear.gemms, operand)
         if cast is not None:
-            x = arithmetic.rotated(getattr(of, source), operand.partition("_")[0], axis - 2)
+            x = getattr(of, source)
+            if cast.source == "forward":
+                x = forward_cast(arithmetic, operand, of)
+            x = arithmetic.rotated(x, operand.partition("_")[0], axis - 2)
             bound = of.bound if operand == "forward_x" else None
             yield operand, quantized_operand(x, cast, axis - 2, arithmetic.draws(operand), bound), x
+
+
+def forward_cast(arithmetic: Linear, operand: str, of: Sources) -> Tensor:
+    """Return what the forward multiplies in place of what that operand of the backward is made of, float32."""
+    if operand == "dgrad_w":
+        return arithmetic.forward_cast(of.forward_weight_OI, "forward_w").dequantize()
+    return arithmetic.forward_cast(of.x_TI, "forward_x", of.bound).dequantize()
 
 
 def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import apply_precision
-from mxstudy.model.randomness import move_to
+from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.randomness import move_to, move_to_row
 from mxstudy.numerics.ranks import rank, sum_over_ranks, whole, world_size
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spikes import SpikeWatch
@@ -128,7 +128,10 @@ def train(run: Run, start: int, leave: Leave) -> str:
     steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
     for step in range(start, steps):
         if step in starts and step > start:
-            run.recorder.record({"step": step} | set_precision(run.model, run.config, step, run.device))
+            plan = set_precision(run.model, run.config, step, run.device)
+            run.recorder.record({"step": step} | plan)
+            if rank() == 0:
+                print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
         began_s = time.perf_counter()
         view = observed_step(run, step)
         run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
@@ -164,6 +167,7 @@ def observed_step(run: Run, step: int) -> StepView:
     run.model.watchers, run.clocks = (), []
     if run.device.type == "cuda":  # now: the memory probe begins a new peak
         run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(run.device))
+    move_to_row(run.model, 0)  # what a probe looks at again is the first sequence
     for probe in due:
         if values := probe.measure(view):
             run.recorder.record({"step": step, "probe": probe.name, "values": values})
@@ -200,6 +204,7 @@ def validate(run: Run) -> float:
     for turn in range(0, len(parts), world_size()):
         own = turn + rank()
         rows = parts[own if own < len(parts) else 0]
+        move_to_row(run.model, int(rows[0]) * tokens_BT.shape[1])
         tokens, targets = run.to_device((tokens_BT[rows], targets_BT[rows]))
         loss = run.token_loss(run.model(tokens), targets)
         if own < len(parts):

@@ -1,13 +1,14 @@
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from mxstudy import config
-from mxstudy.config import PRECISIONS, BlockCast, Gemms
+from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.model import Decoder
 from mxstudy.model.backends import Place, Road, backends_of, plan_roads
-from mxstudy.model.precision import apply_precision, describe, match_plan
+from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
@@ -92,9 +93,41 @@ def test_the_description_says_what_is_not_in_the_formats():
     x, dh = "E4M3 (one scale a tensor)", "E5M2 (one scale a tensor)"
     assert describe(*applied({"*.wo": "fp8_tensor"})).splitlines()[1:] == [
         f"2 linears in fp8_tensor: forward {x} x {x}, dgrad {dh} x {x}, wgrad {dh} x {x}",
-        "fp8_tensor: a scale spans a micro-batch, so numbers depend on its size and on how many ranks",
+        "fp8_tensor: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks",
         "2 blocks: reference (forward_x: scale is none, and it computes E8M0)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("statistic", "std", "E2M1 (range by std)"),
+        ("candidates", (1.0, 1.5), "E2M1 (candidates 1, 1.5)"),
+        ("scale_rule", "floor", "E2M1 (scale_rule floor)"),
+        ("block_size", 16, "E2M1 (blocks of 16)"),
+        ("pre_round", True, "E2M1 (pre_round True)"),
+        ("mask_clipped", True, "E2M1 (gradients masked)"),
+        ("rounding", "stochastic", "E2M1 (stochastic)"),
+    ],
+)
+def test_the_description_says_every_field_that_is_not_usual(field, value, said):
+    cast = replace(Cast(format="E2M1"), **{field: value}).filled(BlockCast())
+    assert describe_cast(cast) == said
+
+
+def test_fp32_scales_of_both_operands_are_in_blocks_alike():
+    own = Gemms(
+        forward_x=Cast(format="E4M3", scale="FP32", block_size=32),
+        forward_w=Cast(format="E4M3", scale="FP32", block_size=16),
+    )
+    with pytest.raises(ConfigError, match=r"precision\.block_size: layers.* in blocks alike, not of \['16', '32'\]"):
+        applied({"layers.*": "own"}, recipes={"own": own})
+
+
+def test_the_order_of_overlapping_patterns_is_in_the_fingerprint():
+    plans = ({"layers.*": "mxfp8", "*.wqkv": "mxfp4"}, {"*.wqkv": "mxfp4", "layers.*": "mxfp8"})
+    one, other = (hashed(config.Precision(schedule=(config.PrecisionRow(plan=plan),))) for plan in plans)
+    assert json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
 
 
 def test_one_scale_a_tensor_needs_no_sizes_that_divide():

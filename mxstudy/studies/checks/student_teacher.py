@@ -81,8 +81,8 @@ def check_gain(model: nn.Module, gain: str) -> None:
             cast = linear.gain_cast
             require(
                 cast is not None and cast.scale == "E8M0" and not is_random(cast),
-                f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format; "
-                "take bf16 or fp32",
+                f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format, or rounds "
+                "them at random; take bf16 or fp32",
             )
 
 
