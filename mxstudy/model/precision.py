@@ -267,13 +267,11 @@ def describe_cast(cast: Cast | None) -> str:
     """Return the format and what is not usual about the cast: 'E2M1 (16x16, stochastic)'."""
     if cast is None:
         return "-"
-    has_own_scales = cast.scale == FORMATS[cast.format].scale
+    has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
     said = {
         "two_dimensional": f"{cast.block_size}x{cast.block_size}",
         "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
-        "outer_scale": "one scale by the norm's bound"
-        if cast.outer_scale == "bound"
-        else f"one scale a {cast.outer_scale}",
+        "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
         "rounding": cast.rounding,
         "source": "of the forward's",
         "mask_clipped": "gradients masked",

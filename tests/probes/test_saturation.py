@@ -72,6 +72,26 @@ def test_every_quantised_operand_has_every_quantity(row: str, operands: int) -> 
     assert all(math.isfinite(value) for value in values.values())
 
 
+def test_what_the_backward_takes_of_the_forward_is_measured_as_that() -> None:
+    """An operand whose source is the forward stands for what the forward multiplies, not for high precision."""
+    of_forward = replace(e4m3(), source="forward")
+    linear = MXLinear(64, 96, 0.02)
+    linear.gemms = Gemms(
+        forward_x=Cast(format="E2M1").filled(BlockCast()),
+        forward_w=Cast(format="E2M1").filled(BlockCast()),
+        dgrad_w=of_forward,
+        wgrad_x=of_forward,
+    )
+    x, weight, dh = (torch.randn(shape) for shape in ((32, 64), (96, 64), (32, 96)))
+    found = {
+        name: (quantized, of) for name, quantized, of in quantized_operands(linear, Sources(x, weight, weight, dh))
+    }
+    for name, forward in (("dgrad_w", "forward_w"), ("wgrad_x", "forward_x")):
+        quantized, of = found[name]
+        assert torch.equal(of, found[forward][0].dequantize())
+        assert torch.equal(quantized.values, quantized_operand(of, of_forward, -2).values)
+
+
 @pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM], ids=["folded", "unfolded"])
 @pytest.mark.parametrize("rule", ["floor", "rceil"])
 def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
