@@ -72,7 +72,8 @@ def road_of(name: str, module: nn.Module, backend: str, place: Place) -> Road:
         reason = refusals[backend]
         if reason is None:
             return Road(backend)
-        if is_plain(module):
+        is_head = backend == "joined" and isinstance(module, MXLinear)  # in no block that could be
+        if is_plain(module) or is_head:
             return Road("reference", reason)
         raise ConfigError(
             f"precision.backend: {backend} cannot be had for {name}: {reason}; reference runs everywhere, and auto "

@@ -164,7 +164,10 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
             f"{sorted(map(str, sizes))}",
         )
     if isinstance(linear, NormLinear):
-        check_source(linear.gemms, linear.norm.fold_gain)
+        try:
+            check_source(linear.gemms, linear.norm.fold_gain)
+        except ConfigError as error:
+            raise ConfigError(f"precision.schedule: plan for {name}: {error}") from None
         if isinstance(linear.norm, PostRoundMXNorm):
             check_scales_read(name, linear.norm, linear.gemms.forward_x)
     sides = {"in": ("input", linear.in_features), "out": ("output", linear.out_features)}

@@ -267,3 +267,8 @@ def test_stacks_are_not_native_and_asking_for_native_ones_is_refused(monkeypatch
     assert roads["layers.1"] == Road("native")
     with pytest.raises(ConfigError, match=r"for layers.0: it multiplies matrices, and these are stacks of them"):
         plan_roads(decoder, "native", place)
+
+
+def test_a_quantised_head_does_not_keep_blocks_from_being_joined():
+    decoder, _ = applied({"layers.*": "mxfp8"}, model=replace(MODEL, vocab_size=64), head=True, backend="joined")
+    assert backends_of(decoder) == {"layers.0": "joined", "layers.1": "joined", "output": "reference"}
