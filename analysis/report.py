@@ -109,7 +109,7 @@ def roads(runs: pd.DataFrame) -> str:
 
 
 def backends(runs: pd.DataFrame) -> list[str | None]:
-    """Of each run; None where nothing says: of runs and tables that are older than that column."""
+    """Return the backends of each run; None for runs and tables that are older than that column."""
     return [known if isinstance(known, str) else None for known in runs.get("backend", [None] * len(runs))]
 
 

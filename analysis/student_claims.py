@@ -42,7 +42,7 @@ def diverged(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
 
 
 def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """Of those that diverged: 1 if the loss ends below 10 times its best."""
+    """Return, for runs that diverged, 1 where the loss ends below 10 times its best, else 0; NaN for all others."""
     is_back = (runs["loss"].astype(float) < 10 * runs["best_loss"].astype(float)).astype(float)
     return is_back.where(runs["diverged"] > 0)
 
@@ -86,7 +86,7 @@ class Claim:
 
 
 def more(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm) -> Claim:
-    """By any amount; contradicted where the interval ends below half of what figure 6 shows."""
+    """Return the claim that a quantity is larger, by any amount; contradicted below half of what figure 6 shows."""
     return Claim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline)
 
 
@@ -171,7 +171,7 @@ def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
 
 
 def newcombe(ours: pd.Series, theirs: pd.Series, level: float) -> tuple[float, float]:
-    """Of the difference of two fractions, as if all replicas were independent: Newcombe 1998, 17, 873, method 10."""
+    """Return the interval of a difference of fractions, replicas taken as independent (Newcombe 1998, method 10)."""
 
     def wilson(outcomes: pd.Series) -> tuple[float, float, float]:
         found = stats.binomtest(int(outcomes.sum()), len(outcomes)).proportion_ci(level, method="wilson")
@@ -192,7 +192,7 @@ def needed(claim: Claim, units: pd.Series, level: float) -> str:
 
 
 def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
-    """As Markdown: a line a claim, then each data seed's numbers."""
+    """Return Markdown: a line for each claim, then each data seed's numbers."""
     claims = [claim for claim in CLAIMS if claim.figure == figure]
     found = {claim: judged(claim, runs, last_bin, len(claims)) for claim in claims}
     level = 100 * (1 - (1 - CONFIDENCE) / len(claims))
@@ -215,7 +215,7 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
 
 
 def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
-    """As Markdown, of each arm the replicas whose first block's gains are mostly in the last bin, and when.
+    """Return Markdown: for each arm the replicas whose first block's gains are mostly in the last bin, and when.
 
     A description, added after the runs were seen: it decides nothing.
     """

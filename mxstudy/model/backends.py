@@ -40,7 +40,7 @@ class Road:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is going to run."""
+    """Say where a model is going to run."""
 
     compute: torch.dtype
     device: torch.device
