@@ -15,7 +15,7 @@ from test_slurm import EVERY, Sweep, done_before, job_of, losses, resumed_from, 
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_rows
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 TWO_RUNS_OF_TWO_RANKS = ("seed=0,1", "hydra.launcher.nodes=2", "train.steps=400")
 
