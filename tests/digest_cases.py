@@ -146,7 +146,7 @@ def precision(row: str) -> Values:
 
 
 def changed(values: Values, options: Values) -> Values:
-    """With the options, which have dotted keys, in it."""
+    """Return the values with the options, which have dotted keys, in them."""
     for key, value in options.items():
         *parents, last = key.split(".")
         inner = values

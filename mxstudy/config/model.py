@@ -114,7 +114,7 @@ BLOCKS = "layers.*"  # the pattern of a plan that means the linears of every blo
 
 @schema
 class PrecisionRow:
-    """From this step on, the linears whose module name matches a pattern run by that recipe.
+    """Say by which recipe the linears run whose module name matches a pattern, from this step on.
 
     A recipe is one of the config's `recipes`, or a row of PRECISIONS. Of several patterns that match one linear the
     last wins; a linear that none matches runs in `train.compute`.

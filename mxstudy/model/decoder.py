@@ -203,7 +203,7 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 
 
 def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
-    """Where linears draw from, as a joined block takes it: the keys of each, and the places that they share."""
+    """Return where linears draw from, as a joined block takes it: the keys of each, and the places that they share."""
     randoms = [linear.random for linear in linears]
     places = next((random.places for random in randoms if random), None)
     return *(random.keys if random else None for random in randoms), places

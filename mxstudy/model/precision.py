@@ -288,12 +288,10 @@ def describe_cast(cast: Cast | None) -> str:
 
 
 def unusual(cast: Cast) -> list[str]:
-    """Return the fields of a cast that are neither at their default nor at that of the run's settings."""
-    usual = Cast(format=cast.format).filled(BlockCast())
-    own = BlockCast(FORMATS[cast.format].block_size)
-    names = [field.name for field in fields(cast) if getattr(cast, field.name) is not None]
-    settings = {"block_size": own.block_size}
-    return [name for name in names if getattr(cast, name) != settings.get(name, getattr(usual, name, None))]
+    """Return the fields of a cast that differ from its format's plain cast under the default settings."""
+    usual = Cast(format=cast.format, block_size=FORMATS[cast.format].block_size).filled(BlockCast())
+    values = {field.name: getattr(cast, field.name) for field in fields(cast)}
+    return [name for name, value in values.items() if value is not None and value != getattr(usual, name, None)]
 
 
 def describe_transform(transform: Hadamard) -> str:

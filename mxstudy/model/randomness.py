@@ -1,4 +1,4 @@
-"""Where a model's random roundings and signs are drawn: keys of its linears, and the place in the training.
+"""Give a model's linears the keys that they draw by, and say where in the training it is.
 
 What is drawn is a function of (seed, step, module, operand, the element's place in the global tensor), see
 `mxstudy.numerics.random_bits`. The place is a tensor that whoever trains moves on: nothing recompiles.

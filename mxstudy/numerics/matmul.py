@@ -42,7 +42,7 @@ PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswi
 
 
 class Random(NamedTuple):
-    """Where a linear's random numbers come from; tensors on its device, so that nothing recompiles.
+    """Say where a linear's random numbers come from; tensors on its device, so that nothing recompiles.
 
     `keys` int64 [STREAMS, 2], of a stack [STREAMS, S, 2]. `places` int64 [3, 2]: step and first row of the tokens at
     hand, the step and row 0, and zeros.

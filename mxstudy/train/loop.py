@@ -167,7 +167,8 @@ def observed_step(run: Run, step: int) -> StepView:
     run.model.watchers, run.clocks = (), []
     if run.device.type == "cuda":  # now: the memory probe begins a new peak
         run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(run.device))
-    move_to_row(run.model, 0)  # what a probe looks at again is the first sequence
+    if due:
+        move_to_row(run.model, 0)  # what a probe looks at again is the first sequence
     for probe in due:
         if values := probe.measure(view):
             run.recorder.record({"step": step, "probe": probe.name, "values": values})

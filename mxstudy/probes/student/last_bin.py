@@ -84,7 +84,7 @@ def linears_of(name: str, block: Block) -> dict[str, MXLinear]:
 
 
 def place(linear: MXLinear, values: Tensor, *wanted: Cast | None) -> Place:
-    """In the first of the casts `wanted` that has a power of two as the scale of a block, else in E4M3.
+    """Return the place in the first of the casts `wanted` whose block scales are powers of two, else in E4M3.
 
     What is rounded at random is seen as rounded to even: the counts are of the range.
     """

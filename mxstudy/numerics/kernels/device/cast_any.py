@@ -196,7 +196,7 @@ def maxima(x, CAST: tl.constexpr):
 
 @triton.jit
 def scales_of(maxima, CAST: tl.constexpr):
-    """Of each block: 2^-k and 2^k."""
+    """Returns 2^-k and 2^k of each block."""
     FORMAT: tl.constexpr = CAST.format
     inverse = ()
     scale = ()

@@ -71,7 +71,7 @@ def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def store(ptr, first, mask, places, CAST: tl.constexpr):
-    """In bf16."""
+    """Stores the tile in bf16."""
     PLACES: tl.constexpr = CAST.places
     if CAST.axis == 1:
         VECTOR: tl.constexpr = VECTOR_BITS // 16
