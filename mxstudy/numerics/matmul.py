@@ -52,7 +52,10 @@ class Random(NamedTuple):
     places: Tensor
 
 
-def draws_of(random: Random, stream: str, place: str) -> Draws:
+def draws_of(random: Random | None, stream: str, place: str) -> Draws:
+    """Return what that stream draws at that place. Raises ConfigError where there is no seed to draw by."""
+    require(random is not None, f"{stream}: it takes random numbers, and there is no seed")
+    assert random is not None
     return Draws(random.keys[STREAMS.index(stream)], random.places[PLACES[place]])
 
 
@@ -62,8 +65,6 @@ def signs_of(transform: Hadamard, stream: str, random: Random | None, device: to
         return written_signs(transform.vector, device)
     if transform.signs == "none":
         return None
-    require(random is not None, f"{stream}.signs: {transform.signs} takes random numbers, and there is no seed")
-    assert random is not None
     return random_signs(draws_of(random, stream, transform.signs), transform.size)
 
 
@@ -234,11 +235,7 @@ class Linear:
 
     def draws(self, name: str) -> Draws | None:
         cast: Cast | None = getattr(self.gemms, name)
-        if cast is None or not is_random(cast):
-            return None
-        require(self.random is not None, f"{name}.rounding: {cast.rounding} takes random numbers, and there is no seed")
-        assert self.random is not None
-        return draws_of(self.random, name, name)
+        return draws_of(self.random, name, name) if cast is not None and is_random(cast) else None
 
 
 def forward_gemm(
