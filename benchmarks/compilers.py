@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.plain_norms import EPS, NORMS
+from mxstudy.kernels import RowNorm, norm_codes
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import RowNorm, norm_codes
 
 OURS = {"rmsnorm": RowNorm(eps=EPS), "mxnorm": RowNorm(p=2.0, eps=EPS)}
 Plain = Callable[[Tensor], object]

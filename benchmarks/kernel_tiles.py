@@ -18,7 +18,7 @@ from benchmarks.compilers import OURS
 from benchmarks.floor import copies, moved_bytes
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import microseconds
-from mxstudy.numerics.kernels.norm_codes import CHUNKS, WARP, RowTile, row_tile, run
+from mxstudy.kernels.norm_codes import CHUNKS, WARP, RowTile, row_tile, run
 
 ELEMENTS_OF_THREAD = range(32, 161)
 

@@ -4,7 +4,7 @@ The grid is that of the MXNorm paper, appendix H.1. Columns, microseconds:
 
     floor             the fastest of several kernels that only move as many bytes
     alike             the fastest of those that read and write as many as the cast; the other reads half
-    ..._one_pass      `mxstudy.numerics.kernels.norm_codes`
+    ..._one_pass      `mxstudy.kernels.norm_codes`
     ..._compiled      what torch.compile makes of plain PyTorch (`benchmarks.plain_norms`), the fastest of --compile:
                       "dynamic" compiles once per hidden size, block size and format, the number of tokens left open,
                       and tunes on the most tokens; "static" compiles, and tunes, for every number of tokens anew;
@@ -35,8 +35,8 @@ from benchmarks.floor import EVEN, copies, moved_bytes
 from benchmarks.kept import Kept
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import Calls, Microseconds, microseconds
+from mxstudy.kernels import norm_codes
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import norm_codes
 from mxstudy.train.runtime import resolve_device
 
 TOKENS = tuple(2**e for e in range(12, 17))

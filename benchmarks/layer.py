@@ -17,11 +17,11 @@ from torch import Tensor
 
 from benchmarks.decode import decode
 from benchmarks.plain_norms import EPS, mx_cast, normalised
+from mxstudy.kernels import RowNorm, norm_codes
 from mxstudy.model.decoder import swiglu
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import RowNorm, norm_codes
-from mxstudy.numerics.norm import rms_coefficient
-from mxstudy.numerics.rope import rotate
+from mxstudy.numerics.norm_linear import rms_coefficient
+from mxstudy.numerics.rotary import rotate
 from mxstudy.numerics.scales import nvfp4_tensor_scale
 
 

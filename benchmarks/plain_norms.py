@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES
-from mxstudy.numerics.norm import rms_coefficient
+from mxstudy.numerics.norm_linear import rms_coefficient
 
 EPS = 1e-5
 BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # the middle of neighbours; ties go to every other

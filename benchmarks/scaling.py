@@ -31,10 +31,10 @@ from benchmarks.kept import Kept
 from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show
 from mxstudy import config
-from mxstudy.numerics.ranks import is_first, largest_over_ranks, world_size
-from mxstudy.probes.ranks import peak_gib
+from mxstudy.distributed import is_first, largest_over_ranks, world_size
+from mxstudy.probes.stragglers import peak_gib
 from mxstudy.reader import read
-from mxstudy.studies.pretrain import initial_model
+from mxstudy.studies.pretrain.run import initial_model
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.loop import Run, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer

@@ -25,12 +25,12 @@ import torch
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import synchronize
 from mxstudy import config
-from mxstudy.studies import student_teacher
-from mxstudy.tracking.columns import ROWS, read_columns
+from mxstudy.students import train as student_teacher
+from mxstudy.students.stack import Stack
+from mxstudy.tracking.columnar_journal import ROWS, read_columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.runtime import configure_torch, resolve_device
-from mxstudy.train.stack import Stack
 
 WITHOUT_WAITING = 8  # calls
 SIZES = {

@@ -38,11 +38,11 @@ from mxstudy import config
 from mxstudy.config import read_run
 from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
-from mxstudy.studies.checks.pretrain import build_model
+from mxstudy.students.stack import Stack
+from mxstudy.studies.pretrain.check import build_model
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch
-from mxstudy.train.stack import Stack
 
 Record = dict[str, Any]
 REFUSED = "refused"

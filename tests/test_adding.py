@@ -163,7 +163,7 @@ def test_a_probe_without_its_row_is_refused() -> None:
 
 # ----------------------------------------------------------------------------------------------- ideas without a recipe
 
-CASTS, MATMUL = "mxstudy/config/casts.py", "mxstudy/numerics/matmul.py"
+CASTS, MATMUL = "mxstudy/config/casts.py", "mxstudy/numerics/gemms.py"
 
 
 def recipe(name: str, operand: str, **of_one: str) -> Block:

@@ -13,8 +13,8 @@ from tracked import make_folder, training_row, write_rows
 from analysis import cast_quality, formats_table, mxnorm_fig02_approximation, mxnorm_theorem1_bounds
 from mxstudy.config import Approximation
 from mxstudy.results import load_table, table_path, write_table
-from mxstudy.studies import approximation
-from mxstudy.studies.approximation_tables import TABLES
+from mxstudy.studies.approximation import run as approximation
+from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
 

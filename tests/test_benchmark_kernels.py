@@ -15,9 +15,9 @@ from benchmarks import compilers, kernel_tiles, kernels
 from benchmarks.compilers import Compilers
 from benchmarks.plain_norms import NORMS
 from mxstudy import results
+from mxstudy.kernels import norm_codes
+from mxstudy.kernels.norm_codes import row_tile
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import norm_codes
-from mxstudy.numerics.kernels.norm_codes import row_tile
 
 pytestmark = pytest.mark.integration
 

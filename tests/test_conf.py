@@ -16,7 +16,7 @@ from fingerprints import fingerprint_of, recorded
 from mxstudy import cli
 from mxstudy.config import Decoder
 from mxstudy.reader import ConfigError, flatten, plain
-from mxstudy.studies.checks import pretrain
+from mxstudy.studies.pretrain import check as pretrain
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))

@@ -15,8 +15,8 @@ from tracked import CONFIG, make_folder, training_row, write_rows
 from analysis import export
 from mxstudy import results
 from mxstudy.config import read_run
-from mxstudy.studies.student_teacher_tables import arm_cells, show_arms
-from mxstudy.tracking.columns import Columns
+from mxstudy.students.tables import arm_cells, show_arms
+from mxstudy.tracking.columnar_journal import Columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.metrics import metrics_of
 from mxstudy.tracking.provenance import provenance

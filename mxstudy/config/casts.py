@@ -4,7 +4,7 @@
     dgrad     dX = Q(dH; out) . Q(W; out)
     wgrad     dW = Q(dH; T)^T . Q(X; T)
 
-`mxstudy.numerics.matmul` computes every value that can be written here. A backend that is faster names the values that
+`mxstudy.numerics.gemms` computes every value that can be written here. A backend that is faster names the values that
 it computes, and answers any other with a reason.
 """
 

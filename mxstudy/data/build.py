@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from mxstudy import config
+from mxstudy.data.content_hash import sha256_of
 from mxstudy.data.corpus import Place, read_from, source_of, unique_documents
 from mxstudy.data.encode import Batch, encode_all
-from mxstudy.data.hashes import sha256_of
-from mxstudy.data.partial import SEEN, Counts, Partial, clear
+from mxstudy.data.growing_shards import SEEN, Counts, Partial, clear
 from mxstudy.data.tokenizer import Tokenizer, load_tokenizer
 from mxstudy.reader import ConfigError, require
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mxstudy import config
+from mxstudy.data.content_hash import Split, digest_of, sha256_once, split_of
 from mxstudy.data.files import documents_of
-from mxstudy.data.hashes import Split, digest_of, sha256_once, split_of
 from mxstudy.data.hub import HuggingFaceDataset
 from mxstudy.reader import require
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mxstudy.data.content_hash import digest_of
 from mxstudy.data.corpus import Place
-from mxstudy.data.hashes import digest_of
 from mxstudy.data.tokenizer import Tokenizer
 
 AHEAD = 3  # batches for each process that are read before the first is written

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet as pq
 
+from mxstudy.data.content_hash import sha256_once
 from mxstudy.data.files import parse
-from mxstudy.data.hashes import sha256_once
 from mxstudy.reader import ConfigError, require
 
 Rows = list[dict[str, Any]]

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy import config
+from mxstudy.data.content_hash import sha256_of, sha256_once
 from mxstudy.data.files import documents_of, kind_of, text_in
-from mxstudy.data.hashes import sha256_of, sha256_once
 from mxstudy.reader import ConfigError, require, suggest
 
 SAVED = ("state.json", "dataset_dict.json")  # what Dataset.save_to_disk leaves

@@ -12,7 +12,7 @@ import torch
 from mxstudy import config
 from mxstudy.config import read_run
 from mxstudy.config.model import BLOCKS
-from mxstudy.data.hashes import sha256_once
+from mxstudy.data.content_hash import sha256_once
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained
 from mxstudy.evaluation import hugging_face
 from mxstudy.model.decoder import Decoder

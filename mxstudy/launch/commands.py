@@ -14,10 +14,10 @@ import yaml
 from mxstudy.config import Local, Slurm, read_launcher
 from mxstudy.launch import queues, remote
 from mxstudy.launch.freeze import one_at_a_time
-from mxstudy.launch.observe import DONE, Seen, look, observe
 from mxstudy.launch.plan import Job
+from mxstudy.launch.processes import gpus_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.ranks import gpus_per_node
+from mxstudy.launch.run_state import DONE, Seen, look, observe
 from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for

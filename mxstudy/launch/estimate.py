@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from mxstudy.config import Inline, Launcher, Pretrain, StudentTeacher
-from mxstudy.launch import ranks
+from mxstudy.distributed import world_size
+from mxstudy.launch import processes as ranks
 from mxstudy.launch.plan import Job
 from mxstudy.launch.table import aligned
-from mxstudy.numerics.ranks import world_size
-from mxstudy.studies.checks.pretrain import build_model
+from mxstudy.students.stack import build_student
+from mxstudy.studies.pretrain.check import build_model
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import PEAK_FLOPS
-from mxstudy.train.stack import build_student
 
 # What of its bf16 rate a GPU has reached in pre-training: the medians of results/mxnorm_pretrain.md, bf16 and MXFP8.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from mxstudy.config import OfCheckpoint
-from mxstudy.launch.observe import DONE
+from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.plan import Job, claim, compare, differences
+from mxstudy.launch.run_state import DONE
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.worker import attempt
-from mxstudy.numerics.ranks import is_first, on_first_rank, world_size
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
@@ -81,7 +81,7 @@ def catch_up(job: Job) -> None:
     follow = mirror_of(job.config, RunFolder(job.folder), job.label)
     behind = follow.catch_up() if follow else None
     if isinstance(job.config, OfCheckpoint) and not behind:
-        from mxstudy.studies.of_checkpoint import tell_training_run  # loads what evaluates
+        from mxstudy.studies.trained_model import tell_training_run  # loads what evaluates
 
         behind = tell_training_run(job.config, RunFolder(job.folder))
     if behind:

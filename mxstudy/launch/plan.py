@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from mxstudy.config import fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
-from mxstudy.launch.observe import DONE, observe
-from mxstudy.launch.observed import asked_otherwise, check_used, off_then
+from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then
 from mxstudy.launch.queues import QueueError, Queues
+from mxstudy.launch.run_state import DONE, observe
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.checks import CHECKS, backend_of

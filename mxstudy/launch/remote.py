@@ -15,10 +15,10 @@ from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
-from mxstudy.launch.observe import DONE
 from mxstudy.launch.plan import Job, claim, compare, newest_aside
+from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.ranks import check_asked, tasks_per_node
+from mxstudy.launch.run_state import DONE
 from mxstudy.launch.sweep import begin, end, say, summarize
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of

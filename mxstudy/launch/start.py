@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
+from mxstudy.distributed import on_first_rank
 from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, plan
-from mxstudy.launch.ranks import check_started, gpus_per_node
+from mxstudy.launch.processes import check_started, gpus_per_node
 from mxstudy.launch.sweep import different_roads, say
-from mxstudy.numerics.ranks import on_first_rank
 from mxstudy.train.process_group import met
 from mxstudy.train.runtime import planned_for
 

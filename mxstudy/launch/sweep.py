@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mxstudy import config
-from mxstudy.launch.observe import DONE
+from mxstudy.distributed import is_first
 from mxstudy.launch.plan import Job, varying
-from mxstudy.numerics.ranks import is_first
+from mxstudy.launch.run_state import DONE
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.arms import REMEDY, different_backends
 from mxstudy.tracking.folder import RunFolder

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mxstudy.launch.observe import ENDED, Seen, look
 from mxstudy.launch.queues import Queues
+from mxstudy.launch.run_state import ENDED, Seen, look
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.progress import clock, rate_text

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mxstudy.launch.observe import is_alive
 from mxstudy.launch.queues import is_being_preempted
+from mxstudy.launch.run_state import is_alive
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.reader import ConfigError
 from mxstudy.studies import STUDIES

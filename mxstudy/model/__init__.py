@@ -3,10 +3,10 @@
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import LayerNorm, MXNorm, PostRoundMXNorm, RMSNorm
-from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.model.stacks import stack
-from mxstudy.model.teacher import build_teacher
-from mxstudy.numerics.norm import rms_coefficient
+from mxstudy.numerics.norm_linear import rms_coefficient
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.replicas import stack
+from mxstudy.students.teacher import build_teacher
 
 __all__ = [
     "Decoder",

@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mxstudy.blocks.decoder_block import JoinedBlock
+from mxstudy.blocks.operands import ANY
 from mxstudy.config.casts import Gemms
+from mxstudy.kernels.native import why_not_native
 from mxstudy.model.decoder import Block, relu2, swiglu
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
-from mxstudy.model.residual_mlp import Block as StudentBlock
-from mxstudy.numerics.block_operands import ANY
-from mxstudy.numerics.joined_block import JoinedBlock
-from mxstudy.numerics.native import why_not_native
 from mxstudy.reader import ConfigError
+from mxstudy.students.model import Block as StudentBlock
 
 # Activations that fused kernels compute, by the very function that the reference applies.
 KERNEL_ACTIVATIONS = {swiglu: "swiglu", F.gelu: "gelu", relu2: "relu2"}

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.blocks.decoder_block import JoinedBlock, after_attention, before_attention, split_heads
 from mxstudy.config.casts import BlockCast
+from mxstudy.distributed import draw_in_turns
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
-from mxstudy.numerics.joined_block import JoinedBlock, after_attention, before_attention, split_heads
-from mxstudy.numerics.ranks import draw_in_turns
-from mxstudy.numerics.rope import rotate
+from mxstudy.numerics.rotary import rotate
 from mxstudy.reader import require
 
 # Called with a norm's module name, the norm with what reads it, and the norm's input.

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms
+from mxstudy.kernels import linear_fp32
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.kernels import linear_fp32
-from mxstudy.numerics.matmul import Linear, Random, mx_linear
-from mxstudy.numerics.norm import norm_linear
-from mxstudy.numerics.vector import Gain, round_gain
+from mxstudy.numerics.gemms import Linear, Random, mx_linear
+from mxstudy.numerics.norm_linear import norm_linear
+from mxstudy.numerics.vector_ops import Gain, round_gain
 
 
 class MXLinear(nn.Module):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.kernels import RowNorm
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import SCALE_RULES
-from mxstudy.numerics.kernels import RowNorm
-from mxstudy.numerics.norm import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
+from mxstudy.numerics.norm_linear import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
-from mxstudy.numerics.vector import norm_op_by_op
+from mxstudy.numerics.vector_ops import norm_op_by_op
 from mxstudy.reader import ConfigError, require
 
 Output = Literal["joined", "rounded", "op_by_op", "op_by_op_skipped"]

@@ -19,10 +19,10 @@ from mxstudy.model.backends import Place, describe_roads, joined_block, plan_roa
 from mxstudy.model.decoder import Block
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import PostRoundMXNorm
-from mxstudy.model.randomness import give_streams
+from mxstudy.model.random_streams import give_streams
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, is_random, look_up
-from mxstudy.numerics.norm import check_source
+from mxstudy.numerics.norm_linear import check_source
 from mxstudy.reader import ConfigError, require, suggest
 
 HEAD = "output"  # the module's name in the decoder

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.distributed import mean_over_ranks, sum_over_ranks
 from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.norm import center, row_mean
-from mxstudy.numerics.ranks import mean_over_ranks, sum_over_ranks
+from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import StepView, Values
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT, BINS_PER_OCTAVE = -16, 12, 4

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.numerics.ranks import largest_over_ranks
+from mxstudy.distributed import largest_over_ranks
 from mxstudy.probes.base import StepView, Values
 
 GIB = 2**30

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.numerics.ranks import gather_over_ranks, max_over_ranks
+from mxstudy.distributed import gather_over_ranks, max_over_ranks
 from mxstudy.probes.base import StepView, Values
 
 STEPS = "steps"

@@ -18,8 +18,8 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.numerics.cast import pre_rounded
 from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.gemms import Linear, quantized_operand
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.matmul import Linear, quantized_operand
 from mxstudy.numerics.quality import max_fraction, overflow_fraction, sqnr_db, underflow_fraction
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.tiles import Tiles

@@ -19,7 +19,7 @@ from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Block, Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.precision import token_block
-from mxstudy.numerics.norm import forward_sources
+from mxstudy.numerics.norm_linear import forward_sources
 from mxstudy.probes.base import Sequence
 from mxstudy.reader import require
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.distributed import whole
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.ranks import whole
 from mxstudy.probes.base import StepView, Values
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from mxstudy.config import StudentTeacher
 from mxstudy.probes.outcomes import outcome_of
-from mxstudy.tracking.columns import NAMES, read_columns
+from mxstudy.tracking.columnar_journal import NAMES, read_columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Row
 

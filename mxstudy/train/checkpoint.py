@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from mxstudy.numerics.ranks import is_first, on_first_rank
+from mxstudy.distributed import is_first, on_first_rank
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import CHECKPOINT, sync_file
 

@@ -18,11 +18,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
+from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision, describe
-from mxstudy.model.randomness import move_to, move_to_row
-from mxstudy.numerics.ranks import rank, sum_over_ranks, whole, world_size
+from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.probes.timing import Timing

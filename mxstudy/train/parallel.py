@@ -11,9 +11,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from mxstudy import config
+from mxstudy.distributed import world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
-from mxstudy.numerics.ranks import world_size
 
 
 def mesh_of_ranks(device: torch.device) -> DeviceMesh | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mxstudy.numerics.ranks import max_over_ranks, world_size
+from mxstudy.distributed import max_over_ranks, world_size
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 

@@ -15,7 +15,7 @@ import datasets
 
 from mxstudy import config
 from mxstudy.data import corpus
-from mxstudy.data.hashes import split_of
+from mxstudy.data.content_hash import split_of
 from mxstudy.reader import ConfigError
 
 

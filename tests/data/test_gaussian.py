@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from mxstudy.data.batches import mix
-from mxstudy.data.gaussian import STREAMS, gaussian_samples, label_noise, mix_bits, student_inputs
 from mxstudy.reader import ConfigError
+from mxstudy.students.inputs import STREAMS, gaussian_samples, label_noise, mix_bits, student_inputs
 
 CPU = torch.device("cpu")
 

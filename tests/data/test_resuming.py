@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from mxstudy import config
-from mxstudy.data import build, partial
+from mxstudy.data import build
+from mxstudy.data import growing_shards as partial
 from mxstudy.data.shards import locate, prepare, verify
 from mxstudy.reader import ConfigError
 

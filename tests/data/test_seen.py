@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from mxstudy.data.hashes import for_validation
-from mxstudy.data.seen import FULLEST, Seen
+from mxstudy.data.content_hash import for_validation
+from mxstudy.data.duplicates import FULLEST, Seen
 
 
 def digests(texts) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 
 from mxstudy import config
 from mxstudy.data import build
-from mxstudy.data.hashes import split_of
+from mxstudy.data.content_hash import split_of
 from mxstudy.data.shards import open_shards, prepare, verify
 from mxstudy.reader import ConfigError
 

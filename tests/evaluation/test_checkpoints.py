@@ -15,7 +15,7 @@ from mxstudy.evaluation.hugging_face import export
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.reader import ConfigError
-from mxstudy.studies import pretrain
+from mxstudy.studies.pretrain import run as pretrain
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.checkpoint import CheckpointError
 

@@ -10,7 +10,7 @@ import pytest
 from mxstudy import config
 from mxstudy.evaluation.checkpoints import describe, find
 from mxstudy.reader import ConfigError
-from mxstudy.studies.checks.perplexity import check_split
+from mxstudy.studies.perplexity.check import check_split
 from mxstudy.tracking.folder import RunFolder
 
 pytestmark = pytest.mark.integration

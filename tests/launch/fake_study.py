@@ -17,7 +17,7 @@ Outcome = Callable[[RunFolder], str]
 
 
 class FakeStudy:
-    """Stands in for mxstudy.studies.pretrain; what a job does is told by the label it runs under."""
+    """Stands in for mxstudy.studies.pretrain.run; what a job does is told by the label it runs under."""
 
     def __init__(self) -> None:
         self.invalid: set[int] = set()  # seeds that check() refuses

@@ -10,7 +10,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 from mxstudy.config import LAUNCHERS, Inline, Local, Slurm, read_launcher
 from mxstudy.launch import slurm
-from mxstudy.launch.ranks import tasks_per_node
+from mxstudy.launch.processes import tasks_per_node
 from mxstudy.reader import ConfigError, defaults
 
 

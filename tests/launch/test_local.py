@@ -19,9 +19,9 @@ from fake_study import FakeStudy, seeds
 from mxstudy.config import Local
 from mxstudy.launch import local
 from mxstudy.launch.freeze import PACKAGE, code_version, environment_of, freeze_code
-from mxstudy.launch.observe import observe
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.queues import Queues, local_jobs
+from mxstudy.launch.run_state import observe
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder, find_runs

@@ -12,9 +12,9 @@ from fake_slurm import FakeSlurm
 from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Slurm
-from mxstudy.launch.observe import Seen, look, observe
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.queues import QueueError, Queues
+from mxstudy.launch.run_state import Seen, look, observe
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.tracking.folder import RunFolder
 

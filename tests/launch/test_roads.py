@@ -17,7 +17,9 @@ from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim, plan
 from mxstudy.launch.worker import note_the_machine
 from mxstudy.reader import ConfigError
-from mxstudy.studies.checks import backend_of, pretrain, student_teacher
+from mxstudy.students import check as student_teacher
+from mxstudy.studies.checks import backend_of
+from mxstudy.studies.pretrain import check as pretrain
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal

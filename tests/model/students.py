@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.model import MXLinear
-from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.model.stacks import stack
 from mxstudy.numerics import BlockCast
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.replicas import stack
 
 SIZE, TOKENS, LAYERS, EPS = 64, 96, 2, 1e-5
 LAYER_NORM = config.LayerNorm(bias=True)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.blocks import operands as block_operands
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
+from mxstudy.kernels.implements import Implements
 from mxstudy.model import backends
 from mxstudy.model.backends import Place, plan_roads, take_roads
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision
-from mxstudy.model.randomness import move_to
-from mxstudy.numerics import block_operands
+from mxstudy.model.random_streams import move_to
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, ElementFormat, Rounding
-from mxstudy.numerics.implements import Implements
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=128, ffn_size=128, num_layers=1, num_heads=4, num_kv_heads=4, vocab_size=128)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from students import BF16, FP32, NORMS, TOKENS, run, samples, small, student
 
-from mxstudy.model.residual_mlp import ACTIVATIONS, VECTOR_OPS, Block
+from mxstudy.students.model import ACTIVATIONS, VECTOR_OPS, Block
 from mxstudy.train.runtime import configure_torch
 
 ROWS = ("mxfp8", "mx_mix", "mxfp8_forward_only", "mxfp8_act_only", "mxfp4")

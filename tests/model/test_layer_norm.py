@@ -33,8 +33,8 @@ from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Gemms
 from mxstudy.model import LayerNorm, NormLinear, RMSNorm
 from mxstudy.model.norm import build_exact_norm, build_norm
-from mxstudy.numerics.matmul import forward_gemm
-from mxstudy.numerics.norm import norm_linear, rms_exact, row_mean
+from mxstudy.numerics.gemms import forward_gemm
+from mxstudy.numerics.norm_linear import norm_linear, rms_exact, row_mean
 from mxstudy.reader import ConfigError
 
 with_and_without_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])

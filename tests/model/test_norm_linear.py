@@ -36,8 +36,8 @@ from reference import to_dtype
 from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics import fake_quantize, quantize
-from mxstudy.numerics.matmul import forward_gemm, mx_linear
-from mxstudy.numerics.norm import norm_linear
+from mxstudy.numerics.gemms import forward_gemm, mx_linear
+from mxstudy.numerics.norm_linear import norm_linear
 from mxstudy.reader import ConfigError
 
 every_rms = pytest.mark.parametrize("rms", RMS.values(), ids=RMS)

@@ -30,9 +30,9 @@ from students import (
 from torch import Tensor
 
 from mxstudy.config import PRECISIONS, Gemms
-from mxstudy.model.residual_mlp import VECTOR_OPS, ResidualMLP
 from mxstudy.numerics import fake_quantize
 from mxstudy.reader import ConfigError
+from mxstudy.students.model import VECTOR_OPS, ResidualMLP
 
 # ------------------------------------------------------------------------------------------ a plain loop over replicas
 

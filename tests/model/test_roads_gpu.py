@@ -13,7 +13,7 @@ from mxstudy import config
 from mxstudy.config.casts import Cast, Gemms, Hadamard
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
-from mxstudy.model.randomness import move_to
+from mxstudy.model.random_streams import move_to
 
 pytestmark = pytest.mark.gpu
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.model.precision import apply_precision
-from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.reader import ConfigError
+from mxstudy.students.model import ResidualMLP
 
 HEADS, LENGTH = ATTENTION["attention_heads"], ATTENTION["sequence_length"]
 NORMS = {"none": None, "layernorm": LAYER_NORM}

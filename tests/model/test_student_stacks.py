@@ -12,10 +12,10 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.model import NormLinear
 from mxstudy.model.precision import apply_precision
-from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.model.stacks import stack
 from mxstudy.numerics import fake_quantize
 from mxstudy.reader import ConfigError
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.replicas import stack
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,11 @@ from students import set_casts
 
 from mxstudy import config
 from mxstudy.model import MXLinear
-from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.model.teacher import TEACHERS, Rounding, build_teacher
 from mxstudy.numerics import BlockCast, fake_quantize
 from mxstudy.numerics.grid import round_to_bf16_away
 from mxstudy.reader import ConfigError
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.teacher import TEACHERS, Rounding, build_teacher
 
 SIZE = 64
 

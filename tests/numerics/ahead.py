@@ -18,10 +18,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mxstudy.kernels.device.norm_codes import norm_codes_kernel
+from mxstudy.kernels.norm_cast import RowNorm
+from mxstudy.kernels.norm_codes import known, row_tile
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
-from mxstudy.numerics.kernels.norm import RowNorm
-from mxstudy.numerics.kernels.norm_codes import known, row_tile
 
 POINTERS = {"x_ptr": "*i32", "branch_ptr": "*i32", "total_ptr": "*i32", "codes_ptr": "*u8", "scales_ptr": "*u8"}
 

@@ -17,7 +17,7 @@ from gemms import linear
 from reference import Array, fake_quantize_array, to_dtype
 
 from mxstudy.config import BlockCast, Gemms
-from mxstudy.numerics.norm import norm_linear, rms_estimate, rms_exact, row_mean
+from mxstudy.numerics.norm_linear import norm_linear, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round
 
 TOKENS, IN, OUT = 64, 96, 160

@@ -17,7 +17,7 @@ from reference_casts import Outcome, cast_array, outer_scale
 from mxstudy.config.casts import BlockCast, Cast
 from mxstudy.numerics.cast import quantize_as
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.matmul import quantized_operand
+from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, stream_key
 

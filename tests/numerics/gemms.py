@@ -18,7 +18,7 @@ from reference_float_scales import nvfp4_array, nvfp4_tensor_scale, tensor_cast_
 from mxstudy.config import BlockCast, Cast, Gemms
 from mxstudy.config.recipes import tensor_scaled
 from mxstudy.numerics.cast import quantize_as
-from mxstudy.numerics.matmul import Linear, mx_linear
+from mxstudy.numerics.gemms import Linear, mx_linear
 
 TOKENS, IN, OUT = 128, 192, 320  # no two equal, all multiples of 64
 UNQUANTISED = Gemms()

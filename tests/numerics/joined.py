@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from bits import assert_same_bits
 
-from mxstudy.numerics.kernels import RowNorm
-from mxstudy.numerics.kernels.activation import ACTIVATIONS
-from mxstudy.numerics.norm import rms_coefficient
+from mxstudy.kernels import RowNorm
+from mxstudy.kernels.activation import ACTIVATIONS
+from mxstudy.numerics.norm_linear import rms_coefficient
 
 BF16, FP32 = torch.bfloat16, torch.float32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

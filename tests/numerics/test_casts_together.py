@@ -17,7 +17,7 @@ from reference_casts import cast_array, outer_scale
 
 from mxstudy.config.casts import Cast
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.matmul import quantized_operand
+from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.numerics.random_bits import Draws
 from mxstudy.reader import ConfigError
 

@@ -14,8 +14,8 @@ from reference_recipes import Reference, assert_within
 
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.model.linear import MXLinear
-from mxstudy.model.randomness import give_streams, move_to
-from mxstudy.numerics.matmul import Linear, dgrad_gemm, forward_gemm, mx_linear, wgrad_gemm
+from mxstudy.model.random_streams import give_streams, move_to
+from mxstudy.numerics.gemms import Linear, dgrad_gemm, forward_gemm, mx_linear, wgrad_gemm
 from mxstudy.reader import ConfigError
 
 TOKENS, IN, OUT = 32, 64, 96  # no two equal, all multiples of 32

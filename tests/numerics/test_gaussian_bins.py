@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mxstudy.numerics import quantize
-from mxstudy.numerics.gaussian import gaussian_last_bin
+from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import max_fraction, overflow_fraction
 from mxstudy.reader import ConfigError
 

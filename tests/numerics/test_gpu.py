@@ -5,12 +5,13 @@ import torch
 from gemms import linear, tensor_cast
 
 from mxstudy.config import PRECISIONS
+from mxstudy.kernels import native
 from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
-from mxstudy.numerics import FORMATS, native, quantize
+from mxstudy.numerics import FORMATS, quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import ROUNDINGS, SCALE_RULES
-from mxstudy.numerics.matmul import mx_linear
-from mxstudy.numerics.norm import norm_cast, rms_estimate, rms_exact
+from mxstudy.numerics.gemms import mx_linear
+from mxstudy.numerics.norm_linear import norm_cast, rms_estimate, rms_exact
 from mxstudy.numerics.postround import rms_post_round
 from mxstudy.train.runtime import configure_torch
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms
+from mxstudy.kernels.implements import Implements
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, Rounding, any_random
-from mxstudy.numerics.implements import Implements
-from mxstudy.numerics.matmul import STREAMS, Linear, Random
+from mxstudy.numerics.gemms import STREAMS, Linear, Random
 from mxstudy.reader import ConfigError
 
 E2M1 = Cast(format="E2M1")

@@ -13,11 +13,11 @@ from bits import assert_same_bits
 from interpreter import DEVICE
 from joined import BF16, COMPOSED, FP32, activation_inputs, assert_beside, every_activation, every_rounding_of_values
 
+from mxstudy.kernels.activation import ACTIVATIONS, Rounded, checked, output_shape, run, run_backward
+from mxstudy.kernels.operators import UNREAD, Tile, settings
+from mxstudy.kernels.packing import pack
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels.activation import ACTIVATIONS, Rounded, checked, output_shape, run, run_backward
-from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
-from mxstudy.numerics.kernels.packing import pack
 
 pytestmark = pytest.mark.integration
 TILE = Tile(64, 64, 4)

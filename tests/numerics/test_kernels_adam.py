@@ -9,11 +9,11 @@ from bits import assert_same_bits
 from interpreter import DEVICE
 
 from mxstudy import config
+from mxstudy.blocks.norm_mlp import hold
+from mxstudy.kernels import adam_
+from mxstudy.kernels.operators import Held
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import adam_
-from mxstudy.numerics.kernels.operands import Held
-from mxstudy.numerics.norm_mlp import hold
-from mxstudy.train.stack_optimizer import unbias
+from mxstudy.students.optimizer import unbias
 
 pytestmark = pytest.mark.integration
 SIZES = [(3, 1, 96), (3, 64, 80)]  # the larger is no multiple of a tile

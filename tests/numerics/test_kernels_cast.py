@@ -11,12 +11,12 @@ from bits import assert_same_bits, every_format, every_rounding, every_rule
 from blocks import every_kind
 from interpreter import DEVICE
 
+from mxstudy.kernels import operators as operands
+from mxstudy.kernels.cast_both import run
+from mxstudy.kernels.operators import Tile, settings
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import FORMATS
-from mxstudy.numerics.kernels import operands
-from mxstudy.numerics.kernels.cast import run
-from mxstudy.numerics.kernels.operands import Tile, settings
 
 pytestmark = pytest.mark.integration
 

@@ -11,9 +11,9 @@ from blocks import every_kind
 from interpreter import DEVICE
 from joined import BF16, FP32, every_dtype, norm_inputs, normalized
 
+from mxstudy.kernels.cast_any import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast, cast_any, run
+from mxstudy.kernels.packing import pack, unpack
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.kernels.cast_any import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast, cast_any, run
-from mxstudy.numerics.kernels.packing import pack, unpack
 from mxstudy.numerics.random_bits import Draws, random_signs, stream_key
 from mxstudy.numerics.transforms import hadamard
 from mxstudy.reader import ConfigError

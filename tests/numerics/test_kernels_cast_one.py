@@ -8,10 +8,10 @@ from bits import assert_same_bits, every_format
 from interpreter import DEVICE
 from joined import BF16, FP32, every_dtype, norm_inputs, normalized
 
+from mxstudy.kernels import cast_one
+from mxstudy.kernels.cast_one import run
+from mxstudy.kernels.operators import Tile, settings
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.kernels import cast_one
-from mxstudy.numerics.kernels.cast_one import run
-from mxstudy.numerics.kernels.operands import Tile, settings
 from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from interpreter import DEVICE as DEVICE  # before another import of Triton, where there is one
 
-from mxstudy.numerics.kernels.cast_any import OperandCast
-from mxstudy.numerics.kernels.packing import pack
+from mxstudy.kernels.cast_any import OperandCast
+from mxstudy.kernels.packing import pack
 
 pytestmark = pytest.mark.slow
 

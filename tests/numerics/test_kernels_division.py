@@ -6,7 +6,7 @@ import pytest
 import torch
 from interpreter import DEVICE, triton
 
-from mxstudy.numerics.kernels.device.division import quotient
+from mxstudy.kernels.device.division import quotient
 
 pytestmark = pytest.mark.integration
 SIZE = 2**12

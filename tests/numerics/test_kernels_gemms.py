@@ -8,7 +8,8 @@ from bits import assert_same_bits
 from joined import DEVICE
 from torch import library
 
-from mxstudy.numerics.kernels import gemms, linear_gradients
+from mxstudy.kernels import linear_gradients
+from mxstudy.kernels import products as gemms
 
 
 def operands(*stack: int) -> list[torch.Tensor]:

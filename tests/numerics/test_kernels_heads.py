@@ -8,9 +8,9 @@ from bits import assert_same_bits
 from interpreter import DEVICE
 from joined import BF16, FP32
 
+from mxstudy.kernels.heads import flat_shape, run
+from mxstudy.kernels.operators import UNREAD, Tile, settings
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.kernels.heads import flat_shape, run
-from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
 
 pytestmark = pytest.mark.integration
 B, T, N, K, H = 2, 32, 4, 2, 16

@@ -6,7 +6,7 @@ import pytest
 import torch
 from interpreter import DEVICE
 
-from mxstudy.numerics.kernels.matmul_fp32 import linear_fp32, run
+from mxstudy.kernels.matmul_fp32 import linear_fp32, run
 
 pytestmark = pytest.mark.integration
 

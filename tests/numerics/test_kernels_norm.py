@@ -10,11 +10,11 @@ from bits import assert_same_bits
 from interpreter import DEVICE
 from joined import BF16, FP32, every_dtype, every_norm, norm_inputs, normalized, rms_of
 
+from mxstudy.kernels import RowNorm, norm_cast_both
+from mxstudy.kernels.norm_cast import Normed, run
+from mxstudy.kernels.operators import UNREAD, Tile, settings
+from mxstudy.kernels.packing import pack
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.kernels import RowNorm, norm_cast_both
-from mxstudy.numerics.kernels.norm import Normed, run
-from mxstudy.numerics.kernels.operands import UNREAD, Tile, settings
-from mxstudy.numerics.kernels.packing import pack
 
 pytestmark = pytest.mark.integration
 NARROW = Tile(32, 64, 8)  # several to a row

@@ -6,10 +6,10 @@ import pytest
 import torch
 from interpreter import DEVICE
 
+from mxstudy.kernels import RowNorm
+from mxstudy.kernels.norm_backward import norm_backward_add, run
+from mxstudy.kernels.norm_cast import norm_cast_both
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.kernels import RowNorm
-from mxstudy.numerics.kernels.norm import norm_cast_both
-from mxstudy.numerics.kernels.norm_backward import norm_backward_add, run
 
 pytestmark = pytest.mark.integration
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

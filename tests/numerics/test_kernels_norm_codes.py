@@ -9,10 +9,10 @@ from bits import assert_same_bits, every_rounding, every_rule
 from interpreter import DEVICE, fused
 from joined import BF16, norm_inputs, rms_of
 
+from mxstudy.kernels import RowNorm, norm_codes
+from mxstudy.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, row_tile, run
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.kernels import RowNorm, norm_codes
-from mxstudy.numerics.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, row_tile, run
-from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.numerics.norm_linear import normalize, rms_coefficient, rms_estimate, rms_exact
 
 pytestmark = pytest.mark.integration
 

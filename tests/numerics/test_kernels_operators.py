@@ -23,9 +23,7 @@ from joined import (
 )
 from torch import library
 
-from mxstudy.numerics import quantize
-from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.kernels import (
+from mxstudy.kernels import (
     RowNorm,
     activation_backward_cast_both,
     activation_cast_both,
@@ -35,10 +33,12 @@ from mxstudy.numerics.kernels import (
     norm_cast_both,
     norm_codes,
 )
-from mxstudy.numerics.kernels.activation import ACTIVATIONS, Rounded
-from mxstudy.numerics.kernels.norm import Normed
-from mxstudy.numerics.kernels.operands import UNREAD, settings
-from mxstudy.numerics.kernels.packing import pack
+from mxstudy.kernels.activation import ACTIVATIONS, Rounded
+from mxstudy.kernels.norm_cast import Normed
+from mxstudy.kernels.operators import UNREAD, settings
+from mxstudy.kernels.packing import pack
+from mxstudy.numerics import quantize
+from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.integration

@@ -28,7 +28,7 @@ from reference_float_scales import nvfp4_array
 from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.numerics.cast import block_cast
 from mxstudy.numerics.formats import any_random
-from mxstudy.numerics.matmul import forward_gemm, mx_linear
+from mxstudy.numerics.gemms import forward_gemm, mx_linear
 from mxstudy.reader import ConfigError
 
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]

@@ -12,10 +12,10 @@ from gemms import assert_gemms, linear
 from reference import Array, fake_quantize_array, to_dtype
 
 from mxstudy.config import PRECISIONS
+from mxstudy.kernels.native import why_not_torchao
 from mxstudy.numerics.cast import BlockCast, block_cast, quantize
 from mxstudy.numerics.formats import FORMATS
-from mxstudy.numerics.matmul import mx_linear
-from mxstudy.numerics.native import why_not_torchao
+from mxstudy.numerics.gemms import mx_linear
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.reader import ConfigError
 

@@ -12,7 +12,7 @@ from reference_mxnorm import block_absmax, rms_coefficient_by_density, rms_estim
 
 from mxstudy.model import MXNorm, rms_coefficient
 from mxstudy.numerics import fake_quantize, quantize
-from mxstudy.numerics.norm import rms_estimate, rms_exact
+from mxstudy.numerics.norm_linear import rms_estimate, rms_exact
 from mxstudy.reader import ConfigError
 
 EPS = 1e-5

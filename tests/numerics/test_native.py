@@ -7,8 +7,9 @@ import torch
 from gemms import linear
 
 from mxstudy.config import PRECISIONS
-from mxstudy.numerics import BlockCast, native
-from mxstudy.numerics.matmul import mx_linear
+from mxstudy.kernels import native
+from mxstudy.numerics import BlockCast
+from mxstudy.numerics.gemms import mx_linear
 
 CUDA = torch.device("cuda")
 COVERED = ["mxfp8", "mxfp4", "mxfp8_forward_only", "mxfp8_backward_only", "bf16"]

@@ -10,8 +10,8 @@ from test_every_field import decoder, same, step, take
 from torch._dynamo.utils import counters
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms, Hadamard
-from mxstudy.model.randomness import move_to
-from mxstudy.numerics.matmul import STREAMS, Linear, Random, mx_linear
+from mxstudy.model.random_streams import move_to
+from mxstudy.numerics.gemms import STREAMS, Linear, Random, mx_linear
 from mxstudy.numerics.random_bits import stream_key
 from mxstudy.train.runtime import configure_torch
 

@@ -11,8 +11,8 @@ from appendix_e import BOUND, RMS, Rms, inputs
 from gemms import linear, operands
 
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms
-from mxstudy.numerics.matmul import Linear, mx_linear
-from mxstudy.numerics.norm import norm_linear
+from mxstudy.numerics.gemms import Linear, mx_linear
+from mxstudy.numerics.norm_linear import norm_linear
 from mxstudy.reader import ConfigError
 
 REPLICAS = 5

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms, Hadamard
 from mxstudy.model.linear import MXLinear
-from mxstudy.model.randomness import give_streams, move_to
+from mxstudy.model.random_streams import give_streams, move_to
 from mxstudy.numerics.cast import quantize_as
-from mxstudy.numerics.matmul import wgrad_gemm
+from mxstudy.numerics.gemms import wgrad_gemm
 from mxstudy.numerics.random_bits import Draws, stream_key
 
 MX = Cast(format="E2M1", rounding="stochastic", scale_rule="floor").filled(BlockCast())

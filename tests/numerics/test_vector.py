@@ -10,7 +10,7 @@ from reference import Array, to_dtype
 
 from mxstudy.config import PRECISIONS
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.vector import norm_op_by_op, round_gain
+from mxstudy.numerics.vector_ops import norm_op_by_op, round_gain
 
 TOKENS, SIZE, EPS = 40, 96, 1e-5
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.model.precision import apply_precision
-from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.numerics import BlockCast, fake_quantize
-from mxstudy.probes.student.last_bin import last_bin
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.probes.last_bin import last_bin
 
 SEEDS = [5, 0, 9]
 

@@ -17,7 +17,7 @@ from mxstudy import config
 from mxstudy.config import BlockCast, Cast, Gemms
 from mxstudy.config.recipes import tensor_scaled
 from mxstudy.model import MXLinear
-from mxstudy.numerics.matmul import quantized_operand
+from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.saturation import (
     OPERANDS,

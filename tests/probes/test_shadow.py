@@ -14,7 +14,7 @@ from mxstudy import config
 from mxstudy.config import Gemms
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.norm import Norm
-from mxstudy.numerics import matmul
+from mxstudy.numerics import gemms as matmul
 from mxstudy.probes import shadow
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias

@@ -9,8 +9,8 @@ from students import LAYER_NORM, samples, small, student
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.probes.student.sharpness import (
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.probes.sharpness import (
     Vector,
     hessian,
     largest_eigenvalue,

@@ -8,9 +8,9 @@ import torch
 from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
 from torch import Tensor
 
-from mxstudy.model.residual_mlp import ResidualMLP
-from mxstudy.probes.student.bias import gradient_bias
-from mxstudy.probes.student.shadow import gradients, in_fp32, smooth_forward
+from mxstudy.students.model import ResidualMLP
+from mxstudy.students.probes.bias import gradient_bias
+from mxstudy.students.probes.shadow import gradients, in_fp32, smooth_forward
 
 pytestmark = pytest.mark.integration
 SEEDS = [5, 0, 9]

@@ -17,8 +17,8 @@ from commands import OWN_TEXT, SMALL, call, corpus, run_here
 from mxstudy.config import Slurm
 from mxstudy.launch import slurm as launcher
 from mxstudy.launch.freeze import PACKAGE
-from mxstudy.launch.observe import ENDED, Seen, observe
 from mxstudy.launch.queues import Queues
+from mxstudy.launch.run_state import ENDED, Seen, observe
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal, read_rows

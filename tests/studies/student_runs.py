@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from mxstudy.config import StudentTeacher, fingerprint, read_run
-from mxstudy.studies import student_teacher
-from mxstudy.studies.checks import student_teacher as checks
-from mxstudy.tracking.columns import read_columns
+from mxstudy.students import check as checks
+from mxstudy.students import train as student_teacher
+from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
 

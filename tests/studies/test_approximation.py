@@ -15,8 +15,8 @@ from pandas.testing import assert_frame_equal
 from mxstudy import results
 from mxstudy.config import Approximation, read_run
 from mxstudy.reader import ConfigError
-from mxstudy.studies import approximation as study
-from mxstudy.studies.approximation_tables import TABLES
+from mxstudy.studies.approximation import run as study
+from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_run import connect

@@ -12,7 +12,7 @@ from reference import dequantize_array, quantize_array
 
 from mxstudy.config import Approximation
 from mxstudy.data.distributions import DISTRIBUTIONS
-from mxstudy.studies.approximation_tables import GRADED, TABLES, generator
+from mxstudy.studies.approximation.tables import GRADED, TABLES, generator
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from reference_mxnorm import rms_estimate_array
 from mxstudy.config import Approximation
 from mxstudy.data.distributions import gaussian
 from mxstudy.model import rms_coefficient
-from mxstudy.studies.approximation_tables import TABLES, generator, limit
+from mxstudy.studies.approximation.tables import TABLES, generator, limit
 
 OUTLIERS = [f"4 features x {factor}" for factor in (10, 100, 1000)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tracked import make_folder
 
-from mxstudy.studies import ending
-from mxstudy.studies.ending import end_mirrored, end_told
-from mxstudy.studies.recorder import Recorder
+from mxstudy.train import ending
+from mxstudy.train.ending import end_mirrored, end_told
+from mxstudy.train.recorder import Recorder
 from mxstudy.train.signals import Leave
 
 

@@ -18,8 +18,8 @@ from mxstudy import results
 from mxstudy.config import read_run
 from mxstudy.evaluation.export import main as export_main
 from mxstudy.launch.plan import plan
-from mxstudy.studies import of_checkpoint
-from mxstudy.studies.checks import evaluate as checks
+from mxstudy.studies import trained_model as of_checkpoint
+from mxstudy.studies.evaluate import check as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.mlflow_run import connect
 

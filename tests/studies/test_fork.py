@@ -12,12 +12,12 @@ from student_runs import trained
 from mxstudy import results
 from mxstudy.config import Fork, fingerprint, read_run
 from mxstudy.reader import ConfigError
-from mxstudy.studies import fork
-from mxstudy.studies.checks import fork as checks
-from mxstudy.tracking.columns import part_path, read_columns, write_part
+from mxstudy.students.fork import check as checks
+from mxstudy.students.fork import run as fork
+from mxstudy.students.fork.points import ForkPoint, fork_points
+from mxstudy.tracking.columnar_journal import part_path, read_columns, write_part
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
-from mxstudy.train.forks import ForkPoint, fork_points
 
 pytestmark = pytest.mark.integration
 

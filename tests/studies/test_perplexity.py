@@ -18,13 +18,15 @@ from composing import compose
 
 from mxstudy import config, results
 from mxstudy.config import read_run
-from mxstudy.data.hashes import digest_of
+from mxstudy.data.content_hash import digest_of
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.scorer import Request, Scored
-from mxstudy.studies import of_checkpoint, perplexity, perplexity_tables
-from mxstudy.studies.checks import perplexity as checks
-from mxstudy.studies.checks.perplexity import Document, Windows
+from mxstudy.studies import trained_model as of_checkpoint
+from mxstudy.studies.perplexity import check as checks
+from mxstudy.studies.perplexity import run as perplexity
+from mxstudy.studies.perplexity import tables as perplexity_tables
+from mxstudy.studies.perplexity.check import Document, Windows
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_run import connect

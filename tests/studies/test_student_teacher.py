@@ -13,12 +13,12 @@ import torch
 from commands import Fault, killed_at, run, the_run
 from student_runs import CHANGE, columns, configured, make, newest, same_bits, trained
 
-from mxstudy.studies import student_teacher
-from mxstudy.studies.student_teacher import next_stop, step_of_death
-from mxstudy.tracking.columns import ColumnsError
+from mxstudy.students import train as student_teacher
+from mxstudy.students.stack import Stack
+from mxstudy.students.train import next_stop, step_of_death
+from mxstudy.tracking.columnar_journal import ColumnsError
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
-from mxstudy.train.stack import Stack
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from student_runs import configured
 
-from mxstudy.launch.observed import check_used, off_then
+from mxstudy.launch.probe_compatibility import check_used, off_then
 from mxstudy.reader import ConfigError
-from mxstudy.studies.checks import student_teacher
+from mxstudy.students import check as student_teacher
 
 
 def schedule(*rows: tuple[int, str], pattern: str = "layers.*") -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from mxstudy.studies.pretrain import divergence
-from mxstudy.studies.summary import baseline_arm, markdown_table, terminal_table
+from mxstudy.studies.pretrain.run import divergence
+from mxstudy.studies.pretrain.summary import baseline_arm, markdown_table, terminal_table
 from mxstudy.tracking.arms import short
 
 RUNS = pd.DataFrame(

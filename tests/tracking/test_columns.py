@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mxstudy.tracking import columns as module
-from mxstudy.tracking.columns import ROWS, Columns, ColumnsError, read_columns
+from mxstudy.tracking import columnar_journal as module
+from mxstudy.tracking.columnar_journal import ROWS, Columns, ColumnsError, read_columns
 
 S = 3
 

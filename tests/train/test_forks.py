@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mxstudy.config import Intervention, StudentTeacher, read_run
-from mxstudy.data.gaussian import gaussian_samples
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.reader import ConfigError
-from mxstudy.train.forks import ForkPoint, changed, forked, state_of
-from mxstudy.train.stack import Stack
+from mxstudy.students.fork.points import ForkPoint, changed, forked, state_of
+from mxstudy.students.inputs import gaussian_samples
+from mxstudy.students.stack import Stack
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")

@@ -19,9 +19,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from benchmarks.scaling import model_of
 from mxstudy import config
 from mxstudy.data.batches import rows_of_rank
+from mxstudy.distributed import whole, world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
-from mxstudy.numerics.ranks import whole, world_size
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
 from mxstudy.train.loop import Run, set_precision, train, train_step, validate

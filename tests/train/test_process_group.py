@@ -7,7 +7,7 @@ import pytest
 import submitit
 import torch
 
-from mxstudy.numerics.ranks import all_of, rank, world_size
+from mxstudy.distributed import all_of, rank, world_size
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.process_group import PORTS, Place, find_place, first_node, gpu_of, joined

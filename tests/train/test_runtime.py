@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.vector import round_gain
+from mxstudy.numerics.vector_ops import round_gain
 from mxstudy.train.runtime import configure_torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gang import together
 
-from mxstudy.numerics.ranks import rank
+from mxstudy.distributed import rank
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.process_group import joined
 from mxstudy.train.signals import Leave

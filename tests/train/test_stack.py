@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mxstudy import config
 from mxstudy.config import read_run
-from mxstudy.tracking.columns import ROWS
+from mxstudy.students.stack import LOSSES, Stack
+from mxstudy.tracking.columnar_journal import ROWS
 from mxstudy.train.runtime import configure_torch
-from mxstudy.train.stack import LOSSES, Stack
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")

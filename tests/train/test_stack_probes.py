@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from mxstudy import config
-from mxstudy.probes.student.sharpness import hessian, largest_eigenvalue
 from mxstudy.reader import ConfigError, plain
+from mxstudy.students.probes.sharpness import hessian, largest_eigenvalue
+from mxstudy.students.stack import LOSSES, Stack
+from mxstudy.students.stack_probes import StackProbes, fp32_twin
 from mxstudy.train.runtime import configure_torch
-from mxstudy.train.stack import LOSSES, Stack
-from mxstudy.train.stack_probes import StackProbes, fp32_twin
 
 pytestmark = pytest.mark.integration
 

@@ -1,0 +1,244 @@
+"""A decoder's block as two functions, one before its attention and one after: in between is torch.
+
+    before    q | k | v = Q(norm(x)) Q(Wqkv)^T, q and k rotated
+    after     h = x + Q(a) Q(Wo)^T      g = Q(norm(h)) Q(Wup)^T      out = h + Q(phi(g)) Q(Wdown)^T
+
+What is computed is what the linears and the activation compute one after another, to the bit. Those stay the oracle,
+and the way for all that has no kernel. The backward keeps what it keeps in bf16: x, a, h, g, and a number a row. Every
+operand is cast where it or its source passes by: in the forward along the rows alone; in the backward dH for both that
+read it, and along the columns what the forward had cast along the rows, phi(g) together with dg. A weight is cast where
+it is read, once for each GEMM: held operands would be memory, and under FSDP whole weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxstudy.blocks.operands import (
+    finished,
+    gradient_formats,
+    gradient_operands,
+    gradient_operands_of,
+    is_joined,
+    joined_format,
+    one,
+)
+from mxstudy.config.casts import BlockCast, Gemms
+from mxstudy.kernels import (
+    RowNorm,
+    activation_backward_cast_both,
+    activation_cast_both,
+    heads_cast_both,
+    norm_backward_add,
+    norm_cast_both,
+    product,
+)
+from mxstudy.kernels.operators import UNREAD
+from mxstudy.numerics.gemms import Linear, linear_of
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.rotary import rotate
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class JoinedBlock:
+    """Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
+
+    `cast`: the run's settings; an operand whose cast they fill is made where its tensor is. `sizes`: of queries, keys
+    and values, all heads of `head_size`.
+    """
+
+    norm: RowNorm
+    fold_gain: bool
+    activation: str
+    sizes: tuple[int, int, int]
+    head_size: int
+    cast: BlockCast
+    qkv: Gemms
+    out: Gemms
+    up: Gemms
+    down: Gemms
+
+
+Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
+Keys = tuple[Tensor | None, ...]  # where linears draw from: of each its keys, and at last their places
+
+
+def split_heads(qkv: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[..., T, qkv] -> [..., T, heads, H], of `sizes` before they are split into heads."""
+    q, k, v = (part.unflatten(-1, (-1, head_size)) for part in qkv.split(list(sizes), dim=-1))
+    return q, k, v
+
+
+def before_attention(
+    x: Tensor,
+    affine: Affine,
+    weight: Tensor,
+    rope: Tensor | None,
+    keys: Keys,
+    settings: JoinedBlock,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x [B, T, in] bf16 and weight [qkv, in] bf16 or fp32 -> q, k, v [B, T, heads, H], and x for `after_attention`.
+
+    Which has it from here so that the gradients of both are summed where the norm's is computed. `rope`: the angles
+    that queries and keys are rotated by, if they are.
+    """
+    return _BeforeAttention.apply(x, *affine, weight, rope, *keys, settings)
+
+
+def after_attention(
+    x: Tensor, a: Tensor, out: Tensor, affine: Affine, up: Tensor, down: Tensor, keys: Keys, settings: JoinedBlock
+) -> tuple[Tensor, Tensor]:
+    """The stream x [..., D] bf16, attention's heads a, its shape, and three weights -> the block's output, and h.
+
+    The output is x's shape; h is what the norm reads, and has no gradient.
+    """
+    y, h = _AfterAttention.apply(x.flatten(0, -2), a.flatten(0, -2), out, *affine, up, down, *keys, settings)
+    return y.view_as(x), h.view_as(x)
+
+
+class _BeforeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BTD: Tensor,
+        gain: Tensor,
+        bias: Tensor | None,
+        weight: Tensor,
+        rope: Tensor | None,
+        keys: Tensor | None,
+        places: Tensor | None,
+        s: JoinedBlock,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x = x_BTD.flatten(0, 1)
+        qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, linear_of(s.qkv, keys, places), s)
+        q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), s.sizes, s.head_size)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        ctx.save_for_backward(x, mean, rms, gain, bias, weight, rope, keys, places)
+        ctx.settings = s
+        return q, k, v, x_BTD.view_as(x_BTD)
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rms, gain, bias, weight, rope, keys, places = ctx.saved_tensors
+        s: JoinedBlock = ctx.settings
+        qkv = linear_of(s.qkv, keys, places)
+        made = heads_cast_both(dq, dk, dv, rope, *gradient_formats(qkv, s.cast), s.cast)
+        operands = gradient_operands(made, qkv, s.cast)
+        of_x = dstream.flatten(0, 1), x, mean, rms
+        dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, qkv, s)
+        return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
+
+
+class _AfterAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a: Tensor,
+        out: Tensor,
+        gain: Tensor,
+        bias: Tensor | None,
+        up: Tensor,
+        down: Tensor,
+        out_keys: Tensor | None,
+        up_keys: Tensor | None,
+        down_keys: Tensor | None,
+        places: Tensor | None,
+        s: JoinedBlock,
+    ) -> tuple[Tensor, Tensor]:
+        keys = out_keys, up_keys, down_keys, places
+        of_out, of_up, of_down = linears_of(s, keys)
+        branch = product(one(a, of_out, "forward_x", -1), forward_weight(out, of_out).mT)
+        g, h, mean, rms = norm_linear(x, branch, gain, bias, up, of_up, s)
+        z, _ = activation_cast_both(g, s.activation, joined_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
+        z = finished(z, of_down, "forward_x", -1, s.cast)
+        ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys)
+        ctx.mark_non_differentiable(h)
+        ctx.settings = s
+        return h + product(z, forward_weight(down, of_down).mT), h
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        a, h, mean, rms, gain, bias, g, out, up, down, *keys = ctx.saved_tensors
+        s: JoinedBlock = ctx.settings
+        of_out, of_up, of_down = linears_of(s, keys)
+        dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
+        dz = product(dgrad, dgrad_weight(down, of_down, dy))
+        *dg, z = activation_backward_cast_both(
+            dz,
+            g,
+            s.activation,
+            *gradient_formats(of_up, s.cast),
+            s.cast,
+            again=joined_format(of_down, "wgrad_x", s.cast),
+        )
+        z = finished(z, of_down, "wgrad_x", -2, s.cast)
+        ddown = to_dtype(product(wgrad.mT, z), down.dtype)
+        operands = gradient_operands((dg[0], dg[1]), of_up, s.cast)
+        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s)
+        dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
+        da = product(dgrad, dgrad_weight(out, of_out, dx))
+        dout = product(wgrad.mT, one(a, of_out, "wgrad_x", -2, after=dx))
+        return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5
+
+
+def linears_of(s: JoinedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, Linear, Linear]:
+    """Return those after the attention: out, up, down."""
+    *of_each, places = keys
+    out, up, down = (linear_of(g, k, places) for g, k in zip((s.out, s.up, s.down), of_each, strict=True))
+    return out, up, down
+
+
+def norm_linear(
+    x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, linear: Linear, s: JoinedBlock
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Q(norm(x + branch)) Q(W)^T, x + branch, and its mean and rms."""
+    own = None if s.fold_gain else gain
+    joined = is_joined(linear, "forward_x", s.cast)
+    fmt = joined_format(linear, "forward_x", s.cast) if joined else UNREAD
+    y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
+    if not joined:
+        y = one(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
+    w = forward_weight(weight, linear, gain if s.fold_gain else None)
+    return product(y, w.mT), total, mean, rms
+
+
+def norm_linear_backward(
+    dh: tuple[Tensor, Tensor],
+    dstream: Tensor,
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor,
+    gain: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    linear: Linear,
+    s: JoinedBlock,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """From dgrad's and wgrad's dH and the stream's gradient: dx of both, dgain, dbias, dW."""
+    dgrad, wgrad = dh
+    own = None if s.fold_gain else gain
+    y = one(x, linear, "wgrad_x", -2, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad)
+    dweight = product(wgrad.mT, y)
+    if s.fold_gain:
+        dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)
+    dy = product(dgrad, dgrad_weight(weight, linear, dgrad))
+    dx, sums = norm_backward_add(dy, x, mean, rms, gain, dstream, sums=1 if bias is None else 2)
+    dbias = None if bias is None else to_dtype(sums[1], bias.dtype)
+    return dx, to_dtype(sums[0], gain.dtype), dbias, to_dtype(dweight, weight.dtype)
+
+
+def forward_weight(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Tensor:
+    return one(weight, linear, "forward_w", -1, gain=gain, round_first=True)
+
+
+def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor) -> Tensor:
+    return one(weight, linear, "dgrad_w", -2, round_first=True, after=after)

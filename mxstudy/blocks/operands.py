@@ -1,0 +1,121 @@
+"""The operands of a fused block: each by the cheapest kernel that computes its cast.
+
+A plain cast under the block's own settings is joined to whatever makes the tensor. Any other is a kernel of its own,
+which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square or transformed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mxstudy.config.casts import BlockCast, Cast, Hadamard
+from mxstudy.kernels import cast_any, cast_both, cast_one
+from mxstudy.kernels.cast_any import OperandCast
+from mxstudy.kernels.implements import Implements
+from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
+from mxstudy.numerics.gemms import Linear, signs_of
+
+PLAIN = Implements(
+    cast={
+        "format": KERNEL_FORMATS,
+        "block_size": BLOCK_SIZES,
+        "scale_rule": KERNEL_RULES,
+        "rounding": ROUNDS,
+        "pre_round": (False, True),
+        "pad": (False,),
+    }
+)
+ANY = Implements(
+    cast={
+        **PLAIN.cast,
+        "rounding": (*ROUNDS, "stochastic"),
+        "random_bits": (8, 24),
+        "two_dimensional": (False, True),
+    },
+    transforms={"size": (16, 32, 64, 128), "signs": ("none", "seed", "step", "call"), "signs_after": (False, True)},
+)
+
+
+def settings_of(cast: Cast) -> BlockCast:
+    """The settings under which a cast that leaves everything open would be this one."""
+    return BlockCast(
+        cast.block_size or 0, str(cast.scale_rule), str(cast.rounding), bool(cast.pre_round), bool(cast.pad)
+    )
+
+
+def is_joined(linear: Linear, name: str, settings: BlockCast) -> bool:
+    """Return whether a kernel that makes the tensor also makes that operand of it."""
+    cast: Cast | None = getattr(linear.gemms, name)
+    if linear.transform(name.partition("_")[0]) is not None:
+        return False
+    return cast is None or (PLAIN.why_not_cast(cast) is None and settings_of(cast) == settings)
+
+
+def joined_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
+    """Return the format that such a kernel casts the operand to; None for bf16, which it is, or is made from later."""
+    cast: Cast | None = getattr(linear.gemms, name)
+    return cast.format if cast is not None and is_joined(linear, name, settings) else None
+
+
+def one(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
+    """Return one operand of x, bf16, by a kernel of its own. `parts`: what `cast_one` does to x before it casts."""
+    cast: Cast | None = getattr(linear.gemms, name)
+    gemm = name.partition("_")[0]
+    transform = linear.transform(gemm)
+    if transform is None and (cast is None or PLAIN.why_not_cast(cast) is None):
+        fmt, settings = (None, BlockCast()) if cast is None else (cast.format, settings_of(cast))
+        return cast_one(x, fmt, axis, settings, **parts)
+    signs = None if transform is None else signs_of(transform, f"{gemm}_transform", linear.random, x.device)
+    round_first = parts.pop("round_first", False)
+    return cast_any(x, any_cast(cast, transform, axis, round_first), signs=signs, draws=linear.draws(name), **parts)
+
+
+def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_first: bool) -> OperandCast:
+    """Return what `cast_any` takes: the fields that it names, and no other."""
+    turned = None if transform is None else transform.size, transform is not None and transform.signs_after
+    if cast is None:
+        return OperandCast(None, axis, round_first=round_first, transform_size=turned[0], signs_after=turned[1])
+    return OperandCast(
+        cast.format,
+        axis,
+        block_size=cast.block_size or 0,
+        square=cast.two_dimensional,
+        scale_rule=str(cast.scale_rule),
+        rounding=str(cast.rounding),
+        random_bits=cast.random_bits,
+        pre_round=bool(cast.pre_round),
+        round_first=round_first,
+        transform_size=turned[0],
+        signs_after=turned[1],
+    )
+
+
+def finished(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Tensor:
+    """Return the operand of what a kernel left: x itself where it is the operand already."""
+    return x if is_joined(linear, name, settings) else one(x, linear, name, axis)
+
+
+def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, str | None]:
+    """Return the formats of dH, for dgrad and wgrad, in a kernel that makes it; one in bf16 is enough."""
+    row, column = (joined_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
+    return row, UNREAD if row is None and column is None else column
+
+
+def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
+    """Return both operands of dH from what such a kernel has made."""
+    row, column = made
+    column = column if column.numel() else row
+    in_bf16 = column if joined_format(linear, "dgrad_dh", settings) else row
+    dgrad = row if is_joined(linear, "dgrad_dh", settings) else one(in_bf16, linear, "dgrad_dh", -1)
+    wgrad = column if is_joined(linear, "wgrad_dh", settings) else one(in_bf16, linear, "wgrad_dh", -2)
+    return dgrad, wgrad
+
+
+def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
+    """Return both operands of a dH that is there, bf16."""
+    row, column = (joined_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
+    if row is not None and column is not None:
+        return cast_both(dh, row, column, settings)
+    return one(dh, linear, "dgrad_dh", -1), one(dh, linear, "wgrad_dh", -2)

@@ -1,0 +1,183 @@
+"""Shards that are being made: files of tokens that only grow, and a state that says how far they are good.
+
+    <key>.partial/  train-00000.bin ..., validation-00000.bin ...    token ids
+                    seen.bin      the sha256 of every text that was read, 32 bytes each
+                    state.json    how far the corpus has been read, counts, size and sha256 of each file
+
+What a killed process wrote behind its last state is cut off; what is before it must have the sha256 that the state
+says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mxstudy.data.content_hash import DIGEST_BYTES, SPLITS, Split, for_validation
+from mxstudy.data.corpus import Place
+from mxstudy.data.duplicates import Seen
+from mxstudy.data.encode import Encoded
+from mxstudy.reader import require
+
+SEEN = "seen.bin"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+READ_AT_ONCE = 2**24  # bytes
+
+Counts = dict[Split, dict[str, int]]  # split -> tokens, documents, duplicates, bytes
+
+
+class File:
+    """A file that only grows, with the sha256 of what it holds."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        """Of a file that is there the first `size` bytes are kept. Raises OSError."""
+        self.path, self.size, self.hash = path, size, hashlib.sha256()
+        self.file: BinaryIO | None = None  # open while it grows
+        with path.open("r+b" if size else "w+b") as file:
+            file.truncate(size)
+            while content := file.read(READ_AT_ONCE):
+                self.hash.update(content)
+
+    def append(self, content: bytes | memoryview) -> None:
+        self.file = self.file or self.path.open("ab")
+        self.file.write(content)
+        self.hash.update(content)
+        self.size += len(content)
+
+    def sync(self) -> None:
+        if self.file:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.sync()
+        if self.file:
+            self.file.close()
+        self.file = None
+
+    def entry(self) -> dict[str, Any]:
+        return {"bytes": self.size, "sha256": self.hash.hexdigest()}
+
+
+class Partial:
+    """Begins, or goes on from the state that a killed process left in `folder`.
+
+    `parts` are those of the corpus, which must not change in between. `place`, `counts`, `seconds`: so far. Raises
+    ConfigError for a file that is not what the state says.
+    """
+
+    def __init__(self, folder: Path, parts: Sequence[str], max_file_bytes: int) -> None:
+        self.folder, self.max_file_bytes = folder, max_file_bytes
+        self.parts = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+        self.place, self.counts, self.seconds = Place(), no_counts(), 0.0
+        self.files: dict[str, File] = {}
+        self.seen = Seen()
+        state = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {"files": {}}
+        for path in folder.iterdir():
+            if path.name not in ("tokenizer.json", STATE, *state["files"]):
+                path.unlink()
+        if state["files"]:
+            self.go_on(state)
+        else:
+            self.files[SEEN] = File(folder / SEEN)
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        start_again = f"delete {self.folder} to begin again"
+        require(
+            state["parts"] == self.parts,
+            f"data: the files of the corpus are not those that {self.folder} was begun with; {start_again}. On the hub "
+            "data.revision can name a commit, which does not change",
+        )
+        for name, entry in state["files"].items():
+            path = self.folder / name
+            size = path.stat().st_size if path.exists() else 0
+            require(size >= entry["bytes"], f"{path}: {size} bytes, not {entry['bytes']}; {start_again}")
+        with ThreadPoolExecutor() as pool:
+            files = pool.map(lambda name: File(self.folder / name, state["files"][name]["bytes"]), state["files"])
+            self.files = dict(zip(state["files"], files, strict=True))
+        for name, entry in state["files"].items():
+            require(
+                self.files[name].entry() == entry,
+                f"{self.folder / name}: its sha256 is not the one that was noted when it was written; {start_again}",
+            )
+        self.place, self.counts, self.seconds = Place(*state["place"]), state["counts"], state["seconds"]
+        with (self.folder / SEEN).open("rb") as digests:
+            while content := digests.read(2**16 * DIGEST_BYTES):
+                self.seen.add(content)
+
+    def add(self, encoded: Encoded, validation_fraction: float) -> None:
+        """The documents of a batch that were not seen before, each to the end of its split."""
+        self.files[SEEN].append(encoded.digests)
+        new = self.seen.add(encoded.digests)
+        held_out = for_validation(encoded.digests, validation_fraction)
+        for split in SPLITS:
+            chosen = held_out == (split == "validation")
+            count, kept = self.counts[split], chosen & new
+            count["documents"] += int(kept.sum())
+            count["duplicates"] += int((chosen & ~new).sum())
+            count["bytes"] += int(encoded.sizes[kept].sum())
+            self.append(encoded.ids[np.repeat(kept, encoded.lengths)], split)
+        self.place = encoded.place
+
+    def append(self, ids: np.ndarray, split: Split) -> None:
+        """To the split's last file, and on to the next when it is full."""
+        content = memoryview(ids.tobytes())
+        while content:
+            index, used = divmod(self.counts[split]["tokens"] * ids.itemsize, self.max_file_bytes)
+            name = f"{split}-{index:05d}.bin"
+            if name not in self.files:
+                self.files[name] = File(self.folder / name)
+            part, content = content[: self.max_file_bytes - used], content[self.max_file_bytes - used :]
+            self.files[name].append(part)
+            self.counts[split]["tokens"] += len(part) // ids.itemsize
+            if used + len(part) == self.max_file_bytes:
+                self.files[name].close()
+
+    def note(self, seconds: float) -> None:
+        """Makes what was written durable, then says so. `seconds`: spent since the last time."""
+        for file in self.files.values():
+            file.sync()
+        self.seconds += seconds
+        state = {"parts": self.parts, "place": self.place, "counts": self.counts, "seconds": self.seconds}
+        replace(self.folder / STATE, json.dumps(state | {"files": self.entries()}, indent=1))
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Size and sha256 of each file, by name."""
+        return {name: file.entry() for name, file in sorted(self.files.items())}
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        """Leaves nothing but the shards, and the manifest that says so."""
+        for file in self.files.values():
+            file.close()
+        replace(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        clear(self.folder)
+
+
+def clear(folder: Path) -> bool:
+    """Whether the shards there are complete; then what they were made with is removed."""
+    complete = (folder / MANIFEST).exists()
+    for name in (STATE, SEEN) if complete else ():
+        (folder / name).unlink(missing_ok=True)
+    return complete
+
+
+def no_counts() -> Counts:
+    return {split: dict.fromkeys(("tokens", "documents", "duplicates", "bytes"), 0) for split in SPLITS}
+
+
+def replace(path: Path, text: str) -> None:
+    """All of it or nothing, whenever the machine dies."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

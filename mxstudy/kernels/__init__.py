@@ -1,0 +1,39 @@
+"""Casts for both contractions of a tensor at once, alone and joined to what comes before them in a step.
+
+A tensor that is read by two GEMMs is quantised twice, along its rows for the one and along its columns for the other.
+Each operator here reads its inputs once and writes both operands, decoded to bf16: what `block_cast(...)
+.dequantize(torch.bfloat16)` gives, bit by bit. On a GPU it is a Triton kernel (`device/`), elsewhere the numerics that
+the rest of the package has; neither knows how to differentiate itself. Torch sees operators without an inside
+(custom ones of torch's): no graph breaks, and no compiler removes a rounding.
+"""
+
+from mxstudy.kernels.activation import activation_backward_cast_both, activation_cast_both
+from mxstudy.kernels.adam import adam_
+from mxstudy.kernels.cast_any import cast_any
+from mxstudy.kernels.cast_both import cast_both
+from mxstudy.kernels.cast_one import cast_one
+from mxstudy.kernels.heads import heads_cast_both
+from mxstudy.kernels.matmul_fp32 import linear_fp32
+from mxstudy.kernels.norm_backward import norm_backward_add
+from mxstudy.kernels.norm_cast import NormCast, RowNorm, norm_cast_both
+from mxstudy.kernels.norm_codes import NormCodes, norm_codes
+from mxstudy.kernels.products import linear_gradients, product
+
+__all__ = [
+    "NormCast",
+    "NormCodes",
+    "RowNorm",
+    "activation_backward_cast_both",
+    "activation_cast_both",
+    "adam_",
+    "cast_any",
+    "cast_both",
+    "cast_one",
+    "heads_cast_both",
+    "linear_fp32",
+    "linear_gradients",
+    "norm_backward_add",
+    "norm_cast_both",
+    "norm_codes",
+    "product",
+]

@@ -1,0 +1,230 @@
+"""Activation and both casts in one; its backward and both casts of the gradient in one.
+
+z = phi(h), or phi(gate) * up with h = gate | up        dh = dz phi'(h), or dz up phi'(gate) | dz phi(gate)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, library
+
+from mxstudy.kernels.operators import (
+    BF16,
+    UNREAD,
+    Casts,
+    Tile,
+    both,
+    constants,
+    empty_both,
+    empty_operand,
+    format_constants,
+    launch,
+    operand,
+    settings,
+    tile_of,
+    written,
+)
+from mxstudy.kernels.packing import pack, unpack
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.formats import look_up
+from mxstudy.reader import require
+
+aten = torch.ops.aten
+
+
+class Phi(NamedTuple):
+    apply: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]  # of dphi and h
+
+
+def relu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    return aten.threshold_backward(dy, x, 0)
+
+
+PHIS = {
+    "relu": Phi(F.relu, relu_backward),
+    "relu2": Phi(lambda x: F.relu(x).square(), lambda dy, x: relu_backward(dy * (2 * F.relu(x)), x)),
+    "silu": Phi(F.silu, aten.silu_backward),
+    "gelu": Phi(F.gelu, aten.gelu_backward),
+    "gelu_tanh": Phi(
+        lambda x: F.gelu(x, approximate="tanh"), lambda dy, x: aten.gelu_backward(dy, x, approximate="tanh")
+    ),
+}
+
+
+class Activation(NamedTuple):
+    phi: str
+    gated: bool
+
+
+ACTIVATIONS = {name: Activation(name, False) for name in ("relu", "relu2", "gelu", "gelu_tanh")}
+ACTIVATIONS["swiglu"] = Activation("silu", True)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """An activation, and whether phi(gate) and its result are rounded to bf16."""
+
+    phi: str
+    gated: bool
+    round_gate: bool
+    round_output: bool
+
+
+def activation_cast_both(
+    h: Tensor,
+    activation: str,
+    row: str | None,
+    column: str | None,
+    cast: BlockCast,
+    *,
+    gate_dtype: torch.dtype = BF16,
+    dtype: torch.dtype = BF16,
+) -> tuple[Tensor, Tensor]:
+    """h [..., rows, columns] bf16, of a gated activation [..., rows, 2 columns] -> both operands of z, bf16.
+
+    `gate_dtype`, `dtype`: to what phi(gate) and z are rounded, bf16 or, for not at all, float32. Raises ConfigError
+    for an unknown activation, another h than bf16, and as `settings` does.
+    """
+    rounded = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
+    casts = settings(output_shape(h, rounded.gated), row, column, cast)
+    return _activation_cast_both(h, pack(rounded), casts)
+
+
+def activation_backward_cast_both(
+    dz: Tensor,
+    h: Tensor,
+    activation: str,
+    row: str | None,
+    column: str | None,
+    cast: BlockCast,
+    *,
+    gate_dtype: torch.dtype = BF16,
+    dtype: torch.dtype = BF16,
+    again: str | None = UNREAD,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dz [..., rows, columns] and h, both bf16 -> both operands of dh, which is rounded to bf16 first; h's shape.
+
+    `gate_dtype`, `dtype` are those of the forward: d phi(gate) has the dtype of phi(gate). The third tensor is z's
+    column operand of the format `again`, for a forward that has not kept it; else of no elements. Raises ConfigError
+    as the forward does; the blocks of a gated activation's two gradients have to lie apart.
+    """
+    known = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
+    require(
+        dz.dtype == BF16 and dz.shape == output_shape(h, known.gated),
+        f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
+    )
+    settings(dz.shape, UNREAD, again, cast)
+    return _activation_backward_cast_both(dz, h, again, pack(known), settings(dz.shape, row, column, cast))
+
+
+def checked(h: Tensor, activation: str) -> Activation:
+    require(h.dtype == BF16, f"h: {h.dtype} is not what a bfloat16 GEMM gives")
+    return look_up(ACTIVATIONS, activation, "activation")
+
+
+def output_shape(h: Tensor, gated: bool) -> torch.Size:
+    return torch.Size((*h.shape[:-1], h.shape[-1] // (1 + gated)))
+
+
+def rounded(x: Tensor, to_bf16: bool) -> Tensor:
+    """fp32, through bf16 where asked."""
+    return x.to(BF16).to(torch.float32) if to_bf16 else x
+
+
+@library.custom_op("mxstudy::activation_cast_both", mutates_args=())
+def _activation_cast_both(h: Tensor, activation: str, casts: str) -> tuple[Tensor, Tensor]:
+    known = unpack(Rounded, activation)
+    parts = h.to(torch.float32).chunk(1 + known.gated, dim=-1)
+    z = PHIS[known.phi].apply(parts[0])
+    if known.gated:
+        z = rounded(z, known.round_gate) * parts[1]
+    return both(rounded(z, known.round_output), casts)
+
+
+@_activation_cast_both.register_fake
+def _(h: Tensor, activation: str, casts: str) -> tuple[Tensor, Tensor]:
+    return empty_both(h.new_empty(output_shape(h, unpack(Rounded, activation).gated)), casts)
+
+
+@_activation_cast_both.register_kernel("cuda")
+def run(h: Tensor, activation: str, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+    from mxstudy.kernels.device.activation import PHIS as KERNELS
+    from mxstudy.kernels.device.activation import activation_cast_both_kernel
+
+    known, of_casts = unpack(Rounded, activation), constants(casts)
+    shape = output_shape(h, known.gated)
+    operands = empty_both(h.new_empty(shape), casts)
+    rows, columns = h.numel() // h.shape[-1], shape[-1]
+    tile = tile or tile_of(rows, columns, of_casts["BLOCK"], elements=4096)
+    launch(
+        activation_cast_both_kernel,
+        (rows * columns // (tile.rows * tile.columns),),
+        (h.contiguous(), *map(written, operands)),
+        tile.warps,
+        PHI=KERNELS[known.phi][0],
+        GATED=known.gated,
+        ROUND_GATE=known.round_gate,
+        ROUND_OUTPUT=known.round_output,
+        COLUMNS=columns,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+        **of_casts,
+    )
+    return operands
+
+
+@library.custom_op("mxstudy::activation_backward_cast_both", mutates_args=())
+def _activation_backward_cast_both(
+    dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    known = unpack(Rounded, activation)
+    parts, dz = h.to(torch.float32).chunk(1 + known.gated, dim=-1), dz.to(torch.float32)
+    phi, z = PHIS[known.phi], PHIS[known.phi].apply(parts[0])
+    gradients = [phi.backward(rounded(dz * parts[1], known.round_gate) if known.gated else dz, parts[0])]
+    if known.gated:
+        z = rounded(z, known.round_gate)
+        gradients.append(dz * z)
+        z = z * parts[1]
+    z_again = operand(rounded(z, known.round_output), again, -2, unpack(Casts, casts).block_cast)
+    return *both(torch.cat(gradients, dim=-1).to(BF16), casts), z_again
+
+
+@_activation_backward_cast_both.register_fake
+def _(dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str) -> tuple[Tensor, Tensor, Tensor]:
+    return *empty_both(h, casts), empty_operand(dz, again)
+
+
+@_activation_backward_cast_both.register_kernel("cuda")
+def run_backward(
+    dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str, tile: Tile | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    from mxstudy.kernels.device.activation import PHIS as KERNELS
+    from mxstudy.kernels.device.activation import activation_backward_cast_both_kernel
+
+    dz, h = dz.contiguous(), h.contiguous()
+    known, of_casts = unpack(Rounded, activation), constants(casts)
+    operands, columns = (*empty_both(h, casts), empty_operand(dz, again)), dz.shape[-1]
+    tile = tile or tile_of(dz.numel() // columns, columns, of_casts["BLOCK"], elements=2048)
+    launch(
+        activation_backward_cast_both_kernel,
+        (dz.numel() // (tile.rows * tile.columns),),
+        (dz, h, *map(written, operands)),
+        tile.warps,
+        PHI=KERNELS[known.phi][0],
+        PHI_BACKWARD=KERNELS[known.phi][1],
+        GATED=known.gated,
+        ROUND_GATE=known.round_gate,
+        ROUND_OUTPUT=known.round_output,
+        AGAIN=format_constants(again, unpack(Casts, casts).scale_rule),
+        COLUMNS=columns,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+        **of_casts,
+    )
+    return operands

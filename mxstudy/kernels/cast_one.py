@@ -1,0 +1,103 @@
+"""One operand of a tensor, which may first be rounded as a weight or normalised as a norm's input."""
+
+from __future__ import annotations
+
+from torch import Tensor, library
+
+from mxstudy.kernels.operators import BF16, FP32, Casts, Tile, constants, launch, operand, settings, tile_of
+from mxstudy.kernels.packing import unpack
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.norm_linear import affine, center, normalize
+from mxstudy.reader import ConfigError, require
+
+
+def cast_one(
+    x: Tensor,
+    fmt: str | None,
+    axis: int,
+    cast: BlockCast,
+    *,
+    mean: Tensor | None = None,
+    rms: Tensor | None = None,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    round_first: bool = False,
+    after: Tensor | None = None,
+) -> Tensor:
+    """(x - mean) / rms * gain + bias, of which any may be missing, quantised along `axis`, -2 or -1: bf16, x's shape.
+
+    x [rows, columns] bf16 or fp32, mean and rms float32 [rows, 1], gain and bias [columns]. `round_first`: x is rounded
+    to bf16 before anything else. `after` is not read: what depends on a gradient is computed in the backward, and not,
+    by a compiler that sees that it could be, in the forward, and kept. A bf16 x without a format is returned as it is.
+    Raises ConfigError for a bias without a gain, another axis, and as `settings` does.
+    """
+    if axis not in (-2, -1):
+        raise ConfigError(f"axis: {axis} is none of an operand; take -1, along the rows, or -2")
+    require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
+    if fmt is None and x.dtype == BF16 and rms is None and mean is None and gain is None:
+        return x
+    casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
+    return _cast_one(x, mean, rms, gain, bias, after, round_first, axis, casts)
+
+
+@library.custom_op("mxstudy::cast_one", mutates_args=())
+def _cast_one(
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor | None,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    after: Tensor | None,
+    round_first: bool,
+    axis: int,
+    casts: str,
+) -> Tensor:
+    y = center(to_dtype(x, BF16) if round_first else x, mean)
+    y = y if rms is None else normalize(y, rms)
+    y = y if gain is None else affine(to_dtype(y, FP32), gain, bias)
+    c = unpack(Casts, casts)
+    return operand(y, c.row or c.column, axis, c.block_cast)
+
+
+@_cast_one.register_fake
+def _(x: Tensor, *options: object) -> Tensor:
+    return x.new_empty(x.shape, dtype=BF16)
+
+
+@_cast_one.register_kernel("cuda")
+def run(
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor | None,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    after: Tensor | None,
+    round_first: bool,
+    axis: int,
+    casts: str,
+    tile: Tile | None = None,
+) -> Tensor:
+    """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
+    from mxstudy.kernels.device.cast import cast_one_kernel
+
+    x, columns = x.contiguous(), x.shape[-1]
+    result = x.new_empty(x.shape, dtype=BF16)
+    known = constants(casts)
+    tile = tile or tile_of(x.numel() // columns, columns, known["BLOCK"], elements=2048)
+    launch(
+        cast_one_kernel,
+        (x.numel() // (tile.rows * tile.columns),),
+        (x, *(None if t is None else t.contiguous() for t in (mean, rms, gain, bias)), result),
+        tile.warps,
+        ROUND_FIRST=round_first,
+        AXIS=axis + 2,
+        FORMAT=known["ROW"] or known["COLUMN"],
+        BLOCK=known["BLOCK"],
+        AWAY=known["AWAY"],
+        PRE_ROUND=known["PRE_ROUND"],
+        COLUMNS=columns,
+        TILE_ROWS=tile.rows,
+        TILE_COLUMNS=tile.columns,
+    )
+    return result

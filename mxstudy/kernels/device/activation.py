@@ -1,0 +1,165 @@
+"""Activations between two linears, forward and backward, in float32, and the kernels that cast what they give.
+
+A gated activation phi(gate) * up has gate and up side by side in a row of h. A phi is a row of PHIS: itself, and its
+gradient given that of its result.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from mxstudy.kernels.device.cast import operand, store_both, through_bf16, tile_offsets
+
+SQRT_HALF = tl.constexpr(math.sqrt(0.5))
+SQRT_TWO_OVER_PI = tl.constexpr(math.sqrt(2 / math.pi))
+SQRT_HALF_OVER_PI = tl.constexpr(math.sqrt(0.5 / math.pi))
+CUBIC = tl.constexpr(0.044715)  # of tanh's argument: Hendrycks and Gimpel 2016
+
+
+@triton.jit
+def activation_cast_both_kernel(
+    h_ptr,
+    row_ptr,
+    column_ptr,
+    PHI: tl.constexpr,
+    GATED: tl.constexpr,
+    ROUND_GATE: tl.constexpr,
+    ROUND_OUTPUT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """h [rows, COLUMNS], or [rows, 2 COLUMNS] where gated -> both operands [rows, COLUMNS]."""
+    STRIDE: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
+    read = tile_offsets(COLUMNS, STRIDE, TILE_ROWS, TILE_COLUMNS)
+    z = PHI(tl.load(h_ptr + read).to(tl.float32))
+    if GATED:
+        z = through_bf16(z, ROUND_GATE) * tl.load(h_ptr + read + COLUMNS).to(tl.float32)
+    z = through_bf16(z, ROUND_OUTPUT)
+    offsets = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    store_both(z, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+
+
+@triton.jit
+def activation_backward_cast_both_kernel(
+    dz_ptr,
+    h_ptr,
+    row_ptr,
+    column_ptr,
+    again_ptr,
+    PHI: tl.constexpr,
+    PHI_BACKWARD: tl.constexpr,
+    GATED: tl.constexpr,
+    ROUND_GATE: tl.constexpr,
+    ROUND_OUTPUT: tl.constexpr,
+    AGAIN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """dz [rows, COLUMNS] and h as in the forward -> both operands of dh in bf16, h's shape; again z by its columns."""
+    STRIDE: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
+    offsets = tile_offsets(COLUMNS, STRIDE, TILE_ROWS, TILE_COLUMNS)
+    inner = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    dphi = tl.load(dz_ptr + inner).to(tl.float32)
+    h = tl.load(h_ptr + offsets).to(tl.float32)
+    if GATED or again_ptr is not None:
+        z = PHI(h)
+    if GATED:
+        there = offsets + COLUMNS
+        up = tl.load(h_ptr + there).to(tl.float32)
+        z = through_bf16(z, ROUND_GATE)
+        dup = through_bf16(dphi * z, True)
+        z = z * up
+        dphi = through_bf16(dphi * up, ROUND_GATE)
+        store_both(dup, row_ptr, column_ptr, there, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+    if again_ptr is not None:
+        z = through_bf16(z, ROUND_OUTPUT)
+        tl.store(again_ptr + inner, operand(z, 0, AGAIN, BLOCK, AWAY, PRE_ROUND))
+    dh = through_bf16(PHI_BACKWARD(dphi, h), True)
+    store_both(dh, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def relu(x):
+    return tl.where(x <= 0, 0.0, x)  # NaN stays
+
+
+@triton.jit
+def relu_backward(dy, x):
+    return tl.where(x <= 0, 0.0, dy)
+
+
+@triton.jit
+def relu2(x):
+    return relu(x) * relu(x)
+
+
+@triton.jit
+def relu2_backward(dy, x):
+    return relu_backward(dy * (2 * relu(x)), x)
+
+
+@triton.jit
+def silu(x):
+    return x / (1 + tl.exp(-x))
+
+
+@triton.jit
+def silu_backward(dy, x):
+    gate = sigmoid(x)
+    return dy * gate * (1 + x * (1 - gate))
+
+
+@triton.jit
+def gelu(x):
+    return x * 0.5 * (1 + tl.erf(x * SQRT_HALF))
+
+
+@triton.jit
+def gelu_backward(dy, x):
+    cdf = 0.5 * (1 + tl.erf(x * SQRT_HALF))
+    return dy * (cdf + x * (SQRT_HALF_OVER_PI * tl.exp(-0.5 * x * x)))
+
+
+@triton.jit
+def gelu_tanh_gate(x):
+    """(1 + tanh(u)) / 2 as sigmoid(2 u), which is the same and cancels nothing."""
+    return sigmoid(2 * SQRT_TWO_OVER_PI * (x + CUBIC * x * x * x))
+
+
+@triton.jit
+def gelu_tanh(x):
+    return x * gelu_tanh_gate(x)
+
+
+@triton.jit
+def gelu_tanh_backward(dy, x):
+    gate = gelu_tanh_gate(x)
+    slope = 2 * SQRT_TWO_OVER_PI * (1 + 3 * CUBIC * x * x)
+    return dy * (gate + x * (gate * (1 - gate) * slope))
+
+
+PHIS = {
+    "relu": (relu, relu_backward),
+    "relu2": (relu2, relu2_backward),
+    "silu": (silu, silu_backward),
+    "gelu": (gelu, gelu_backward),
+    "gelu_tanh": (gelu_tanh, gelu_tanh_backward),
+}

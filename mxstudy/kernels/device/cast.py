@@ -1,0 +1,195 @@
+"""The cast of a tile that a program holds in float32: `numerics.scales` and `numerics.grid` again, bit by bit.
+
+A format is the tuple that `mxstudy.kernels.operators.constants` makes of it and of a scale rule. Blocks lie
+along an axis of the tile and are whole in it. Nothing here depends on how a tile is spread over threads: maxima are
+exact, and everything else is done element by element.
+"""
+
+import triton
+import triton.language as tl
+
+MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
+SIGN_MASK = tl.constexpr(-0x80000000)
+EXPONENT_MASK = tl.constexpr(0x7F800000)  # also the bits of infinity
+NAN_BITS = tl.constexpr(0x7FC00000)
+HALF_MIN_NORMAL_BITS = tl.constexpr(0x00400000)  # 2^-127: the scale of code 0
+
+
+@triton.jit
+def cast_both_kernel(
+    x_ptr,
+    row_ptr,
+    column_ptr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """x [rows, COLUMNS], float32 or bf16 -> what is read along the rows and along the columns, bf16."""
+    offsets = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    x = tl.load(x_ptr + offsets).to(tl.float32)
+    store_both(x, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+
+
+@triton.jit
+def cast_one_kernel(
+    x_ptr,
+    mean_ptr,
+    rms_ptr,
+    gain_ptr,
+    bias_ptr,
+    operand_ptr,
+    ROUND_FIRST: tl.constexpr,
+    AXIS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """(x - mean) / rms * gain + bias, what is None left out, of x [rows, COLUMNS] -> one operand, bf16."""
+    across: tl.constexpr = COLUMNS // TILE_COLUMNS
+    row = (tl.program_id(0) // across).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
+    column = tl.program_id(0) % across * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
+    offsets = row * COLUMNS + column
+    x = through_bf16(tl.load(x_ptr + offsets).to(tl.float32), ROUND_FIRST)
+    if mean_ptr is not None:
+        x = x - tl.load(mean_ptr + row)
+    if rms_ptr is not None:
+        x = tl.div_rn(x, tl.load(rms_ptr + row) + tl.zeros_like(x))
+    if gain_ptr is not None:
+        x = x * tl.load(gain_ptr + column).to(tl.float32)
+        if bias_ptr is not None:
+            x = x + tl.load(bias_ptr + column).to(tl.float32)
+    tl.store(operand_ptr + offsets, operand(x, AXIS, FORMAT, BLOCK, AWAY, PRE_ROUND))
+
+
+@triton.jit
+def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+    """Where this program's tile of a matrix of so many columns lies in one whose rows are STRIDE apart: int64."""
+    program = tl.program_id(0).to(tl.int64)
+    across: tl.constexpr = COLUMNS // TILE_COLUMNS
+    first = program // across * TILE_ROWS * STRIDE + program % across * TILE_COLUMNS
+    return first + (tl.arange(0, TILE_ROWS)[:, None] * STRIDE + tl.arange(0, TILE_COLUMNS)[None, :])
+
+
+@triton.jit
+def store_both(
+    x,
+    row_ptr,
+    column_ptr,
+    offsets,
+    mask,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+):
+    """x [R, C] float32 with blocks along the rows and with blocks along the columns, each decoded to bf16.
+
+    None for the pointer of one that is not wanted.
+    """
+    if row_ptr is not None:
+        tl.store(row_ptr + offsets, operand(x, 1, ROW, BLOCK, AWAY, PRE_ROUND), mask=mask)
+    if column_ptr is not None:
+        tl.store(column_ptr + offsets, operand(x, 0, COLUMN, BLOCK, AWAY, PRE_ROUND), mask=mask)
+
+
+@triton.jit
+def operand(
+    x,
+    AXIS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+):
+    """x [R, C] float32 quantised in blocks along AXIS and decoded, or only rounded where there is no format: bf16."""
+    if FORMAT is not None:
+        if PRE_ROUND:
+            x = round_to_bf16_away(x)
+        ROWS: tl.constexpr = x.shape[0]
+        COLUMNS: tl.constexpr = x.shape[1]
+        if AXIS == 0:
+            blocks = tl.reshape(x, (ROWS // BLOCK, BLOCK, COLUMNS))
+        else:
+            blocks = tl.reshape(x, (ROWS, COLUMNS // BLOCK, BLOCK))
+        bits = tl.max(magnitude_bits(blocks), axis=AXIS + 1, keep_dims=True)
+        inverse, scale = scales(bits, FORMAT)
+        x = tl.reshape(round_to_grid(blocks * inverse, FORMAT, AWAY) * scale, (ROWS, COLUMNS))
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def magnitude_bits(x):
+    """Integers that order as |x| does, NaN last."""
+    return x.to(tl.int32, bitcast=True) & MAGNITUDE_MASK
+
+
+@triton.jit
+def scales(bits, FORMAT: tl.constexpr):
+    """2^-k and 2^k of blocks with these absmax bits, float32; 2^k is NaN where absmax is not finite."""
+    code = scale_code(bits, FORMAT)
+    inverse = ((254 - code) << 23).to(tl.float32, bitcast=True)
+    scale = tl.maximum(code << 23, HALF_MIN_NORMAL_BITS)
+    return inverse, tl.where(bits >= EXPONENT_MASK, NAN_BITS, scale).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_code(bits, FORMAT: tl.constexpr):
+    """k + 127 of blocks with these absmax bits, if they are finite: int32, at most 255 - emax."""
+    return tl.maximum(((bits + FORMAT.rule) >> 23) - FORMAT.emax, 0)
+
+
+@triton.jit
+def round_to_grid(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
+    """v float32 to the nearest element value; garbage for a NaN or an infinity, whose block's scale is NaN."""
+    CONVERTED: tl.constexpr = FORMAT.converted
+    if CONVERTED == "E4M3" and not AWAY:  # there and back, two numbers an instruction
+        rounded = v.to(tl.float8e4nv).to(tl.float32)
+    elif CONVERTED == "E5M2" and not AWAY:
+        rounded = v.to(tl.float8e5).to(tl.float32)
+    else:
+        rounded = round_by_sums(v, FORMAT, AWAY)
+    return rounded
+
+
+@triton.jit
+def round_by_sums(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
+    """By a sum and a difference with an anchor of 2^23 steps of the grid at |v|.
+
+    The sum has the step as its last place, so that the addition rounds half to even.
+    """
+    magnitude = tl.abs(v)
+    if FORMAT.limit is not None:
+        magnitude = tl.minimum(magnitude, FORMAT.limit)
+    binade = tl.maximum(magnitude.to(tl.int32, bitcast=True) & EXPONENT_MASK, FORMAT.least_normal)
+    anchor = (binade + ((23 - FORMAT.mantissa_bits) << 23)).to(tl.float32, bitcast=True)
+    rounded = (magnitude + anchor) - anchor
+    if AWAY:
+        rounded = tl.where(magnitude - rounded == anchor * 2.0**-24, rounded + anchor * 2.0**-23, rounded)
+    sign = v.to(tl.int32, bitcast=True) & SIGN_MASK
+    return (rounded.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_to_bf16_away(x):
+    """float32 to the nearest bf16 value, ties away from zero; NaN and infinities stay."""
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = ((bits + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
+    return tl.where(magnitude_bits(x) < EXPONENT_MASK, rounded, x)
+
+
+@triton.jit
+def through_bf16(x, ROUND: tl.constexpr):
+    """x float32, rounded to bf16 values where asked."""
+    if ROUND:
+        x = x.to(tl.bfloat16).to(tl.float32)
+    return x

@@ -1,0 +1,269 @@
+"""One operand by any recipe: `mxstudy.kernels.cast_any` again, bit by bit.
+
+A group is so many neighbours along the contraction axis that no other depends on. A program has a tile of groups, part
+by part, as a tuple: one tensor [groups below, groups beside one another] for each place of a part. So butterflies and
+maxima are elementwise whatever the axis is, and what belongs together is in the registers of one thread.
+
+Where a group has several parts, rows of a block that would not all fit in registers, they are read twice: for the
+block's maximum, and to be rounded. CAST is a `Settings` of that module.
+"""
+
+import triton
+import triton.language as tl
+
+from mxstudy.kernels.device.cast import (
+    magnitude_bits,
+    round_to_bf16_away,
+    round_to_grid,
+    scales,
+    through_bf16,
+)
+from mxstudy.kernels.device.places import load, store
+from mxstudy.kernels.device.random_bits import philox, round_stochastically
+
+WORDS = tl.constexpr(4)  # of a counter
+
+
+@triton.jit
+def cast_any_kernel(
+    x_ptr,
+    mean_ptr,
+    rms_ptr,
+    gain_ptr,
+    bias_ptr,
+    signs_ptr,
+    key_ptr,
+    place_ptr,
+    result_ptr,
+    rows,
+    CAST: tl.constexpr,
+):
+    """x [rows, columns] -> the operand, bf16; what is None is left out."""
+    AXIS: tl.constexpr = CAST.axis
+    COLUMNS: tl.constexpr = CAST.columns
+    PLACES: tl.constexpr = CAST.places
+    PARTS: tl.constexpr = CAST.parts
+    BELOW: tl.constexpr = CAST.groups.rows
+    BESIDE: tl.constexpr = CAST.groups.columns
+    HEIGHT: tl.constexpr = PLACES * PARTS if AXIS == 0 else 1
+    WIDTH: tl.constexpr = PLACES * PARTS if AXIS == 1 else 1
+    ACROSS: tl.constexpr = (COLUMNS + BESIDE * WIDTH - 1) // (BESIDE * WIDTH)
+    row = ((tl.program_id(0) // ACROSS).to(tl.int64) * BELOW + tl.arange(0, BELOW)[:, None]) * HEIGHT
+    column = (tl.program_id(0) % ACROSS * BESIDE + tl.arange(0, BESIDE)[None, :]) * WIDTH
+    quad = tl.program_id(0) % ACROSS * (BESIDE * WIDTH // WORDS)
+    mask = column < COLUMNS if AXIS == 0 else row < rows
+    pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
+
+    if PARTS == 1:
+        x = prepared(pointers, row, column, mask, CAST)
+        if CAST.format is not None:
+            scale = scales_of(maxima(x, CAST), CAST)
+            x = quantized(x, scale, row, quad, key_ptr, place_ptr, CAST)
+        store(result_ptr, row * COLUMNS + column, mask, x, CAST)
+    else:
+        bits = tl.zeros((BELOW, BESIDE), tl.int32)
+        for part in range(PARTS):
+            x = prepared(pointers, row + part * PLACES, column, mask, CAST)
+            bits = tl.maximum(bits, maxima(x, CAST)[0])
+        scale_of_all = scales_of((bits,), CAST)
+        for part in range(PARTS):
+            here = row + part * PLACES
+            y = prepared(pointers, here, column, mask, CAST)
+            y = quantized(y, scale_of_all, here, quad, key_ptr, place_ptr, CAST)
+            store(result_ptr, here * COLUMNS + column, mask, y, CAST)
+
+
+# ------------------------------------------------------------------------------------------- what precedes the cast
+
+
+@triton.jit
+def prepared(pointers, row, column, mask, CAST: tl.constexpr):
+    """What is cast, a tensor for each place of a part that begins there."""
+    COLUMNS: tl.constexpr = CAST.columns
+    x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr = pointers
+    x = load(x_ptr, row * COLUMNS + column, mask, COLUMNS if CAST.axis == 0 else 1, CAST)
+    x = normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST)
+    if CAST.transform is not None:
+        x = transformed(x, signs_ptr, CAST)
+    if CAST.format is not None and CAST.pre_round:
+        x = pre_rounded(x, CAST)
+    return x
+
+
+@triton.jit
+def normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST: tl.constexpr):
+    """(x - mean) / rms * gain + bias; x is rounded to bf16 first where asked."""
+    PLACES: tl.constexpr = CAST.places
+    AXIS: tl.constexpr = CAST.axis
+    of_rows = mask if AXIS == 1 else None
+    of_columns = mask if AXIS == 0 else None
+    mean = ()
+    rms = ()
+    gain = ()
+    bias = ()
+    if mean_ptr is not None:
+        mean = load(mean_ptr, row, of_rows, 1 - AXIS, CAST)
+    if rms_ptr is not None:
+        rms = load(rms_ptr, row, of_rows, 1 - AXIS, CAST)
+    if gain_ptr is not None:
+        gain = load(gain_ptr, column, of_columns, AXIS, CAST)
+    if bias_ptr is not None:
+        bias = load(bias_ptr, column, of_columns, AXIS, CAST)
+    places = ()
+    for i in tl.static_range(PLACES):
+        y = through_bf16(x[i], CAST.round_first)
+        if mean_ptr is not None:
+            y = y - mean[i]
+        if rms_ptr is not None:
+            y = tl.div_rn(y, rms[i] + tl.zeros_like(y))
+        if gain_ptr is not None:
+            y = y * gain[i]
+        if bias_ptr is not None:
+            y = y + bias[i]
+        places += (y,)
+    return places
+
+
+@triton.jit
+def transformed(x, signs_ptr, CAST: tl.constexpr):
+    """The Hadamard transform of each tile of a group, rounded to bf16: sums at strides 1, 2, 4, ..."""
+    PLACES: tl.constexpr = CAST.places
+    SIZE: tl.constexpr = CAST.transform.size
+    if not CAST.transform.signs_after:
+        x = signed(x, signs_ptr, CAST)
+    for stage in tl.static_range(7):
+        if (1 << stage) < SIZE:
+            x = butterfly(x, 1 << stage, CAST)
+    y = ()
+    for i in tl.static_range(PLACES):
+        y += (through_bf16(x[i] * CAST.transform.scale, True),)
+    if CAST.transform.signs_after:
+        y = signed(y, signs_ptr, CAST)
+    return y
+
+
+@triton.jit
+def butterfly(x, STRIDE: tl.constexpr, CAST: tl.constexpr):
+    """(a, b) -> (a + b, a - b) of places that are STRIDE apart."""
+    PLACES: tl.constexpr = CAST.places
+    y = ()
+    for i in tl.static_range(PLACES):
+        if i & STRIDE == 0:
+            y += (x[i] + x[i + STRIDE],)
+        else:
+            y += (x[i - STRIDE] - x[i],)
+    return y
+
+
+@triton.jit
+def signed(x, signs_ptr, CAST: tl.constexpr):
+    """x times the signs of its places in a tile of the transform, if there are any."""
+    PLACES: tl.constexpr = CAST.places
+    y = ()
+    for i in tl.static_range(PLACES):
+        if signs_ptr is None:
+            y += (x[i],)
+        else:
+            y += (x[i] * tl.load(signs_ptr + i % CAST.transform.size),)
+    return y
+
+
+# --------------------------------------------------------------------------------------------------------- the cast
+
+
+@triton.jit
+def pre_rounded(x, CAST: tl.constexpr):
+    PLACES: tl.constexpr = CAST.places
+    y = ()
+    for i in tl.static_range(PLACES):
+        y += (round_to_bf16_away(x[i]),)
+    return y
+
+
+@triton.jit
+def maxima(x, CAST: tl.constexpr):
+    """The bits of the largest magnitude of every block of a part, or of the part of a block."""
+    PLACES: tl.constexpr = CAST.places
+    BLOCK: tl.constexpr = min(CAST.block, PLACES)
+    found = ()
+    for block in tl.static_range(PLACES // BLOCK):
+        bits = magnitude_bits(x[block * BLOCK])
+        for i in tl.static_range(1, BLOCK):
+            bits = tl.maximum(bits, magnitude_bits(x[block * BLOCK + i]))
+        found += (bits,)
+    return found
+
+
+@triton.jit
+def scales_of(maxima, CAST: tl.constexpr):
+    """Returns 2^-k and 2^k of each block."""
+    FORMAT: tl.constexpr = CAST.format
+    inverse = ()
+    scale = ()
+    for block in tl.static_range(len(maxima)):
+        bits = maxima[block]
+        if CAST.square:
+            bits = over_squares(bits, CAST)
+        of_block = scales(bits, FORMAT)
+        inverse += (of_block[0],)
+        scale += (of_block[1],)
+    return inverse, scale
+
+
+@triton.jit
+def quantized(x, scale, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
+    """A part rounded and decoded: float32. `first_quad`: a fourth of the tile's first column."""
+    PLACES: tl.constexpr = CAST.places
+    BLOCK: tl.constexpr = min(CAST.block, PLACES)
+    FORMAT: tl.constexpr = CAST.format
+    AWAY: tl.constexpr = CAST.away
+    BITS: tl.constexpr = CAST.random_bits
+    inverse, power = scale
+    decoded = ()
+    for quad in tl.static_range(PLACES // WORDS):
+        words = ()
+        if BITS > 0:
+            words = drawn(quad, row, first_quad, key_ptr, place_ptr, CAST)
+        for i in tl.static_range(WORDS):
+            v = x[quad * WORDS + i] * inverse[(quad * WORDS + i) // BLOCK]
+            v = round_stochastically(v, words[i], FORMAT, BITS) if BITS > 0 else round_to_grid(v, FORMAT, AWAY)
+            decoded += (v * power[(quad * WORDS + i) // BLOCK],)
+    return decoded
+
+
+@triton.jit
+def over_squares(bits, CAST: tl.constexpr):
+    """The largest of BLOCK neighbours across the contraction axis, for each of them."""
+    ROWS: tl.constexpr = bits.shape[0]
+    COLUMNS: tl.constexpr = bits.shape[1]
+    BLOCK: tl.constexpr = CAST.block
+    AXIS: tl.constexpr = CAST.axis
+    if AXIS == 1:
+        squares = tl.reshape(bits, (ROWS // BLOCK, BLOCK, COLUMNS))
+    else:
+        squares = tl.reshape(bits, (ROWS, COLUMNS // BLOCK, BLOCK))
+    largest = tl.max(squares, axis=2 - AXIS, keep_dims=True)
+    return tl.reshape(tl.broadcast_to(largest, squares.shape), (ROWS, COLUMNS))
+
+
+@triton.jit
+def drawn(quad, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
+    """The words of the quad-th four places of a part: uint32, as `random_bits.random_words` has them."""
+    PLACES: tl.constexpr = CAST.places
+    BELOW: tl.constexpr = CAST.groups.rows
+    BESIDE: tl.constexpr = CAST.groups.columns
+    k0 = tl.load(key_ptr).to(tl.uint32)
+    k1 = tl.load(key_ptr + 1).to(tl.uint32)
+    step = tl.load(place_ptr).to(tl.uint32)
+    of_row = tl.load(place_ptr + 1) + row
+    words = ()
+    if CAST.axis == 1:  # four columns of a row
+        column = first_quad + tl.arange(0, BESIDE)[None, :] * (PLACES // WORDS) + quad
+        words = philox(column, of_row, step, k0, k1)
+    else:  # a column of four rows
+        column = first_quad + tl.arange(0, BESIDE // WORDS)[None, :]
+        for i in tl.static_range(WORDS):
+            w0, w1, w2, w3 = philox(column, of_row + (quad * WORDS + i), step, k0, k1)
+            four = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+            words += (tl.reshape(four, (BELOW, BESIDE)),)
+    return words

@@ -1,0 +1,186 @@
+"""Residual sum, norm and both casts: one program has all columns of some rows, of a row of blocks if it casts columns.
+
+A first pass over tiles of columns gathers what the norm needs of each row, a second one normalises and casts. Where a
+tile is as wide as the matrix it stays in registers; else the second pass finds it in the caches.
+
+Rows are summed tile after tile, a tile by `tl.sum` over its width. That order follows from tile and warps, which are
+chosen by COLUMNS, BLOCK and what is cast alone: neither the number of rows nor a row's place changes a bit of its RMS.
+"""
+
+import triton
+import triton.language as tl
+
+from mxstudy.kernels.device.cast import magnitude_bits, store_both, through_bf16
+
+
+@triton.jit
+def norm_cast_both_kernel(
+    x_ptr,
+    branch_ptr,
+    gain_ptr,
+    bias_ptr,
+    total_ptr,
+    row_ptr,
+    column_ptr,
+    mean_ptr,
+    rms_ptr,
+    rows,
+    gain_stride,
+    GATHER: tl.constexpr,
+    MERGE: tl.constexpr,
+    FINISH: tl.constexpr,
+    P: tl.constexpr,
+    COEFFICIENT: tl.constexpr,
+    EPS: tl.constexpr,
+    ROUND_OUTPUT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AWAY: tl.constexpr,
+    PRE_ROUND: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+):
+    """x and branch [replicas, rows, COLUMNS]; gain and bias [COLUMNS], or of each replica, gain_stride apart.
+
+    What is None is left out: branch with total, gain, bias, mean, an operand.
+    """
+    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    replica = tl.program_id(1).to(tl.int64)
+    mask = row[:, None] < rows
+    index = replica * rows + row
+    offsets = index[:, None] * COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
+
+    tile = load_sum(x_ptr, branch_ptr, total_ptr, offsets, mask)
+    a, b = GATHER(tile, BLOCK, P)
+    for start in range(TILE_COLUMNS, COLUMNS, TILE_COLUMNS):
+        c, d = GATHER(load_sum(x_ptr, branch_ptr, total_ptr, offsets + start, mask), BLOCK, P)
+        a, b = MERGE(a, b, c, d, start, TILE_COLUMNS, P)
+    mean, rms = FINISH(a, b, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
+    tl.store(rms_ptr + index, rms, mask=row < rows)
+    if mean_ptr is not None:
+        tl.store(mean_ptr + index, mean, mask=row < rows)
+
+    if branch_ptr is not None:
+        summed_ptr = total_ptr
+        tl.debug_barrier()  # what other threads of this program have written is read below
+    else:
+        summed_ptr = x_ptr
+    for start in range(0, COLUMNS, TILE_COLUMNS):
+        if TILE_COLUMNS != COLUMNS:
+            tile = tl.load(summed_ptr + offsets + start, mask=mask, other=0.0).to(tl.float32)
+        y = tl.div_rn(tile - mean[:, None], rms[:, None] + tl.zeros_like(tile))
+        if gain_ptr is not None:
+            feature = replica * gain_stride + start + tl.arange(0, TILE_COLUMNS)[None, :]
+            y = y * tl.load(gain_ptr + feature).to(tl.float32)
+            if bias_ptr is not None:
+                y = y + tl.load(bias_ptr + feature).to(tl.float32)
+        y = through_bf16(y, ROUND_OUTPUT)
+        store_both(y, row_ptr, column_ptr, offsets + start, mask, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+
+
+@triton.jit
+def load_sum(x_ptr, branch_ptr, total_ptr, offsets, mask):
+    """x, or x + branch rounded to x's dtype and written: float32."""
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if branch_ptr is not None:
+        branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        total = (x + branch).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + offsets, total, mask=mask)
+        x = total.to(tl.float32)
+    return x
+
+
+# A norm is three functions of pairs [BLOCK]: what a tile has, the pair of two neighbours, mean and RMS from the last.
+
+
+@triton.jit
+def gather_squares(x, BLOCK: tl.constexpr, P: tl.constexpr):
+    """Nothing, and the sum of squares."""
+    return tl.zeros((x.shape[0],), tl.float32), tl.sum(x * x, axis=1)
+
+
+@triton.jit
+def merge_squares(a, b, c, d, SEEN, NEW: tl.constexpr, P: tl.constexpr):
+    return a, b + d
+
+
+@triton.jit
+def finish_squares(
+    a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, COEFFICIENT: tl.constexpr, EPS: tl.constexpr
+):
+    """Also of deviations, whose mean is `a`."""
+    return a, tl.sqrt_rn(b / COLUMNS + EPS)
+
+
+@triton.jit
+def gather_deviations(x, BLOCK: tl.constexpr, P: tl.constexpr):
+    """The mean, and the sum of squared deviations from it."""
+    mean = tl.sum(x, axis=1) / x.shape[1]
+    deviation = x - mean[:, None]
+    return mean, tl.sum(deviation * deviation, axis=1)
+
+
+@triton.jit
+def merge_deviations(a, b, c, d, SEEN, NEW: tl.constexpr, P: tl.constexpr):
+    """Chan, Golub and LeVeque 1979: of a mean over SEEN columns and one over NEW."""
+    share = NEW / (SEEN + NEW)
+    difference = c - a
+    return a + difference * share, b + d + difference * difference * (share * SEEN)
+
+
+@triton.jit
+def power(x, P: tl.constexpr):
+    """x^P for x >= 0."""
+    if P == 1:
+        y = x
+    elif P == 2:
+        y = x * x
+    else:
+        y = tl.exp2(P * tl.log2(x))
+    return y
+
+
+@triton.jit
+def root(x, P: tl.constexpr):
+    """x^(1 / P)."""
+    return tl.sqrt_rn(x) if P == 2 else power(x, 1 / P)
+
+
+@triton.jit
+def relative(bits, largest_bits):
+    """One magnitude over another that is no smaller, both given as bits; 0 over 0 is 0."""
+    largest = tl.where(largest_bits == 0, 1.0, largest_bits.to(tl.float32, bitcast=True))
+    return tl.div_rn(bits.to(tl.float32, bitcast=True), largest)
+
+
+@triton.jit
+def gather_block_maxima(x, BLOCK: tl.constexpr, P: tl.constexpr):
+    """The bits of the largest magnitude, and the sum over blocks of (absmax / largest)^P."""
+    ROWS: tl.constexpr = x.shape[0]
+    blocks = tl.reshape(magnitude_bits(x), (ROWS, x.shape[1] // BLOCK, BLOCK))
+    absmax = tl.max(blocks, axis=2)
+    largest = tl.max(absmax, axis=1)
+    ratios = relative(absmax, largest[:, None] + tl.zeros_like(absmax))
+    return largest, tl.sum(power(ratios, P), axis=1)
+
+
+@triton.jit
+def merge_block_maxima(a, b, c, d, SEEN, NEW: tl.constexpr, P: tl.constexpr):
+    largest = tl.maximum(a, c)
+    return largest, b * power(relative(a, largest), P) + d * power(relative(c, largest), P)
+
+
+@triton.jit
+def finish_block_maxima(
+    a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, COEFFICIENT: tl.constexpr, EPS: tl.constexpr
+):
+    """MXNorm paper, Eq. 5 and 8."""
+    largest = a.to(tl.float32, bitcast=True)
+    return tl.zeros_like(largest), COEFFICIENT * root(b / (COLUMNS // BLOCK), P) * largest + EPS
+
+
+EXACT = (gather_squares, merge_squares, finish_squares)
+CENTERED = (gather_deviations, merge_deviations, finish_squares)
+BLOCK_MAXIMA = (gather_block_maxima, merge_block_maxima, finish_block_maxima)

@@ -1,0 +1,87 @@
+"""Tiles in and out, as a tuple of a tensor [groups below, groups beside one another] for each place of a group's part.
+
+Of groups along a row a thread moves vectors of 128 bits and takes them apart; of groups along a column it moves what
+lies side by side in each row. CAST is a `Settings` of mxstudy.kernels.cast_any.
+"""
+
+import triton
+import triton.language as tl
+
+VECTOR_BITS = tl.constexpr(128)
+
+
+@triton.jit
+def load(ptr, first, mask, STEP: tl.constexpr, CAST: tl.constexpr):
+    """float32 tensors, one for each place of a part: what lies at `first`, and STEP further, and so on."""
+    PLACES: tl.constexpr = CAST.places
+    places = ()
+    if STEP == 0:
+        same = tl.load(ptr + first, mask=mask).to(tl.float32)
+        for _ in tl.static_range(PLACES):
+            places += (same,)
+    elif STEP == 1 and CAST.axis == 1:
+        VECTOR: tl.constexpr = VECTOR_BITS // ptr.dtype.element_ty.primitive_bitwidth
+        offsets = first[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
+        for vector in tl.static_range(PLACES // VECTOR):
+            of_vector = None if mask is None else mask[:, :, None]
+            x = tl.load(ptr + offsets + vector * VECTOR, mask=of_vector).to(tl.float32)
+            places += apart(x, VECTOR)
+    else:
+        for place in tl.static_range(PLACES):
+            places += (tl.load(ptr + first + place * STEP, mask=mask).to(tl.float32),)
+    return places
+
+
+@triton.jit
+def apart(x, WIDTH: tl.constexpr):
+    """x [a, b, WIDTH] as so many tensors [a, b], in order: the last bit of the place first."""
+    found = (x,)
+    HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
+    for i in tl.static_range(HALVINGS):
+        even = ()
+        odd = ()
+        for j in tl.static_range(1 << i):
+            y = found[j]
+            if i == HALVINGS - 1:
+                pairs = tl.reshape(y, (y.shape[0], y.shape[1], 2))
+            else:
+                pairs = tl.reshape(y, (y.shape[0], y.shape[1], y.shape[2] // 2, 2))
+            low, high = tl.split(pairs)
+            even += (low,)
+            odd += (high,)
+        found = even + odd
+    return found
+
+
+@triton.jit
+def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
+    """The inverse of `apart`, of the places from START on."""
+    found = ()
+    for i in tl.static_range(WIDTH):
+        found += (places[START + i],)
+    HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
+    for i in tl.static_range(HALVINGS):
+        joined = ()
+        for j in tl.static_range(WIDTH >> (i + 1)):
+            pairs = tl.join(found[j], found[j + (WIDTH >> (i + 1))])
+            joined += (tl.reshape(pairs, (pairs.shape[0], pairs.shape[1], 2 << i)),)
+        found = joined
+    return found[0]
+
+
+@triton.jit
+def store(ptr, first, mask, places, CAST: tl.constexpr):
+    """Stores the tile in bf16."""
+    PLACES: tl.constexpr = CAST.places
+    if CAST.axis == 1:
+        VECTOR: tl.constexpr = VECTOR_BITS // 16
+        offsets = first[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
+        rounded = ()
+        for i in tl.static_range(PLACES):
+            rounded += (places[i].to(tl.bfloat16),)
+        for vector in tl.static_range(PLACES // VECTOR):
+            x = together(rounded, vector * VECTOR, VECTOR)
+            tl.store(ptr + offsets + vector * VECTOR, x, mask=mask[:, :, None])
+    else:
+        for place in tl.static_range(PLACES):
+            tl.store(ptr + first + place * CAST.columns, places[place].to(tl.bfloat16), mask=mask)

@@ -1,0 +1,53 @@
+"""Random words and rounding by them in a program: `mxstudy.numerics.random_bits` again, bit by bit.
+
+A format is the tuple that `mxstudy.kernels.operators.format_constants` makes of it and of a scale rule.
+"""
+
+import triton
+import triton.language as tl
+
+from mxstudy.kernels.device.cast import EXPONENT_MASK, SIGN_MASK
+
+
+@triton.jit
+def philox(column, row, step, k0, k1):
+    """The words of the counters (column, row, step, 0): `random_bits.philox`, with products of 64 bits."""
+    c0 = column.to(tl.uint32)
+    c1 = row.to(tl.uint32)
+    c2 = step
+    c3 = tl.zeros_like(c1)
+    for _ in tl.static_range(10):
+        p0 = c0.to(tl.uint64) * 0xD2511F53
+        p2 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (p2 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = p2.to(tl.uint32)
+        c2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = p0.to(tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def round_stochastically(v, word, FORMAT: tl.constexpr, BITS: tl.constexpr):
+    """v float32 to the element value above it in magnitude where u < f, or to the one below: `random_bits` again.
+
+    In units of 2^-BITS of the grid's step at |v|, of which u is a whole number: what is half a step less rounds to the
+    step below, and where that is a whole step less, u < f whatever u is. Garbage for a NaN or an infinity, whose
+    block's scale is NaN.
+    """
+    MANTISSA: tl.constexpr = FORMAT.mantissa_bits
+    STEP: tl.constexpr = 2.0**BITS
+    ANCHOR: tl.constexpr = 3.0 * 2.0 ** (22 + BITS)  # has the step as its last place
+    magnitude = tl.abs(v)
+    if FORMAT.limit is not None:
+        magnitude = tl.minimum(magnitude, FORMAT.limit)
+    binade = tl.maximum(magnitude.to(tl.int32, bitcast=True) & EXPONENT_MASK, FORMAT.least_normal)
+    per_binade = ((127 << 23) - binade) + ((127 + MANTISSA + BITS) << 23)
+    units = magnitude * per_binade.to(tl.float32, bitcast=True)
+    below = ((units - 0.5 * STEP) + ANCHOR) - ANCHOR
+    u = (word >> (32 - BITS)).to(tl.int32).to(tl.float32)
+    rounded = tl.where(u < units - below, below + STEP, below)
+    value = rounded * (binade - ((MANTISSA + BITS) << 23)).to(tl.float32, bitcast=True)
+    sign = v.to(tl.int32, bitcast=True) & SIGN_MASK
+    return (value.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)

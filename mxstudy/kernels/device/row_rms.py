@@ -1,0 +1,98 @@
+"""The RMS of rows that a program has in chunks, in one exchange between its threads: what costs here is waiting.
+
+Chunks are two vectors of words [rows, spans, words]; `maxima`: the bits of their blocks' largest magnitudes, as of a
+float32, int32 [rows, blocks]. NORM and SHAPE are a `Norm` and a `Shape` of mxstudy.kernels.norm_codes.
+"""
+
+import triton
+import triton.language as tl
+
+from mxstudy.kernels.device.codes import FAR, FARTHEST
+from mxstudy.kernels.device.norm import finish_block_maxima, finish_squares, power
+from mxstudy.kernels.device.pairs import numbers
+
+ONE = tl.constexpr(0x3F800000)  # its bits
+
+
+@triton.jit
+def rms_of_rows(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
+    """RMS [rows] float32, and whether a row's numbers are NEAR."""
+    CHUNKS: tl.constexpr = SHAPE.chunks
+    COLUMNS: tl.constexpr = SHAPE.columns
+    BLOCK: tl.constexpr = SHAPE.block
+    most = maxima[0]
+    least = maxima[0].to(tl.uint32, bitcast=True) - 1  # of what is not zero, less one
+    for i in tl.static_range(1, CHUNKS):
+        most = tl.maximum(most, maxima[i])
+        least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
+    most, least, total = tl.reduce((most, least, sums(chunks, maxima, NORM, SHAPE)), 1, gathered)
+    if NORM.p is None:
+        _, rms = finish_squares(most, total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps)
+    elif NORM.is_direct:
+        _, rms = finish_block_maxima(
+            tl.zeros_like(most) + ONE, total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps
+        )
+        near = is_near(rms, most, least)
+        if tl.min(near.to(tl.int32), axis=0) == 0:  # some power may have over- or underflown
+            rms = tl.where(near, rms, rms_by_ratios(maxima, most, NORM, SHAPE))
+    else:
+        rms = rms_by_ratios(maxima, most, NORM, SHAPE)
+    return rms, is_near(rms, most, least)
+
+
+@triton.jit
+def is_near(rms, most, least):
+    """`codes` says what is; and then powers 1 and 2 are in FP32's range."""
+    smallest = (least + 1).to(tl.float32, bitcast=True)
+    near = (smallest == 0) | (smallest >= tl.maximum(rms, 1.0) / FAR)
+    return near & (most.to(tl.float32, bitcast=True) <= rms * FAR) & (rms >= 1 / FARTHEST) & (rms <= FARTHEST)
+
+
+@triton.jit
+def gathered(most, least, total, other_most, other_least, other_total):
+    return tl.maximum(most, other_most), tl.minimum(least, other_least), total + other_total
+
+
+@triton.jit
+def sums(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
+    """Of squares, or of powers of maxima, over all chunks: float32 [rows, blocks]; of nothing, if ratios are needed."""
+    CHUNKS: tl.constexpr = SHAPE.chunks
+    if NORM.p is None:
+        squares = tl.full((SHAPE.rows, SHAPE.spans, SHAPE.words), 0.0, tl.float32)
+        for i in tl.static_range(CHUNKS):
+            for v in tl.static_range(2):
+                low, high = numbers(chunks[i][v])
+                squares = tl.fma(high, high, tl.fma(low, low, squares))
+        of_span = tl.sum(squares, axis=2)
+        found = tl.sum(tl.reshape(of_span, (SHAPE.rows, SHAPE.blocks, SHAPE.spans // SHAPE.blocks)), axis=2)
+    else:
+        found = tl.full((SHAPE.rows, SHAPE.blocks), 0.0, tl.float32)
+        if NORM.is_direct:
+            for i in tl.static_range(CHUNKS):
+                found += power(maxima[i].to(tl.float32, bitcast=True), NORM.p)
+    return found
+
+
+@triton.jit
+def rms_by_ratios(maxima, most, NORM: tl.constexpr, SHAPE: tl.constexpr):
+    """MXNorm's, of ratios to the largest number: no power overflows, and those that underflow do not matter."""
+    CHUNKS: tl.constexpr = SHAPE.chunks
+    largest, inverse_of_largest = invertible(most)
+    powers = tl.full((SHAPE.rows, SHAPE.blocks), 0.0, tl.float32)
+    for i in tl.static_range(CHUNKS):
+        powers += power(maxima[i].to(tl.float32, bitcast=True) * inverse_of_largest[:, None], NORM.p)
+    bits, total = largest.to(tl.int32, bitcast=True), tl.sum(powers, axis=1)
+    _, rms = finish_block_maxima(bits, total, SHAPE.columns, SHAPE.block, NORM.p, NORM.coefficient, NORM.eps)
+    return rms
+
+
+@triton.jit
+def invertible(bits):
+    """The maxima with these bits, or 2^-126 where they are less, and 1 over that: float32.
+
+    No quotient of FP32 overflows on the way. NaN for 1 over infinity; NaN has any.
+    """
+    exponent = tl.minimum(tl.maximum(bits >> 23, 1), 253)
+    unit = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    mantissa = tl.maximum(bits.to(tl.float32, bitcast=True) * unit, 1.0)
+    return mantissa * (exponent << 23).to(tl.float32, bitcast=True), unit / mantissa

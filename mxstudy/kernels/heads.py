@@ -1,0 +1,93 @@
+"""Gradients of queries, keys and values, rotated back and side by side, and both casts of that, in one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, library
+
+from mxstudy.kernels.operators import (
+    BF16,
+    UNREAD,
+    Tile,
+    both,
+    constants,
+    empty_both,
+    launch,
+    settings,
+    tile_of,
+    written,
+)
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.rotary import rotate_back
+from mxstudy.reader import require
+
+
+def heads_cast_both(
+    dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, row: str | None, column: str | None, cast: BlockCast
+) -> tuple[Tensor, Tensor]:
+    """dq, dk, dv [B, T, heads, H] bf16 -> both operands of [B T, all heads' H], bf16.
+
+    `rope`: the angles by which queries and keys were rotated, float32 [T, H / 2] or [B, T, H / 2]; None if they were
+    not. What is rotated back is rounded to bf16 before it is cast. Raises ConfigError as `settings` does, and where a
+    block would have elements of two of the three.
+    """
+    for name, part in (("dq", dq), ("dk", dk), ("dv", dv)):
+        require(part.dtype == BF16, f"{name}: {part.dtype} is not what attention in bfloat16 gives")
+        require(
+            row in (None, UNREAD) or part.shape[2] * part.shape[3] % cast.block_size == 0,
+            f"block_size: {cast.block_size} does not divide the heads of {name}, {list(part.shape)}",
+        )
+    return _heads_cast_both(dq, dk, dv, rope, settings(flat_shape(dq, dk, dv), row, column, cast))
+
+
+def flat_shape(*parts: Tensor) -> tuple[int, int]:
+    rows = parts[0].shape[0] * parts[0].shape[1]
+    return rows, sum(part.shape[2] * part.shape[3] for part in parts)
+
+
+@library.custom_op("mxstudy::heads_cast_both", mutates_args=())
+def _heads_cast_both(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tuple[Tensor, Tensor]:
+    dq, dk = (part if rope is None else rotate_back(part, rope) for part in (dq, dk))
+    dqkv = torch.cat([part.flatten(2).flatten(0, 1) for part in (dq, dk, dv)], dim=-1)
+    return both(dqkv, casts)
+
+
+@_heads_cast_both.register_fake
+def _(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tuple[Tensor, Tensor]:
+    return empty_both(dq.new_empty(flat_shape(dq, dk, dv)), casts)
+
+
+@_heads_cast_both.register_kernel("cuda")
+def run(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    rope: Tensor | None,
+    casts: str,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
+    from mxstudy.kernels.device.heads import heads_cast_both_kernel
+
+    shape, known = flat_shape(dq, dk, dv), constants(casts)
+    operands = empty_both(dq.new_empty(shape), casts)
+    turned = (None, None, 1) if rope is None else (rope.cos(), rope.sin(), rope.numel() // rope.shape[-1])
+    start = 0
+    for part, (cos, sin, positions) in ((dq, turned), (dk, turned), (dv, (None, None, 1))):
+        columns = part.shape[2] * part.shape[3]
+        of_part = tile or tile_of(shape[0], columns, known["BLOCK"], elements=2048)
+        launch(
+            heads_cast_both_kernel,
+            (shape[0] * columns // (of_part.rows * of_part.columns),),
+            (part.contiguous(), cos, sin, *map(written, operands), positions),
+            of_part.warps,
+            START=start,
+            STRIDE=shape[1],
+            HALF=part.shape[3] // 2,
+            COLUMNS=columns,
+            TILE_ROWS=of_part.rows,
+            TILE_COLUMNS=of_part.columns,
+            **known,
+        )
+        start += columns
+    return operands

@@ -1,0 +1,40 @@
+"""GEMMs of operands that are cast already."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, library
+
+from mxstudy.kernels.streams import aside, join
+from mxstudy.numerics.grid import to_dtype
+
+TILE = 128 * 128  # elements of a product that a multiprocessor computes at once
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Of bf16 values, accumulated in FP32, rounded once to bf16; on CPU its GEMM is in FP32, which is faster."""
+    return a @ b if a.is_cuda else to_dtype(a.float() @ b.float(), torch.bfloat16)
+
+
+@library.custom_op("mxstudy::linear_gradients", mutates_args=())
+def linear_gradients(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
+    """dw = dy^T x [..., out, in] and dx = dy w [..., T, in], both bf16, of operands of their own."""
+    return product(dy_wgrad.mT, x_wgrad), product(dy_dgrad, w_dgrad)
+
+
+@linear_gradients.register_fake
+def _(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
+    return w_dgrad.new_empty(w_dgrad.shape), x_wgrad.new_empty(x_wgrad.shape)
+
+
+@linear_gradients.register_kernel("cuda")
+def run(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
+    """Side by side where dw leaves multiprocessors idle."""
+    device = w_dgrad.device
+    if w_dgrad.numel() >= TILE * torch.cuda.get_device_properties(device).multi_processor_count:
+        return product(dy_wgrad.mT, x_wgrad), product(dy_dgrad, w_dgrad)
+    with aside(device):
+        dw = product(dy_wgrad.mT, x_wgrad)
+    dx = product(dy_dgrad, w_dgrad)
+    join(device)
+    return dw, dx

@@ -1,0 +1,64 @@
+"""How many processes, GPUs and nodes a kind of run can use: those that a launcher starts, or were started by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
+from mxstudy.distributed import world_size
+from mxstudy.launch import local
+from mxstudy.launch.plan import Job
+from mxstudy.reader import require
+from mxstudy.studies.pretrain import check as pretrain
+
+# A task each, or all in one process that shares the work out itself.
+TASK_EACH, ONE_TASK, ONE_GPU = "a task each", "one task", "one GPU"
+USES = {"pretrain": TASK_EACH, "evaluate": ONE_TASK, "perplexity": ONE_TASK}
+
+
+def gpus_per_node(settings: Launcher) -> int | None:
+    """Of each job; None: it runs in this process, with what this machine has. Raises ConfigError."""
+    if isinstance(settings, Inline):
+        return None
+    return local.share(settings)[0] if isinstance(settings, Local) else settings.gpus_per_node
+
+
+def tasks_per_node(study: str, settings: Local | Slurm) -> int:
+    """Raises ConfigError where that kind of run cannot use what was asked for."""
+    uses, gpus, nodes = USES.get(study, ONE_GPU), settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
+    require(uses == TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} is one process, not {nodes}; give 1")
+    require(
+        uses != ONE_GPU or gpus <= 1, f"hydra.launcher.gpus_per_node: {study} has use for one GPU, not {gpus}; give 1"
+    )
+    return max(1, gpus) if uses == TASK_EACH else 1
+
+
+def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
+    """Raises ConfigError for a run that cannot be shared by the processes that its launcher will start."""
+    ranks = world_size()
+    require(
+        ranks == 1,
+        f"hydra/launcher: local and slurm start processes themselves, and {ranks} were started together; start it "
+        "without torchrun or srun",
+    )
+    for job in jobs:
+        check(job.config, tasks_per_node(job.config.study, settings) * getattr(settings, "nodes", 1))
+
+
+def check_started(jobs: Sequence[Job]) -> None:
+    """Raises ConfigError for a run that cannot be shared by the processes that torchrun, say, has started."""
+    ranks = world_size()
+    for job in jobs:
+        study = job.config.study
+        require(
+            ranks == 1 or USES.get(study) == TASK_EACH,
+            f"study: {study} is one process, and {ranks} were started together; start it without torchrun or srun",
+        )
+        check(job.config, ranks)
+
+
+def check(config: Any, ranks: int) -> None:
+    """Only some kinds of run can be shared at all."""
+    if ranks > 1:
+        pretrain.check(config, ranks)

@@ -1,0 +1,344 @@
+"""The three GEMMs of a linear layer, each operand quantised along its own contraction axis: the reference.
+
+    forward   H  = Q(X; in)  . Q(W; in)^T
+    dgrad     dX = Q(dH; out) . Q(W; out)
+    wgrad     dW = Q(dH; T)^T . Q(X; T)
+
+A block scale belongs to one axis, so X, W and dH are each quantised twice, both times from high precision unless the
+recipe says otherwise. A transform rotates both operands of a GEMM along its contraction axis, and cancels in the
+product. Every GEMM accumulates in FP32 and rounds once; scales above those of blocks are multiplied into the
+accumulator. Whatever a recipe can say is computed here: this file is the oracle of every backend, and the path on CPU.
+
+A stack of replicas has a leading dimension, X [S, T, in] and W [S, out, in]: S layers side by side that share nothing,
+no scale either. In what follows a tensor named _TI or _OI may have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
+from mxstudy.kernels.native import mx_tensor
+from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
+from mxstudy.numerics.constant import constant
+from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.quantized import Quantized
+from mxstudy.numerics.random_bits import Draws, random_signs
+from mxstudy.numerics.transforms import hadamard
+from mxstudy.reader import require
+
+# -------------------------------------------------------------------------------------------------------- what is drawn
+
+STREAMS = (*OPERANDS, *TRANSFORMS)  # of a linear; each has a key of its own
+CALL, STEP, SEED = range(3)  # places: of this micro-batch, of the step, of the whole run
+PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswith("_w") else CALL for name in OPERANDS}
+
+
+class Random(NamedTuple):
+    """Say where a linear's random numbers come from; tensors on its device, so that nothing recompiles.
+
+    `keys` int64 [STREAMS, 2], of a stack [STREAMS, S, 2]. `places` int64 [3, 2]: step and first row of the tokens at
+    hand, the step and row 0, and zeros.
+    """
+
+    keys: Tensor
+    places: Tensor
+
+
+def draws_of(random: Random | None, stream: str, place: str) -> Draws:
+    """Return what that stream draws at that place. Raises ConfigError where there is no seed to draw by."""
+    require(random is not None, f"{stream}: it takes random numbers, and there is no seed")
+    assert random is not None
+    return Draws(random.keys[STREAMS.index(stream)], random.places[PLACES[place]])
+
+
+def signs_of(transform: Hadamard, stream: str, random: Random | None, device: torch.device) -> Tensor | None:
+    """The signs of a GEMM's transform, float32 [size], of a stack [S, 1, size]; None for none."""
+    if transform.vector:
+        return written_signs(transform.vector, device)
+    if transform.signs == "none":
+        return None
+    return random_signs(draws_of(random, stream, transform.signs), transform.size)
+
+
+@constant
+def written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
+    return _written_signs(vector, device)
+
+
+@functools.cache
+def _written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(vector, dtype=torch.float32, device=device)
+
+
+# ------------------------------------------------------------------------------------------------------------- operands
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a GEMM multiplies, and the float32 scale that its accumulator is multiplied with; None is 1.
+
+    `block_scales`: float32, one for every `block_size` places of the contraction axis: FP32 scales, with which values
+    are no bf16 numbers any more. Each such block is a GEMM of its own.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+    block_scales: Tensor | None = None
+    block_size: int = 0
+
+    def dequantize(self) -> Tensor:
+        """Values times their scales, float32, of an operand whose contraction axis is the last one."""
+        values = to_dtype(self.values, torch.float32)
+        if self.block_scales is not None:
+            values = values * self.block_scales.repeat_interleave(self.block_size, -1)[..., : values.shape[-1]]
+        return values if self.scale is None else values * self.scale
+
+    @property
+    def T(self) -> Operand:
+        scale, block_scales = (None if s is None else transposed(s) for s in (self.scale, self.block_scales))
+        return Operand(transposed(self.values), scale, block_scales, self.block_size)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The last two axes; of what is no stack with `t`, which also takes a 0-dim scale and torchao's MXTensor."""
+    return x.mT if x.ndim > 2 else x.t()
+
+
+def quantized_operand(
+    x: Tensor, cast: Cast, axis: int, draws: Draws | None = None, bound: Tensor | None = None
+) -> Quantized:
+    """x [rows, columns] as its GEMM has it, quantised along `axis`, -2 or -1.
+
+    Scales of a tensor are those of each replica. `bound`: what no |x| exceeds, where that is known.
+    """
+    x = to_dtype(x, torch.float32)
+    return quantize_as(x, cast, axis, outer_of(x, cast, axis, bound), draws)
+
+
+def outer_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
+    """The scale above the block scales of x (float32), as the cast's scope has it; None for none."""
+    if cast.outer_scale == "none":
+        return None
+    if cast.outer_scale == "bound" and bound is not None:
+        return scale_above(bound, cast)
+    x = pre_rounded(x, cast)
+    if cast.outer_scale == "tensor":
+        return outer_scale(x, cast, (-2, -1) if x.ndim == 3 else None)
+    return outer_scale(x, cast, (axis,))
+
+
+def operand(
+    x: Tensor,
+    cast: Cast | None,
+    axis: int,
+    dtype: torch.dtype,
+    draws: Draws | None = None,
+    bound: Tensor | None = None,
+    native: bool = False,
+) -> Operand:
+    """x [rows, columns] as a GEMM reads it: quantised along `axis`, -2 or -1, and decoded, or rounded to `dtype`.
+
+    On CPU in float32, where bf16 GEMMs are several times slower; the values are the same.
+    """
+    gemm_dtype = torch.float32 if x.device.type == "cpu" else dtype
+    if cast is None:
+        return Operand(to_dtype(to_dtype(x, dtype), gemm_dtype))
+    quantized = quantized_operand(x, cast, axis, draws, bound)
+    if native:
+        return Operand(mx_tensor(quantized, gemm_dtype))
+    if cast.scale == "FP32":
+        block_scales = quantized.block_scales_along(axis % x.ndim)
+        return Operand(to_dtype(quantized.values, gemm_dtype), None, block_scales, quantized.block_size)
+    if quantized.tensor_scale is None:
+        return Operand(quantized.dequantize(gemm_dtype))
+    return Operand(quantized.without_tensor_scale().dequantize(gemm_dtype), quantized.tensor_scale)
+
+
+def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
+    """[M, N] or [S, M, N], accumulated in FP32, scaled, rounded once to `dtype`."""
+    scales = [scale for scale in (a_MK.scale, b_KN.scale) if scale is not None]
+    if a_MK.block_size or b_KN.block_size:
+        accumulated = gemm_by_blocks(a_MK, b_KN)
+    elif not scales:
+        return to_dtype(a_MK.values @ b_KN.values, dtype)
+    else:
+        accumulated = gemm_fp32(a_MK.values, b_KN.values)
+    return to_dtype(accumulated * math.prod(scales) if scales else accumulated, dtype)
+
+
+def gemm_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """The product in float32, whatever the operands are in."""
+    product = torch.mm if a.ndim == 2 else torch.bmm
+    return a @ b if a.dtype == torch.float32 else product(a, b, out_dtype=torch.float32)
+
+
+def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
+    """A GEMM for every block of the contraction axis, each product scaled and then added: float32."""
+    sizes = {o.block_size for o in (a_MK, b_KN) if o.block_size}
+    require(len(sizes) == 1, f"block_size: FP32 scales of both operands are in blocks alike, not of {sorted(sizes)}")
+    (size,), accumulated = sizes, None
+    for i, (a, b) in enumerate(zip(a_MK.values.split(size, -1), b_KN.values.split(size, -2), strict=True)):
+        part = gemm_fp32(a, b)
+        part = part if a_MK.block_scales is None else part * a_MK.block_scales[..., :, i : i + 1]
+        part = part if b_KN.block_scales is None else part * b_KN.block_scales[..., i : i + 1, :]
+        accumulated = part if accumulated is None else accumulated + part
+    assert accumulated is not None
+    return accumulated
+
+
+# --------------------------------------------------------------------------------------------------- the three GEMMs
+
+
+@dataclass(frozen=True)
+class Linear:
+    """How a linear computes: its recipe, filled; where it draws from; whether the GEMM is the hardware's own."""
+
+    gemms: Gemms
+    random: Random | None = None
+    native: bool = False
+
+    def operand(self, x: Tensor, name: str, axis: int, dtype: torch.dtype, bound: Tensor | None = None) -> Operand:
+        """x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1."""
+        gemm = name.partition("_")[0]
+        x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)
+        return operand(x, getattr(self.gemms, name), axis, dtype, self.draws(name), bound, self.native)
+
+    def transform(self, gemm: str) -> Hadamard | None:
+        return getattr(self.gemms, f"{gemm}_transform")
+
+    def rotated(self, x: Tensor, gemm: str, axis: int, inverse: bool = False) -> Tensor:
+        """x under the transform of that GEMM: float32 that holds bf16 values; x itself where there is none."""
+        transform = self.transform(gemm)
+        if transform is None:
+            return x
+        signs = signs_of(transform, f"{gemm}_transform", self.random, x.device)
+        x = to_dtype(x, torch.float32)
+        return hadamard(x, transform.size, signs, axis=axis, signs_after=transform.signs_after, inverse=inverse)
+
+    def rotated_bound(self, bound: Tensor | None, gemm: str) -> Tensor | None:
+        """What nothing exceeds under the transform of that GEMM, of numbers that do not exceed `bound`."""
+        transform = self.transform(gemm)
+        return bound if transform is None or bound is None else bound * transform.size**0.5
+
+    def forward_cast(self, x: Tensor, name: str, bound: Tensor | None = None) -> Quantized:
+        """x as the forward has quantised it as that operand, under the forward's transform."""
+        x, bound = self.rotated(x, "forward", -1), self.rotated_bound(bound, "forward")
+        return quantized_operand(x, getattr(self.gemms, name), -1, self.draws(name), bound)
+
+    def draws(self, name: str) -> Draws | None:
+        cast: Cast | None = getattr(self.gemms, name)
+        return draws_of(self.random, name, name) if cast is not None and is_random(cast) else None
+
+
+def forward_gemm(
+    x_TI: Tensor, weight_OI: Tensor, linear: Linear, dtype: torch.dtype, bound: Tensor | None = None
+) -> Tensor:
+    """H. `bound`: what no |x| exceeds, where that is known."""
+    x = linear.operand(x_TI, "forward_x", -1, dtype, bound)
+    w = linear.operand(weight_OI, "forward_w", -1, dtype)
+    return gemm(x, w.T, dtype)
+
+
+def dgrad_gemm(
+    dh_TO: Tensor,
+    weight_OI: Tensor,
+    linear: Linear,
+    x_TI: Tensor | None = None,
+    forward_weight_OI: Tensor | None = None,
+    bound: Tensor | None = None,
+) -> Tensor:
+    """dX. `x_TI`, `forward_weight_OI`: what the forward quantised, where the recipe asks for that; else unread."""
+    gemms = linear.gemms
+    takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
+    if takes_forward:
+        assert forward_weight_OI is not None
+        weight_OI = linear.forward_cast(forward_weight_OI, "forward_w").dequantize()
+    dh = linear.operand(dh_TO, "dgrad_dh", -1, dh_TO.dtype)
+    w = linear.operand(weight_OI, "dgrad_w", -2, dh_TO.dtype)
+    return through_forward(gemm(dh, w, dh_TO.dtype), x_TI, "forward_x", linear, takes_forward, bound)
+
+
+def wgrad_gemm(
+    dh_TO: Tensor,
+    x_TI: Tensor,
+    linear: Linear,
+    forward_weight_OI: Tensor | None = None,
+    bound: Tensor | None = None,
+) -> Tensor:
+    """dW of the weight that the forward quantised. `forward_weight_OI`: that weight, where a mask asks for it."""
+    gemms = linear.gemms
+    takes_forward = gemms.wgrad_x is not None and gemms.wgrad_x.source == "forward"
+    if takes_forward:
+        x_TI = linear.forward_cast(x_TI, "forward_x", bound).dequantize()
+    dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
+    x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype)
+    return through_forward(gemm(dh.T, x, dh_TO.dtype), forward_weight_OI, "forward_w", linear, takes_forward)
+
+
+def through_forward(
+    gradient: Tensor, x: Tensor | None, name: str, linear: Linear, is_rotated: bool, bound: Tensor | None = None
+) -> Tensor:
+    """The gradient of what the forward quantised as that operand, straight through its cast and its transform.
+
+    `is_rotated`: it is that of x under the forward's transform. Where the cast says so, it is 0 where x was clipped.
+    """
+    cast: Cast | None = getattr(linear.gemms, name)
+    masks = cast is not None and cast.mask_clipped
+    dtype = gradient.dtype
+    if masks:
+        assert x is not None
+        gradient = gradient if is_rotated else linear.rotated(gradient, "forward", -1)
+        inside = linear.forward_cast(x, name, bound).inside
+        assert inside is not None
+        gradient = torch.where(inside, gradient, 0.0)
+    if masks or is_rotated:
+        gradient = linear.rotated(gradient, "forward", -1, inverse=True)
+    return to_dtype(gradient, dtype)
+
+
+def mx_linear(x: Tensor, weight: Tensor, linear: Linear, dtype: torch.dtype | None = None) -> Tensor:
+    """x [..., in] times weight [out, in] transposed -> [..., out]; of a stack [S, ..., in] and [S, out, in].
+
+    x and weight are bf16 or fp32. `dtype`: of unquantised operands and of every GEMM's result; x's if not given.
+    """
+    stacked = weight.ndim - 2
+    keys, places = linear.random or (None, None)
+    h_TO = _MXLinear.apply(x.flatten(stacked, -2), weight, keys, places, linear.gemms, linear.native, dtype or x.dtype)
+    return h_TO.unflatten(stacked, x.shape[stacked:-1])
+
+
+def linear_of(gemms: Gemms, keys: Tensor | None, places: Tensor | None, native: bool = False) -> Linear:
+    return Linear(gemms, None if keys is None or places is None else Random(keys, places), native)
+
+
+class _MXLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        weight_OI: Tensor,
+        keys: Tensor | None,
+        places: Tensor | None,
+        gemms: Gemms,
+        native: bool,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI, weight_OI, keys, places)
+        ctx.gemms, ctx.native = gemms, native
+        return forward_gemm(x_TI, weight_OI, linear_of(gemms, keys, places, native), dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, weight_OI, keys, places = ctx.saved_tensors
+        linear = linear_of(ctx.gemms, keys, places, ctx.native)
+        dx_TI = dgrad_gemm(dh_TO, weight_OI, linear, x_TI, weight_OI)
+        dweight_OI = wgrad_gemm(dh_TO, x_TI, linear, weight_OI)
+        return to_dtype(dx_TI, x_TI.dtype), to_dtype(dweight_OI, weight_OI.dtype), None, None, None, None, None

@@ -1,0 +1,96 @@
+"""What is no GEMM, in low precision: gains of norms rounded or quantised, and a norm that rounds every step to bf16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mxstudy.config.casts import Cast
+from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.gemms import quantized_operand
+from mxstudy.numerics.grid import round_to_bf16, round_to_bf16_away, to_dtype
+from mxstudy.reader import require
+
+Gain = Literal["fp32", "bf16", "mx"]
+
+
+def round_gain(gain: Tensor, precision: Gain, cast: Cast | None, away: bool = False) -> Tensor:
+    """gain [..., in] float32 as the norm multiplies it, float32; its gradient passes unrounded (straight-through).
+
+    bf16: ties to even, or `away` from zero. mx: in blocks along the features, as the operand of this cast, which the
+    text of the instability paper has (section 5.1). Raises ConfigError for mx without a cast, or one without blocks.
+    """
+    return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, cast, away)
+
+
+def along_vector(cast: Cast | None) -> Cast:
+    """The cast of a matrix as that of a vector. Raises ConfigError for what a gain cannot be cast by."""
+    require(cast is not None, "gain: mx takes its format from the linear's forward, where nothing is quantised")
+    assert cast is not None
+    require(cast.scale != "none", "gain: mx is in blocks, and the forward has one scale a tensor; take fp32 or bf16")
+    require(not is_random(cast), "gain: mx would be rounded at random with the forward; take fp32 or bf16")
+    outer = cast.outer_scale if cast.outer_scale == "none" else "tensor"
+    return replace(cast, two_dimensional=False, outer_scale=outer, mask_clipped=False)
+
+
+class _RoundedGain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gain: Tensor, precision: Gain, cast: Cast | None, away: bool) -> Tensor:
+        if precision == "mx":
+            return quantized_operand(gain, along_vector(cast), -1).dequantize()
+        return round_to_bf16_away(gain) if away else round_to_bf16(gain)
+
+    @staticmethod
+    def backward(ctx: Any, dgain: Tensor) -> tuple[Tensor, None, None, None]:
+        return dgain, None, None, None
+
+
+def norm_op_by_op(
+    x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool, skipped: bool = False
+) -> Tensor:
+    """LayerNorm, or RMSNorm where it does not center, of x [..., in] -> bf16, each operation rounded to bf16.
+
+    So are those of the backward. gain and bias broadcast over x. Sums accumulate in FP32; ties go to even where
+    microxcaling, which computes norms in this way, takes them away from zero. Compiled, it needs Inductor's
+    `emulate_precision_casts`: without it the roundings between fused operations vanish.
+
+    `skipped`: what is left of that where the instability paper's public code means to leave all of it out
+    (dont_quantize_layernorm). x, bias, mean and variance are FP32 then, and so is the backward; but eps is added, the
+    root taken, and x normalised, multiplied and shifted in bf16 as before, for that code hands the option no further.
+    """
+    return _NormOpByOp.apply(x, gain, bias, eps, centers, torch.float32 if skipped else torch.bfloat16)
+
+
+def mean_op_by_op(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True) / x.shape[-1]
+
+
+class _NormOpByOp(torch.autograd.Function):
+    """Every tensor is bf16, so that torch rounds what each operation gives; but for those of the dtype `low`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool, low: torch.dtype
+    ) -> Tensor:
+        shift = to_dtype(x, low)
+        shift = shift - mean_op_by_op(shift) if centers else shift
+        variance = to_dtype(mean_op_by_op(shift * shift) + eps, torch.bfloat16)
+        xbar = to_dtype(shift * (1 / variance.sqrt()), torch.bfloat16)
+        ctx.save_for_backward(xbar, variance, gain, bias)
+        ctx.centers, ctx.low, ctx.x_dtype = centers, low, x.dtype
+        y = to_dtype(xbar * gain, torch.bfloat16)
+        return y if bias is None else to_dtype(y + to_dtype(bias, low), torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
+        xbar, variance, gain, bias = ctx.saved_tensors
+        dy, xbar, inverse = to_dtype(dy, ctx.low), to_dtype(xbar, ctx.low), 1 / to_dtype(variance, ctx.low).sqrt()
+        dxbar = to_dtype(dy * gain, ctx.low)
+        dx = dxbar * inverse - xbar * (mean_op_by_op(dxbar * xbar) * inverse)
+        dx = dx - mean_op_by_op(dx) if ctx.centers else dx
+        dgain = (dy * xbar).sum_to_size(gain.shape)
+        dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
+        return to_dtype(dx, ctx.x_dtype), to_dtype(dgain, gain.dtype), dbias, None, None, None

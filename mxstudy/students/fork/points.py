@@ -1,0 +1,174 @@
+"""Forks of a stack: its replicas as they were at steps of their own, once more from there with something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.probes.outcomes import outcome_of
+from mxstudy.reader import ConfigError, plain, require
+from mxstudy.students.stack import Stack
+from mxstudy.tracking.columnar_journal import ROWS
+
+State = dict[str, Tensor]  # of one replica, as Stack.named_state() has them of all
+
+# Where what an intervention changes stands in a run's config.
+GROUPS = {
+    "scale_rule": "precision",
+    "gain": "student",
+    "vector_ops": "student",
+    "norm_ops": "student",
+    "freeze_norm_bias": "student",
+    "compute": "train",
+}
+TARGETS = {"disk": {"quantized": False, "from_disk": True}, "redrawn": {"redrawn": True}}
+
+
+class ForkPoint(NamedTuple):
+    """`point`: why there, as 'before 10', '0.88' or 'step 300'. `diverged_at`: where the parent does, if it does."""
+
+    replica: int
+    step: int
+    point: str
+    diverged_at: int | None
+
+
+def fork_points(fork: config.Fork, losses: np.ndarray) -> list[ForkPoint]:
+    """Where the replicas of a parent with these losses [steps, S] are forked.
+
+    Raises ConfigError if there is nothing to fork, or if it were after the parent's last step.
+    """
+    steps, replicas = losses.shape
+    ends = [outcome_of(losses[:, replica]) for replica in range(replicas)]
+    diverged = [end.diverged_at if end.diverged_at is not None else end.rising_at for end in ends]
+    if fork.at_step is not None:
+        require(fork.at_step < steps, f"at_step: {fork.at_step} is after the last step of the parent's {steps}")
+        return [ForkPoint(r, fork.at_step, f"step {fork.at_step}", diverged[r]) for r in range(replicas)]
+    points = [
+        ForkPoint(replica, max(0, step), point, at)
+        for replica, at in enumerate(diverged)
+        if at is not None
+        for point, step in (
+            (f"before {fork.intervene_before}", at - fork.intervene_before),
+            *((f"{fraction:g}", round(fraction * at)) for fraction in fork.fractions),
+        )
+    ]
+    require(
+        bool(points), f"parent: none of its {replicas} replicas diverges, so there is nothing to fork; give at_step"
+    )
+    return points
+
+
+def changed(parent: config.StudentTeacher, intervention: config.Intervention) -> config.StudentTeacher:
+    """The parent's config with what the intervention has.
+
+    Raises ConfigError if the parent's precision changes in the course of the run: a fork has one.
+    """
+    values, new = plain(parent), {key: value for key, value in plain(intervention).items() if value is not None}
+    if len(parent.precision.schedule) > 1:
+        raise ConfigError("parent: its precision.schedule has several rows; fork a run that has one")
+    if "plan" in new:
+        values["precision"]["schedule"] = [{"from_step": 0, "plan": new["plan"]}]
+    if "vector_ops" in new:
+        values["student"]["norm_ops"] = None
+    for key in GROUPS.keys() & new.keys():
+        values[GROUPS[key]][key] = new[key]
+    targets = TARGETS.get(str(new.get("targets")), {})
+    require(
+        not targets or targets.items() - values["teacher"].items() != set(),
+        f"targets: the parent's are {new.get('targets')} already; set intervention.targets to null",
+    )
+    values["teacher"] |= targets
+    return cast(config.StudentTeacher, config.read_run(values))
+
+
+def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> dict[ForkPoint, State]:
+    """The parent's stack trained on to each point; what the replica was there.
+
+    `recorded` [steps, 2, S]: the parent's journal. Raises ConfigError at the first step whose bits are others.
+    """
+    states: dict[ForkPoint, State] = {}
+    first, last = int(stack.step), max(point.step for point in points)
+    for step in range(first, last + 1):
+        for point in points:
+            if point.step == step:
+                states[point] = state_of(stack, point.replica)
+        if step < last:
+            stack.train_step()
+        if step + 1 - first == ROWS or step == last:
+            check_replay(stack, first, step if step == last else step + 1, recorded)
+            first = step + 1
+    return states
+
+
+def state_of(stack: Stack, replica: int) -> State:
+    return {name: tensor[replica].clone() for name, tensor in stack.named_state().items() if name != "step"}
+
+
+def check_replay(stack: Stack, first: int, stop: int, recorded: np.ndarray) -> None:
+    replayed = stack.record[[step % ROWS for step in range(first, stop)]].cpu().numpy()
+    same = np.all(equal_bits(replayed, recorded[first:stop]), axis=(1, 2))
+    require(
+        bool(same.all()),
+        f"parent: at step {first + leading_true(same)} a replay has other bits than its journal, and what is forked "
+        "from it is not the parent; fork where it ran: the same GPU, torch and code",
+    )
+
+
+def equal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of float32 arrays, every NaN equal to every other."""
+    return (a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))
+
+
+def leading_true(flags: np.ndarray) -> int:
+    """How many, from the first."""
+    return int(np.logical_and.accumulate(flags).sum())
+
+
+def waves(points: Sequence[ForkPoint], width: int) -> Iterator[list[ForkPoint]]:
+    """So many at a time as the parent has replicas: a GEMM's bits may depend on a stack's width."""
+    for start in range(0, len(points), width):
+        yield list(points[start : start + width])
+
+
+def forked(
+    run: config.StudentTeacher,
+    parent: config.StudentTeacher,
+    wave: Sequence[ForkPoint],
+    states: Sequence[State],
+    new_optimizer: bool = False,
+) -> Stack:
+    """A stack that goes on where the replicas were; slots that are left over repeat the first.
+
+    Its teacher is in the parent's precision. `new_optimizer`: at its first step, as it is for what the parent did not
+    train.
+    """
+    width = len(parent.replicas)
+    slots = [*range(len(wave)), *[0] * (width - len(wave))]
+    device = states[0]["alive"].device
+    taught_as = cast(config.StudentTeacher, config.read_run(plain(parent) | {"teacher": plain(run.teacher)}))
+    stack = Stack(run, device, starts=[wave[slot].step for slot in slots], taught_as=taught_as)
+    stack.lrs.copy_(torch.tensor([parent.replicas[wave[slot].replica][1] for slot in slots]))
+    with torch.no_grad():
+        for name, tensor in stack.named_state().items():
+            if name in states[0] and not (new_optimizer and name.startswith("optimizer.")):
+                tensor.copy_(torch.stack([states[slot][name] for slot in slots]))
+    trained = [name for name, p in stack.model.named_parameters() if p.requires_grad]
+    is_new = [new_optimizer or f"optimizer.{name}.0" not in states[0] for name in trained]
+    stack.optimizer.starts = [stack.starts if new else None for new in is_new]
+    return stack
+
+
+def run_on(stack: Stack, steps: int) -> np.ndarray:
+    """Loss and gradient norm of those steps, [steps, 2, S] float32."""
+    parts = []
+    for step in range(1, steps + 1):
+        stack.train_step()
+        if step % ROWS == 0 or step == steps:
+            parts.append(stack.record[: (step - 1) % ROWS + 1].cpu().numpy())
+    return np.concatenate(parts)

@@ -1,0 +1,156 @@
+"""Interventions: a student-teacher run once more from just before it diverges, with something changed.
+
+Instability paper, section 5.2, figure 4. A fork replays its parent to the step, bit by bit, or does not begin; with
+nothing changed it is the control, and stays the parent bit by bit. Seconds to minutes, so a killed one begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from mxstudy import results
+from mxstudy.config import Fork, StudentTeacher
+from mxstudy.probes.outcomes import outcome_of
+from mxstudy.reader import plain
+from mxstudy.results.terminal import markdown, show
+from mxstudy.students.fork.check import parent_of
+from mxstudy.students.fork.points import (
+    ForkPoint,
+    changed,
+    equal_bits,
+    fork_points,
+    forked,
+    leading_true,
+    replay,
+    run_on,
+    waves,
+)
+from mxstudy.students.stack import Stack
+from mxstudy.tracking.arms import short
+from mxstudy.tracking.columnar_journal import read_columns
+from mxstudy.tracking.folder import CHECKPOINT, RunFolder
+from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.sweep import Summary
+from mxstudy.train.checkpoint import Checkpoints
+from mxstudy.train.ending import end_mirrored
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+TITLE = "forks that diverge, of those whose parent does"
+COLUMNS = ("arm", "at", "forks", "diverged", "open", "loss, median", "steps as parent")
+NOTES = [
+    "open: the loss is over 10 times its best at the end, and too late to say that it stays there",
+    "steps as parent: the least number of first steps that are the parent's, bit by bit",
+]
+
+
+def run(config: Fork, folder: RunFolder, label: str) -> str:
+    """Replay the parent, fork, and judge each fork with its parent's losses before it."""
+    device = resolve_device(config.device, "device")
+    parent, of_parent = parent_of(config)
+    recorded = read_columns(parent.columns, len(of_parent.replicas))
+    points, of_forks = fork_points(config, recorded[:, 0]), changed(of_parent, config.intervention)
+    with folder.lock(), folder.heartbeat():
+        folder.update(state="running", steps=config.steps, reason=None)
+        configure_torch(of_parent.train.compile)
+        stack = Stack(of_parent, device)
+        load_latest(parent, of_parent, stack, before=min(point.step for point in points))
+        print(f"{label}  {len(points)} forks; the parent goes on from step {int(stack.step)}", flush=True)
+        states = replay(stack, points, recorded)
+        parts = []
+        for wave in waves(points, len(of_parent.replicas)):
+            of_wave = [states[point] for point in wave]
+            forks_of_wave = forked(of_forks, of_parent, wave, of_wave, config.intervention.new_optimizer)
+            parts.append(run_on(forks_of_wave, config.steps)[:, :, : len(wave)])
+        values = np.concatenate(parts, axis=-1)
+        forks = forks_table(points, of_parent, recorded, values)
+        results.save_table(folder, "forks", forks.assign(parent=parent.status().fingerprint))
+        results.save_table(folder, "fork_metrics", metrics_table(points, values))
+        record(folder, config.steps)
+        show_forks({label: folder})
+        folder.update(step=config.steps)
+        end_mirrored(config, folder, label)
+    return "finished"
+
+
+def load_latest(parent: RunFolder, of_parent: StudentTeacher, stack: Stack, before: int) -> None:
+    """The parent's last checkpoint before that step; without one it begins at step 0."""
+    checkpoints = Checkpoints(parent.checkpoints, parent.status().fingerprint, plain(of_parent), keep_last=1)
+    steps = parent.checkpoint_steps()
+    usable = [step for step in steps if step <= before]
+    if usable:
+        checkpoints.load(parent.checkpoints / f"{CHECKPOINT}{max(usable):08d}", stack.named_state())
+
+
+def forks_table(
+    points: list[ForkPoint], parent: StudentTeacher, recorded: np.ndarray, values: np.ndarray
+) -> pd.DataFrame:
+    """A row a fork: where, of which replica, and how its losses end after its parent's.
+
+    `equal_steps`: so many of its steps, from the first, are the parent's, bit by bit.
+    """
+    rows = []
+    for number, point in enumerate(points):
+        curve = np.concatenate((recorded[: point.step, 0, point.replica], values[:, 0, number]))
+        after = recorded[point.step : point.step + len(values), :, point.replica]
+        same = np.all(equal_bits(values[: len(after), :, number], after), axis=1)
+        end = outcome_of(curve)
+        seed, lr = parent.replicas[point.replica]
+        rows.append(
+            {
+                "fork": number,
+                "replica": point.replica,
+                "seed": seed,
+                "data_seed": parent.data_seed,
+                "lr": lr,
+                "point": point.point,
+                "step": point.step,
+                "parent_diverged_at": point.diverged_at,
+                "loss": float(values[-1, 0, number]),
+                "equal_steps": leading_true(same),
+                "diverged_at": end.diverged_at,
+                "rising_at": end.rising_at,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def metrics_table(points: list[ForkPoint], values: np.ndarray) -> pd.DataFrame:
+    """A row a fork and step: loss and gradient norm."""
+    steps = len(values)
+    return pd.DataFrame(
+        {
+            "fork": np.repeat(np.arange(len(points)), steps),
+            "step": np.concatenate([point.step + np.arange(steps) for point in points]),
+            "loss": values[:, 0].T.ravel(),
+            "grad_norm": values[:, 1].T.ravel(),
+        }
+    )
+
+
+def record(folder: RunFolder, steps: int) -> None:
+    """The journal, for MLflow: by point the share of forks that diverge."""
+    folder.journal_path.unlink(missing_ok=True)
+    forks = results.load_table([folder], "forks")
+    shares = forks["diverged_at"].notna().groupby(forks["point"]).mean()
+    journal = Journal(folder.journal_path)
+    values = {f"diverged_fraction/{point}": float(share) for point, share in shares.items()}
+    journal.write({"step": steps, "probe": "interventions", "values": values})
+    journal.close()
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    return Summary("\n\n".join([markdown(TITLE, COLUMNS, show_forks(arms)), *NOTES]))
+
+
+def show_forks(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
+    cells = []
+    for label, folder in arms.items():
+        for point, own in results.load_table([folder], "forks").groupby("point"):
+            counts = (len(own), own["diverged_at"].notna().sum(), own["rising_at"].notna().sum())
+            numbers = (*counts, f"{own['loss'].median():.3g}", own["equal_steps"].min())
+            cells.append((short(label), str(point), *map(str, numbers)))
+    show(TITLE, COLUMNS, cells, NOTES)
+    return cells

@@ -1,0 +1,318 @@
+"""The student of the student-teacher study: a residual MLP without embedding and head (instability paper, Eq. 1).
+
+    A_{k+1} = A_k + W2 phi(W1 LN(A_k)) + b        A_0 = x, and A_L is the output
+
+Before each such block there may be self-attention (`mxstudy.students.attention`).
+Shapes: T samples, D hidden size; of a stack of S replicas with a leading [S]. With `compute` bf16 every GEMM's result
+has bf16 values; what lies between two GEMMs is rounded as VECTOR_OPS has it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mxstudy import config
+from mxstudy.blocks.norm_mlp import NormMLP, hold, norm_mlp, why_not
+from mxstudy.config.casts import BlockCast, Gemms
+from mxstudy.kernels.operators import Held
+from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
+from mxstudy.model.seeds import generator_for
+from mxstudy.numerics.formats import look_up
+from mxstudy.numerics.vector_ops import Gain
+from mxstudy.reader import require
+from mxstudy.students.attention import SelfAttention
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+class VectorOps(NamedTuple):
+    """How a norm's output is rounded, and to what: silu of swiglu's gate, activation, sum with b, sum with A_k.
+
+    An attention's softmax is rounded as the activation.
+    """
+
+    norm: Output
+    gate: torch.dtype
+    activation: torch.dtype
+    bias: torch.dtype
+    residual: torch.dtype
+
+
+VECTOR_OPS = {
+    "fp32": VectorOps("joined", FP32, FP32, FP32, FP32),
+    "bf16": VectorOps("rounded", BF16, BF16, BF16, BF16),  # instability paper, appendix A.1
+    "code": VectorOps("op_by_op", BF16, FP32, BF16, FP32),  # what the paper's public code does
+}
+
+# The norms alone, where they are given apart.
+NORM_OPS: dict[str, Output] = {name: ops.norm for name, ops in VECTOR_OPS.items()} | {
+    "code_skipped": "op_by_op_skipped"  # as that code leaves out the rounding of norms: hardly
+}
+
+
+class Activation(NamedTuple):
+    parts: int  # how many are fused in the first linear
+    apply: Callable[[Tensor, VectorOps], Tensor]  # [..., parts * inner] -> [..., inner]
+
+
+def swiglu(gate_up: Tensor, ops: VectorOps) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate.to(ops.gate)).to(ops.activation) * up.to(ops.activation)
+
+
+ACTIVATIONS = {
+    "relu": Activation(1, lambda h, ops: F.relu(h.to(ops.activation))),
+    "gelu": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation))),
+    "gelu_tanh": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation), approximate="tanh")),
+    "swiglu": Activation(2, swiglu),
+}
+
+
+KERNEL_ACTIVATIONS = dict(ACTIVATIONS)  # those of today; one that is added or replaced has no kernel
+
+
+class Init(NamedTuple):
+    """Of a weight [out, in]: the standard deviation by fan-in and fan-out, and how numbers with it are drawn."""
+
+    std: Callable[[int, int], float]
+    draw: Callable[[Tensor, float, torch.Generator], Tensor]
+    bias: bool  # drawn as the weight before it, or 0
+
+
+def uniform(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    return x.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=generator)
+
+
+INITS = {
+    "torch": Init(lambda fan_in, fan_out: (3 * fan_in) ** -0.5, uniform, True),  # within fan_in^-0.5
+    "xavier": Init(
+        lambda fan_in, fan_out: 0.5 * math.sqrt(2 / (fan_in + fan_out)),
+        lambda x, std, generator: x.normal_(0, std, generator=generator),
+        False,
+    ),
+}
+
+
+class Block(nn.Module):
+    """`joined`: norm, both linears and the activation in one, with kernels; None for one after another.
+
+    `held`: then also the operands of up and down, if whoever trains keeps them up to date; else every forward casts.
+    """
+
+    joined: NormMLP | None = None
+    held: tuple[Held, Held] | None = None
+
+    def __init__(self, model: config.ResidualMLP, norm: config.Norm | None, cast: BlockCast, ops: VectorOps) -> None:
+        super().__init__()
+        self.ops, self.residual = ops, model.residual
+        self.activation_name, self.activation = model.activation, ACTIVATIONS[model.activation]
+        size, inner, fused = model.hidden_size, model.ffn_size, self.activation.parts * model.ffn_size
+        std = INITS[model.init].std
+        self.attention = None
+        if model.attention_heads:
+            qkv = after_norm(norm, size, 3 * size, std(size, size), cast, ops)  # three linears in one
+            out = MXLinear(size, size, std(size, size))
+            self.attention = SelfAttention(qkv, out, model.attention_heads, model.sequence_length)
+        self.up = after_norm(norm, size, fused, std(size, fused), cast, ops)
+        self.down = MXLinear(inner, size, std(inner, size))
+        self.bias = nn.Parameter(torch.empty(size)) if model.residual else None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        if self.attention is not None:
+            x_TD = x_TD + self.attention(x_TD, self.ops.activation).to(self.ops.residual)
+        if self.joined is not None:
+            return self.all_in_one(x_TD, self.joined).to(self.ops.residual)
+        y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
+        if self.bias is None:
+            return y_TD.to(self.ops.residual)
+        y_TD = y_TD.to(self.ops.bias) + self.bias.to(self.ops.bias)
+        return x_TD + y_TD.to(self.ops.residual)
+
+    def all_in_one(self, x_TD: Tensor, settings: NormMLP) -> Tensor:
+        gain, bias = self.up.gain_and_bias(x_TD) if isinstance(self.up, NormLinear) else (None, None)
+        up, down = self.held or (self.up.weight, self.down.weight)
+        return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
+
+    def take(self, joined: bool) -> None:
+        """Run with kernels from here on, in the formats that the linears now have, or by the reference."""
+        self.joined = self.held = None
+        for linear in (self.up, self.down):
+            linear.on_tensor_cores = joined and self.has_fp32_kernel(linear)
+        if joined and self.why_not_joined_mlp() is None:
+            up, fold_gain = self.up, isinstance(self.up, NormLinear) and self.up.norm.fold_gain
+            self.joined = NormMLP(
+                kernel_norm(up.norm) if isinstance(up, NormLinear) else None,
+                self.activation_name,
+                up.gemms,
+                self.down.gemms,
+                up.cast,
+                fold_gain=fold_gain,
+                round_norm=self.ops.norm == "rounded" and self.ops.residual == BF16 and not fold_gain,
+                gate_dtype=self.ops.gate,
+                dtype=self.ops.activation,
+                bias_dtype=self.ops.bias,
+            )
+
+    def join(self) -> None:
+        """Take kernels where there are some."""
+        self.take(self.why_not_joined() is None)
+
+    def why_not_joined(self) -> str | None:
+        """Return what keeps the block from kernels: from the fused one in MX, and from those of FP32 linears."""
+        if any(self.has_fp32_kernel(linear) for linear in (self.up, self.down)):
+            return None
+        return self.why_not_joined_mlp()
+
+    def why_not_joined_mlp(self) -> str | None:
+        up, down = self.up, self.down
+        if up.compute != BF16:
+            return f"the fused kernel computes in bf16, and train.compute is {up.compute}"
+        if self.activation_name not in KERNEL_ACTIVATIONS:
+            return f"its activation ({self.activation_name}) has no kernel"
+        if self.activation is not KERNEL_ACTIVATIONS[self.activation_name]:
+            return f"its activation is not the {self.activation_name} that the kernel computes"
+        outputs = ("joined", "rounded")
+        if isinstance(up, NormLinear) and (reason := why_no_kernel_norm(up.norm, up.cast.block_size, outputs)):
+            return reason
+        return why_not(up.gemms, up.cast) or why_not(down.gemms, down.cast)
+
+    def has_fp32_kernel(self, linear: MXLinear) -> bool:
+        """Return whether an FP32 GEMM of three TF32 products computes that linear."""
+        in_fp32 = self.ops.residual == self.ops.activation == FP32  # what both linears read, as their kernel has it
+        plain = not isinstance(linear, NormLinear) or not (linear.norm.fold_gain or linear.norm.is_op_by_op)
+        return in_fp32 and plain and linear.compute == FP32 and linear.gemms == Gemms()
+
+    def hold(self) -> dict[Tensor, Held]:
+        """From here on with operands that are held: those of the weights that have some, by the weight."""
+        if self.joined is None or self.joined.fold_gain:
+            return {}
+        up, down = (hold(linear.weight, linear.gemms, linear.cast) for linear in (self.up, self.down))
+        self.held = up, down
+        return {self.up.weight: up, self.down.weight: down}
+
+
+def after_norm(
+    norm: config.Norm | None, size: int, out: int, init_std: float, cast: BlockCast, ops: VectorOps
+) -> MXLinear:
+    """A linear size -> out that is joined to a norm of its own, where the student has norms."""
+    if norm is None:
+        return MXLinear(size, out, init_std)
+    built = build_norm(norm, size, cast)
+    built.output = ops.norm
+    return NormLinear(built, out, init_std)
+
+
+class ResidualMLP(nn.Module):
+    """x [T, D] float32 -> [T, D] float32; as a stack (`mxstudy.students.replicas`) x [T, D] or [S, T, D] -> [S, T, D].
+
+    With attention T is a multiple of the config's sequence_length. `norm`: None for none. `gain`: fp32, bf16 or mx,
+    `vector_ops`: a row of VECTOR_OPS, `norm_ops`: one of NORM_OPS, None for that of `vector_ops`. `freeze_norm_bias`:
+    LayerNorm's bias stays 0, as in the MX runs of the paper's public code. Raises ConfigError for what the norm cannot
+    do.
+    """
+
+    def __init__(
+        self,
+        model: config.ResidualMLP,
+        norm: config.Norm | None,
+        cast: BlockCast,
+        compute: torch.dtype,
+        *,
+        gain: Gain = "fp32",
+        vector_ops: str = "fp32",
+        norm_ops: str | None = None,
+        freeze_norm_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config, self.ops = model, look_up(VECTOR_OPS, vector_ops, "vector_ops")
+        if norm_ops is not None:
+            require(norm is not None, "norm_ops: there is no norm; set it to null")
+            self.ops = self.ops._replace(norm=look_up(NORM_OPS, norm_ops, "norm_ops"))
+        self.layers = nn.ModuleList(Block(model, norm, cast, self.ops) for _ in range(model.num_layers))
+        require(norm is not None or gain == "fp32", "gain: there is no norm to round the gain of; leave it at fp32")
+        biases = [module.bias for module in self.modules() if isinstance(module, Norm) and module.bias is not None]
+        require(bool(biases) or not freeze_norm_bias, "freeze_norm_bias: the norm has no bias; set it to false")
+        for bias in biases:
+            bias.requires_grad_(not freeze_norm_bias)
+        for module in self.modules():
+            if isinstance(module, MXLinear):
+                module.cast, module.compute = cast, compute
+            if isinstance(module, NormLinear):
+                check_norm(module.norm, gain, vector_ops, norm_ops)
+                module.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        replicas = next(self.parameters()).shape[:-2]
+        x = x.expand(*replicas, *x.shape[-2:]).to(self.ops.residual)
+        for layer in self.layers:
+            x = layer(x)
+        return x.to(FP32)
+
+    def join(self) -> None:
+        """Every block by itself; see Block.join."""
+        for layer in self.layers:
+            typing.cast(Block, layer).join()
+
+    def hold(self) -> dict[Tensor, Held]:
+        """Every block by itself; see Block.hold."""
+        return {weight: one for layer in self.layers for weight, one in typing.cast(Block, layer).hold().items()}
+
+    def sharing(self, joined: bool = False) -> ResidualMLP:
+        """A copy with the same parameters that casts them itself, its blocks one after another or `joined` as here."""
+        held = [operand for layer in self.layers for one in typing.cast(Block, layer).held or () for operand in one[:2]]
+        shared = copy.deepcopy(self, {id(tensor): tensor for tensor in [*self.parameters(), *held]})
+        for module in shared.layers:
+            layer = typing.cast(Block, module)
+            layer.joined, layer.held = layer.joined if joined else None, None
+        return shared
+
+    @torch.no_grad()
+    def init_weights(self, seeds: Sequence[int], prefix: str = "") -> None:
+        """Norms as new, the rest from each replica's seed and the parameter's name: equal in stacks of any width.
+
+        `prefix` of the names: another model of the same sizes and seed then has other numbers.
+        """
+        init = INITS[self.config.init]
+        for module in self.modules():
+            if isinstance(module, Norm):
+                module.reset_parameters()
+        for name, parameter, std in self.drawn():
+            replicas = parameter if parameter.ndim > 2 else parameter[None]
+            require(
+                len(seeds) == len(replicas), f"seeds: {len(seeds)} for {len(replicas)} replicas; one each is needed"
+            )
+            for replica, seed in zip(replicas, seeds, strict=True):
+                replica.copy_(init.draw(torch.empty(replica.shape), std, generator_for(seed, prefix + name)))
+
+    def drawn(self) -> Iterator[tuple[str, nn.Parameter, float]]:
+        """Weights and biases by name, with the standard deviation of their numbers."""
+        for name, module in self.named_modules():
+            if isinstance(module, MXLinear):
+                yield f"{name}.weight", module.weight, module.init_stds[0]
+            if isinstance(module, Block) and module.bias is not None:
+                yield f"{name}.bias", module.bias, module.down.init_stds[0] * INITS[self.config.init].bias
+
+
+def check_norm(norm: Norm, gain: Gain, vector_ops: str, norm_ops: str | None) -> None:
+    require(
+        norm_ops is None or not norm.fold_gain,
+        "norm_ops: a folded gain joins the norm to the linear, unrounded; set it to null",
+    )
+    require(
+        norm_ops != "bf16" or VECTOR_OPS[vector_ops].residual == BF16,
+        f"norm_ops: bf16 rounds to the residual stream's dtype, which is FP32 with vector_ops={vector_ops}; take code",
+    )
+    require(
+        VECTOR_OPS[vector_ops].norm != "op_by_op" or not norm.fold_gain,
+        f"vector_ops: {vector_ops} rounds every step of the norm, and a folded gain joins it to the linear; take bf16",
+    )
+    require(norm.weight is not None or gain == "fp32", f"gain: the norm has none to round to {gain}; leave it at fp32")

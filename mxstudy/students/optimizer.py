@@ -1,0 +1,118 @@
+"""Adam and SGD for stacks: each replica with a learning rate and a step of its own, as pure functions of tensors.
+
+As in PyTorch's, without weight decay: p -= lr * update; Adam's update is m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.blocks.norm_mlp import recast
+from mxstudy.kernels import adam_
+from mxstudy.kernels.operators import Held
+from mxstudy.kernels.streams import aside, join
+from mxstudy.numerics.grid import to_dtype
+
+State = tuple[Tensor, ...]
+
+
+def adam(g: Tensor, state: State, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, State]:
+    """`step` counts from 0, int64."""
+    m, v = state
+    m = m + (g - m) * (1 - optimizer.betas[0])
+    v = v * optimizer.betas[1] + g * g * (1 - optimizer.betas[1])
+    unbias_m, unbias_v = unbias(step, optimizer.betas)
+    return m * unbias_m / (v.sqrt() * unbias_v + optimizer.eps), (m, v)
+
+
+def unbias(step: Tensor, betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """What m and the root of v are multiplied with, of the zeros that they began as: float32."""
+    t = (step + 1).to(torch.float64)
+    return (1 - betas[0] ** t).reciprocal().to(torch.float32), (1 - betas[1] ** t).rsqrt().to(torch.float32)
+
+
+def sgd(g: Tensor, state: State, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, State]:
+    if not optimizer.momentum:
+        return g, ()
+    buffer = state[0] * optimizer.momentum + g
+    return buffer, (buffer,)
+
+
+RULES: dict[type, Any] = {config.Adam: adam, config.SGD: sgd}
+
+
+def state_tensors(optimizer: config.StudentOptimizer) -> int:
+    """Of each parameter."""
+    return 2 if isinstance(optimizer, config.Adam) else int(optimizer.momentum > 0)
+
+
+def is_vector(p: Tensor) -> bool:
+    """[S, 1, n]."""
+    return p.shape[-2] == 1
+
+
+class StackOptimizer:
+    """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0. `held`: its operands.
+
+    On a GPU Adam is a kernel: what compiles from the formula is slower for stacks of a few replicas.
+    """
+
+    def __init__(
+        self, optimizer: config.StudentOptimizer, parameters: Sequence[Tensor], compiled: Callable[[Any], Any]
+    ) -> None:
+        self.config, self.parameters = optimizer, parameters
+        self.states = [tuple(torch.zeros_like(p) for _ in range(state_tensors(optimizer))) for p in parameters]
+        self.starts: list[Tensor | None] = [None] * len(parameters)
+        self.held: list[Held | None] = [None] * len(parameters)
+        self.rule = partial(RULES[type(optimizer)], optimizer=optimizer)
+        self.unbias, self.plain_step = compiled(unbias), compiled(self._plain_step)
+        has_kernel = isinstance(optimizer, config.Adam) and parameters[0].is_cuda
+        self.step = self.kernel_step if has_kernel else self.cast_step
+
+    def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
+        assert isinstance(self.config, config.Adam)
+        betas, eps, device = self.config.betas, self.config.eps, self.parameters[0].device
+        unbiased = self.unbias(step.view(-1), betas)
+        corrections = [unbiased if start is None else self.unbias(step - start, betas) for start in self.starts]
+        each = list(zip(self.parameters, gradients, self.states, corrections, self.held, strict=True))
+
+        def update(vectors: bool) -> None:
+            for p, g, (m, v), own, held in each:
+                if is_vector(p) == vectors:
+                    adam_(p, g, (m, v), lrs, own, alive, betas, eps, held)
+
+        with torch.no_grad():
+            with aside(device):  # a launch each, of next to nothing
+                update(vectors=True)
+            update(vectors=False)
+            join(device)
+
+    def cast_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        self.plain_step(gradients, lrs, step, alive)
+        self.recast()
+
+    def recast(self) -> None:
+        """The operands that are held, of the parameters as they are now."""
+        for p, held in zip(self.parameters, self.held, strict=True):
+            if held is not None:
+                recast(p, held)
+
+    @torch.no_grad()
+    def _plain_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        lrs, alive, step = (tensor.reshape(-1, 1, 1) for tensor in (lrs, alive, step))
+        for p, g, state, start in zip(self.parameters, gradients, self.states, self.starts, strict=True):
+            taken = step if start is None else step - start.reshape(-1, 1, 1)
+            change, new = self.rule(to_dtype(g, torch.float32), state, taken)
+            p.copy_(torch.where(alive, p - lrs * change, p))
+            for old, value in zip(state, new, strict=True):
+                old.copy_(torch.where(alive, value, old))
+
+    def state(self) -> list[Tensor]:
+        return [tensor for state in self.states for tensor in state]

@@ -1,0 +1,51 @@
+"""What a stack of students says at its end, and a sweep of stacks: a line an arm, over its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from mxstudy import results
+from mxstudy.results.terminal import markdown, show
+from mxstudy.tracking.arms import short
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+
+TITLE = "loss of the last step, over the replicas that are finite"
+COLUMNS = ("arm", "runs", "median", "quartiles", "NaN", "spikes", "stuck", "diverged")
+NOTES = (
+    "runs: NaN, or infinite, at the end; with a spike, a loss over 100 times the one before; stuck after it, not below",
+    "10 times the best before it within 500 steps; diverged, above that for longer, jump or not",
+)
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """The table of the arms, on the terminal and for MLflow. Nothing is tested here, and so no arm is the baseline."""
+    cells = show_arms(arms)
+    return Summary("\n\n".join([markdown(TITLE, COLUMNS, cells), *NOTES]))
+
+
+def show_arms(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
+    """An arm is a stack, and of a stack with several learning rates each."""
+    cells = []
+    for label, folder in arms.items():
+        for lr, replicas in (by_lr := results.load_runs([folder]).groupby("lr")):
+            name = short(label) + (f" lr={lr:g}" if len(by_lr) > 1 else "")
+            cells.append((name, *arm_cells(replicas)))
+    show(TITLE, COLUMNS, cells, list(NOTES))
+    return cells
+
+
+def arm_cells(replicas: pd.DataFrame) -> tuple[str, ...]:
+    """Of the frame of an arm's replicas."""
+    finite = replicas["loss"][np.isfinite(replicas["loss"]) & np.isfinite(replicas["grad_norm"])]
+    low, median, high = (f"{finite.quantile(q):.3g}" if len(finite) else "-" for q in (0.25, 0.5, 0.75))
+    counts = (
+        len(replicas) - len(finite),
+        (replicas["outcome.spikes"] > 0).sum(),
+        (replicas["outcome.unrecovered"] > 0).sum(),
+        replicas["outcome.diverged_at"].notna().sum(),
+    )
+    return (str(len(replicas)), median, f"{low} .. {high}", *map(str, counts))

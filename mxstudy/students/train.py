@@ -1,0 +1,175 @@
+"""Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
+
+Arms of a comparison share initial weights, inputs, noise and, but where it is quantised, the teacher: they differ in
+what their configs say and in nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+
+from mxstudy.config import StudentTeacher
+from mxstudy.model.backends import backends_of
+from mxstudy.model.precision import describe
+from mxstudy.reader import plain
+from mxstudy.students.stack import Stack
+from mxstudy.students.stack_probes import StackProbes, fp32_twin
+from mxstudy.students.tables import show_arms
+from mxstudy.students.tables import summarize as summarize
+from mxstudy.tracking.columnar_journal import NAMES, ROWS, Columns
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Row
+from mxstudy.train.checkpoint import Checkpoints
+from mxstudy.train.ending import end_told
+from mxstudy.train.loop import is_due
+from mxstudy.train.progress import Progress
+from mxstudy.train.recorder import Recorder, State
+from mxstudy.train.runtime import configure_torch, resolve_device
+from mxstudy.train.signals import Leave
+
+SHOWN_EVERY = 50  # steps, of the rows that MLflow gets; `Columns` has all
+
+
+def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
+    """Train, or go on from the last checkpoint; returns finished, diverged (every replica) or preempted."""
+    device = resolve_device(config.train.device)
+    configure_torch(config.train.compile)
+    with folder.lock(), folder.heartbeat():
+        folder.update(state="running", steps=config.train.steps, reason=None)
+        stack = Stack(config, device)
+        twin = Stack(fp32_twin(config), device) if config.probe.gradient_bias.coupled else None
+        tensors = partial(named_state, stack, twin)
+        fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
+        checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
+        latest = checkpoints.latest()
+        start = checkpoints.load(latest, tensors()) if latest else 0
+        plan, replicas = plan_of(stack, start), len(config.replicas)
+        parameters = sum(p.numel() for p in stack.model.parameters()) // replicas
+        described = describe(stack.model, plan["precision"])
+        print(f"{replicas} replicas of {parameters:,} parameters on {device}\n{described}", flush=True)
+        with Leave() as leave, StackRecorder(config, folder, label, start, checkpoints, tensors) as recorder:
+            recorder.record({"step": start, "parameters": parameters} | plan)
+            state = train(StackProbes(config.probe, stack, twin), start, recorder, leave)
+            why = f"none of {replicas} replicas is finite" if state == "diverged" else None
+            end_told(recorder, folder, state, why, leave)
+        if state != "preempted":
+            show_arms({label: folder})
+    return state
+
+
+def plan_of(stack: Stack, step: int) -> Row:
+    """Set casts and backends to those of this step; returns recipe by linear and backend by block, for the journal."""
+    return {"precision": stack.set_precision(step), "backends": backends_of(stack.model)}
+
+
+def named_state(stack: Stack, twin: Stack | None) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds; of the twin only where there is one."""
+    of_twin = twin.named_state() if twin else {}
+    return stack.named_state() | {f"twin.{name}": tensor for name, tensor in of_twin.items()}
+
+
+def replica_names(config: StudentTeacher) -> list[str]:
+    """seed0, or seed0_lr0.0006 where there are several learning rates."""
+    several = len(config.lrs) > 1
+    return [f"seed{seed}_lr{lr:g}" if several else f"seed{seed}" for seed, lr in config.replicas]
+
+
+def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave) -> str:
+    """From `start` to the end, to where no replica is finite any more, or to a signal.
+
+    Nothing is read from the device but at the stops: in between the steps follow each other as fast as it can.
+    """
+    stack, config = probes.stack, probes.stack.config
+    stacks = [stack, probes.twin] if probes.twin else [stack]
+    step, steps, starts = start, config.train.steps, [row.from_step for row in config.precision.schedule]
+    while step < steps:
+        if step in starts and step > start:
+            recorder.record({"step": step} | plan_of(stack, step))
+        for row in probes.measure(step):
+            recorder.record(row)
+        first, stop, began_s = step, next_stop(config, step), time.perf_counter()
+        while step < stop and (step == first or not leave.signal):
+            for one in stacks:
+                one.train_step()
+            step += 1
+        values = stack.record[first % ROWS :][: step - first].cpu().numpy()
+        seconds, end = time.perf_counter() - began_s, step_of_death(values)
+        if end is not None:
+            step, values = first + end, values[: end + 1]
+            recorder.extend(first, values, seconds, last=True)
+            stack.step.fill_(step)  # no weight has changed since
+            recorder.save(step)
+            return "diverged"
+        recorder.extend(first, values, seconds, last=step == steps)
+        if step == steps or leave.signal or is_due(step, config.checkpoint.every_steps):
+            recorder.save(step)
+        if leave.signal and step < steps:
+            return "preempted"
+    return "finished"
+
+
+def next_stop(config: StudentTeacher, step: int) -> int:
+    """The first step after `step` before which something is due, or the record is full."""
+    probes = (config.probe.last_bin, config.probe.gradient_bias, config.probe.sharpness)
+    every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in probes)} - {0}
+    fixed = [config.train.steps, *(row.from_step for row in config.precision.schedule)]
+    return min([n * (step // n + 1) for n in every] + [s for s in fixed if s > step])
+
+
+def step_of_death(values: np.ndarray) -> int | None:
+    """Of [steps, 2, S] the first row from which on no replica is finite, None if one is to the last."""
+    alive = np.flatnonzero(np.isfinite(values).all(axis=1).any(axis=1))
+    first_dead = int(alive[-1]) + 1 if len(alive) else 0
+    return first_dead if first_dead < len(values) else None
+
+
+class StackRecorder(Recorder):
+    """Of a stack: every step goes to the columns, some of them to the journal too."""
+
+    def __init__(
+        self,
+        config: StudentTeacher,
+        folder: RunFolder,
+        label: str,
+        start: int,
+        checkpoints: Checkpoints,
+        tensors: State,
+    ) -> None:
+        self.columns, self.names = Columns(folder.columns, len(config.replicas), start), replica_names(config)
+        progress = Progress(label, config.train.steps, rate="replica_steps_per_s")
+        super().__init__(config, folder, progress, start, checkpoints, tensors)
+
+    def extend(self, first: int, values: np.ndarray, seconds: float, last: bool) -> None:
+        """The steps from `first` on: [steps, 2, S]. The journal gets every SHOWN_EVERY-th and the run's last."""
+        self.columns.append(values)
+        final = first + len(values) - 1
+        for step in range(first, final + 1):
+            if step % SHOWN_EVERY == 0 or (last and step == final):
+                self.record({"step": step, "probe": "replicas", "values": self.named(values[step - first])})
+        rate = len(values) * values.shape[-1] / seconds
+        self.show({"step": final, "loss": median(values[-1, 0]), "replica_steps_per_s": rate})
+
+    def named(self, row: np.ndarray) -> Mapping[str, float]:
+        """[2, S] by name, and first the median of the finite losses and how many replicas are not finite."""
+        alive = np.isfinite(row).all(axis=0)
+        summary = {"train/loss": median(row[0]), "train/not_finite": int((~alive).sum())}
+        return summary | {
+            f"{quantity}/{name}": float(value)
+            for quantity, column in zip(NAMES, row, strict=True)
+            for name, value in zip(self.names, column, strict=True)
+        }
+
+    def save(self, step: int) -> None:
+        self.columns.flush()  # first: what a checkpoint goes on from has to be there
+        super().save(step)
+
+
+def median(losses: np.ndarray) -> float:
+    """Of those that are finite; NaN if none is."""
+    finite = losses[np.isfinite(losses)]
+    return float(np.median(finite)) if len(finite) else float("nan")

@@ -1,0 +1,143 @@
+"""What MXNorm approximates and how well, and what each format does to a tensor (MXNorm paper, sections 3.3 to 3.6).
+
+Nothing is trained: random tensors go through norms and casts on the CPU, and every measurement is a table in the run's
+folder, which analysis/ draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from mxstudy import results
+from mxstudy.config import Approximation
+from mxstudy.results import terminal as tables
+from mxstudy.studies.approximation.tables import TABLES
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.sweep import Summary
+from mxstudy.train.ending import end_mirrored
+
+FIGURES = ("mxnorm_fig02_approximation", "mxnorm_theorem1_bounds", "cast_quality", "formats_table")
+
+
+def run(config: Approximation, folder: RunFolder, label: str) -> str:
+    """Measure every table that is not there yet; seconds each, so that is also how a killed run goes on."""
+    with folder.lock(), folder.heartbeat():
+        folder.update(state="running", steps=len(TABLES), reason=None)
+        for step, (name, measure) in enumerate(TABLES.items()):
+            if not results.table_path(folder, name).exists():
+                print(f"{label}  {name}", flush=True)
+                results.save_table(folder, name, pd.DataFrame(measure(config)))
+            folder.update(step=step + 1)
+        record(folder)
+        report(folder)
+        end_mirrored(config, folder, label)
+    return "finished"
+
+
+def record(folder: RunFolder) -> None:
+    """The journal, for MLflow's charts: by number of blocks, the mean r^2 and the estimate over the true RMS."""
+    folder.journal_path.unlink(missing_ok=True)
+    fidelity, convergence = (results.load_table([folder], name) for name in ("fidelity", "convergence"))
+    r_squared = fidelity.groupby(["blocks", "block_size", "p"])["r_squared"].mean()
+    ratios = convergence.set_index(["blocks", "distribution", "p"])["mean"]
+    journal = Journal(folder.journal_path)
+    for blocks in sorted({*fidelity["blocks"], *convergence["blocks"]}):
+        values = {f"r_squared/B{b}_p{p:g}": v for (n, b, p), v in r_squared.items() if n == blocks}
+        values |= {f"rms_ratio/{name}_p{p:g}": v for (n, name, p), v in ratios.items() if n == blocks}
+        journal.write({"step": int(blocks), "probe": "approximation", "values": values})
+    journal.close()
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Each run has printed its tables; here is where the figures of all of them come from."""
+    commands = how_to_draw(*arms.values())
+    print(commands, flush=True)
+    return Summary(commands)
+
+
+# ------------------------------------------------------------------------------------------------- on the terminal
+
+
+def report(folder: RunFolder) -> None:
+    console = Console(highlight=False)
+    for show in (show_formats, show_fidelity, show_convergence, show_bounds, show_quality, show_inputs):
+        console.print(show(folder))
+    print(how_to_draw(folder), flush=True)
+
+
+def how_to_draw(*folders: RunFolder) -> str:
+    paths = " ".join(str(folder.path) for folder in folders)
+    return "\n".join(["figures, into figures/:"] + [f"  python -m analysis.{name} --runs {paths}" for name in FIGURES])
+
+
+def grid(title: str, *columns: str) -> Table:
+    """One that fits into 80 columns: a column of names, then numbers."""
+    return tables.grid(title, columns, left=columns[:1])
+
+
+def show_formats(folder: RunFolder) -> Table:
+    table = grid("formats", "format", "max", "min subnormal", "binades", "scale")
+    for row in results.load_table([folder], "formats").to_dict("records"):
+        smallest = f"2^{math.log2(row['min_subnormal']):.0f}"
+        table.add_row(row["format"], f"{row['max']:g}", smallest, f"{row['binades']:.1f}", row["scale"])
+    return table
+
+
+def show_fidelity(folder: RunFolder) -> Table:
+    columns = [f"B={block_size} p={p}" for block_size in (16, 32, 64) for p in (1, 2)]
+    table = grid("r^2 of MXNorm against RMSNorm + MXCast, mean over draws", "blocks", *columns)
+    means = results.load_table([folder], "fidelity").pivot_table("r_squared", "blocks", ["block_size", "p"])
+    for blocks, row in means.iterrows():
+        table.add_row(str(blocks), *(f"{value:.5f}" for value in row))
+    return table
+
+
+def show_convergence(folder: RunFolder) -> Table:
+    """Its last column would be -0.5 if rows were infinitely many: Theorem 1's law of large numbers."""
+    rows = results.load_table([folder], "convergence")
+    title = f"MXNorm's RMS over the true one, rows of {rows['blocks'].max()} blocks (Theorem 1)"
+    table = grid(title, "rows", "p", "limit", "mean", "std", "slope of log std in log blocks")
+    for (name, p), one in rows.groupby(["distribution", "p"]):
+        longest = one.loc[one["blocks"].idxmax()]
+        slope = np.polyfit(np.log(one["blocks"]), np.log(one["std"]), 1)[0]
+        numbers = (f"{longest[key]:.4f}" for key in ("limit", "mean", "std"))
+        table.add_row(name, f"{p:g}", *numbers, f"{slope:.3f}")
+    return table
+
+
+def show_bounds(folder: RunFolder) -> Table:
+    table = grid("|x / rms| and its bound (Lemmas 1 and 2)", "input", "norm", "bound", "largest", "rms / true")
+    for row in results.load_table([folder], "bounds").to_dict("records"):
+        numbers = (f"{row[key]:.3f}" for key in ("bound", "absmax", "rms_ratio"))
+        table.add_row(row["input"], row["norm"], *numbers)
+    return table
+
+
+def show_quality(folder: RunFolder) -> Table:
+    columns = ("gain", "bf16, away", "SQNR dB", "over max", "to zero")
+    table = grid("casts of a Gaussian, half to even; gain of bf16 half away", "format", "scale rule", *columns)
+    rows = results.load_table([folder], "quality").query("input == 'gaussian'").set_index(["format", "scale_rule"])
+    away = rows[(rows["rounding"] == "away") & rows["pre_round"]]["gain"]
+    for cast, row in rows[(rows["rounding"] == "even") & ~rows["pre_round"]].iterrows():
+        shares = (f"{100 * row[key]:.2f} %" for key in ("overflow", "underflow"))
+        table.add_row(*cast, f"{row['gain']:.4f}", f"{away[cast]:.4f}", f"{row['sqnr_db']:.2f}", *shares)
+    return table
+
+
+def show_inputs(folder: RunFolder) -> Table:
+    columns = (f"{quantity}, {rule}" for quantity in ("gain", "over max") for rule in ("floor", "rceil"))
+    table = grid("E4M3, half to even", "input", *columns)
+    rows = results.load_table([folder], "quality").query("format == 'E4M3' and rounding == 'even' and not pre_round")
+    by_rule = rows.pivot_table(["gain", "overflow"], "input", "scale_rule", sort=False)
+    for name, row in by_rule.iterrows():
+        gains = (f"{row['gain', rule]:.4f}" for rule in ("floor", "rceil"))
+        shares = (f"{100 * row['overflow', rule]:.2f} %" for rule in ("floor", "rceil"))
+        table.add_row(name, *gains, *shares)
+    return table

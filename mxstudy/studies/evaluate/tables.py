@@ -1,0 +1,103 @@
+"""What an evaluation says: a table of scores of one checkpoint; of several, their differences, question by question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from mxstudy import results
+from mxstudy.evaluation.paired import Difference, difference
+from mxstudy.results.terminal import markdown, show
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+
+SCORES = ("task", "form", "score %", "bits/char", "questions")
+DIFFERENCES = ("task", "form", "score", "p", "bits/char")
+
+
+def show_scores(folder: RunFolder) -> None:
+    """Percent of right answers and bits per character of the right one, +- standard error, where there is one."""
+    cells = score_rows(folder)
+    notes = ["*: the better form of a task"] if any(form.endswith("*") for _, form, *_ in cells) else []
+    show("zero-shot scores" if no_shots(folder) else "scores", SCORES, cells, notes)
+
+
+def no_shots(folder: RunFolder) -> bool:
+    evaluation: Any = getattr(folder.config(), "evaluation", None)
+    return not any(evaluation.shots_of(task) for task in evaluation.tasks)
+
+
+def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame.to_dict("records")
+
+
+def score_rows(folder: RunFolder) -> list[tuple[str, ...]]:
+    """As text; a star at the better form where there are two."""
+    scores = results.load_table([folder], "scores")
+    several = scores["form"].nunique() > 1
+    return [score_cells(row, star=several and row["best"] and row["form"] != "best") for row in rows(scores)]
+
+
+def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
+    score = results.plus_minus(100 * row["score"], 100 * row["stderr"], ".1f")
+    bits = results.plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
+    return row["task"], row["form"] + "*" * star, score, bits, f"{row['documents']:,}"
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Of each checkpoint its scores less those of the first one (or of `baseline`), on the questions that both have."""
+    arms = named(arms)
+    against = baseline_arm(arms, baseline)
+    theirs = results.load_samples([arms[against]])
+    parts = []
+    for label, folder in arms.items():
+        if label != against:
+            ours = results.load_samples([folder])
+            cells = [difference_cells(*one) for one in differences(ours, theirs)]
+            title = f"{label} less {against}: 95 % paired bootstrap interval, McNemar's exact p"
+            show(title, DIFFERENCES, cells, [])
+            parts.append(markdown(title, DIFFERENCES, cells))
+    own = [score_table(label, folder) for label, folder in arms.items()]
+    return Summary("\n\n".join([*own, *parts]))
+
+
+def named(arms: Mapping[str, RunFolder], table: str = "scores") -> Mapping[str, RunFolder]:
+    """By what they were asked in, where that tells them apart; else by label."""
+    names = [results.load_table([folder], table)["asked_in"][0] for folder in arms.values()]
+    return dict(zip(names, arms.values(), strict=True)) if len(set(names)) == len(names) else arms
+
+
+def score_table(label: str, folder: RunFolder) -> str:
+    return markdown(label, SCORES, score_rows(folder))
+
+
+def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> str:
+    """The first with those choices; the first of all where none has them."""
+    for label, folder in arms.items():
+        choices = folder.provenance().get("choices", {})
+        if baseline and all(choices.get(group) == choice for group, choice in baseline.items()):
+            return label
+    return next(iter(arms))
+
+
+def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[tuple[str, str, Difference, Difference]]:
+    """By task and form: of the scores, and of the right answers' bits per character."""
+    keys = ["task", "form", "group", "document"]
+    both = ours.merge(theirs, on=keys, suffixes=("", "_theirs"), validate="one_to_one")
+    for (task, form), asked in both.groupby(["task", "form"], sort=False):
+        groups = [own for _, own in asked.groupby("group")]
+        yield (
+            task,
+            form,
+            *(
+                difference([(own[measure].tolist(), own[f"{measure}_theirs"].tolist()) for own in groups])
+                for measure in ("right", "bits_per_char")
+            ),
+        )
+
+
+def difference_cells(task: str, form: str, score: Difference, bits: Difference) -> tuple[str, ...]:
+    percent = f"{100 * score.value:+.1f} [{100 * score.low:+.1f}, {100 * score.high:+.1f}]"
+    return task, form, percent, f"{score.p:.3f}", f"{bits.value:+.4f} [{bits.low:+.4f}, {bits.high:+.4f}]"

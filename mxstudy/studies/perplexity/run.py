@@ -1,0 +1,122 @@
+"""Loss of a checkpoint on a corpus, in sliding windows: a table of its documents, and what they come to.
+
+What counts is the text: every token of a document, its first one after EOS, and not the EOS that ends it. Documents are
+scored in chunks; a chunk that is done is kept, so a killed run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from mxstudy import results
+from mxstudy.config import Perplexity
+from mxstudy.data.content_hash import digest_of
+from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.evaluation import checkpoints
+from mxstudy.evaluation.checkpoints import Trained
+from mxstudy.evaluation.scorer import Scorer
+from mxstudy.evaluation.windows import sliding_windows
+from mxstudy.studies.perplexity.check import Document, Windows, documents_of, windows_of
+from mxstudy.studies.perplexity.tables import show_totals, totals_of
+from mxstudy.studies.perplexity.tables import summarize as summarize
+from mxstudy.studies.trained_model import described, finish, scoring, write_journal
+from mxstudy.tracking.folder import RunFolder, replace_file
+
+PROBE = "perplexity"  # what its row in a journal is called
+TOKENS_AT_ONCE = 2**20  # of windows that are held as requests
+REPORT_EVERY_S = 10.0
+
+
+def run(config: Perplexity, folder: RunFolder, label: str) -> str:
+    with folder.lock(), folder.heartbeat():
+        path, trained = described(config)
+        windows = windows_of(config, trained)
+        folder.update(state="running", steps=config.documents, reason=None)
+        table = results.table_path(folder, "documents")
+        if not table.exists():
+            with scoring(config, path, replace(trained, max_length=windows.length), config.tokens_per_batch) as scorer:
+                score_one = functools.partial(score, scorer, trained.tokenizer, windows)
+                chunks = list(score_chunks(config, folder, label, score_one))
+            results.save_table(folder, table.stem, pd.concat(chunks, ignore_index=True))
+        for part in table.parent.glob("documents_*.parquet"):
+            part.unlink()
+        record(folder, path, trained, windows)
+        show_totals(folder)
+        finish(config, folder, label)
+    return "finished"
+
+
+def score_chunks(
+    config: Perplexity, folder: RunFolder, label: str, score_chunk: Callable[[Sequence[Document]], pd.DataFrame]
+) -> Iterator[pd.DataFrame]:
+    """The rows of every chunk, in order; each is a file before the next one is begun, and what is a file is read."""
+    shown_s = time.monotonic()
+    for chunk, some in itertools.groupby(documents_of(config), lambda document: document.chunk):
+        part, documents, began_s = results.table_path(folder, f"documents_{chunk:05}"), list(some), time.monotonic()
+        if part.exists():
+            rows = results.read_table(part)[0]
+            if rows["document"].tolist() == [document.number for document in documents]:
+                yield rows
+                continue
+        rows = score_chunk(documents)
+        results.save_table(folder, part.stem, rows)
+        done, now_s = int(rows["document"].max()) + 1, time.monotonic()
+        folder.update(step=done)
+        if now_s - shown_s > REPORT_EVERY_S:
+            shown_s = now_s
+            print(f"{label}  {done:,} documents  {rows['tokens'].sum() / (now_s - began_s):,.0f} tokens/s", flush=True)
+        yield rows
+
+
+def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Sequence[Document]) -> pd.DataFrame:
+    """A row a document: document (its number), sha256 (16 digits), bytes (UTF-8), characters, tokens, nats.
+
+    Raises ValueError, naming the document, for a loss that is no number.
+    """
+    ids = tokenizer.encode_batch([document.text for document in documents])
+    nats = np.zeros(len(documents))
+    asked = ((i, r) for i, tokens in enumerate(ids) for r in sliding_windows(tokens, tokenizer.eos_id, *windows))
+    while some := list(itertools.islice(asked, max(TOKENS_AT_ONCE // windows.length, 1))):
+        places, requests = zip(*some, strict=True)
+        np.subtract.at(nats, list(places), [scored.nats for scored in scorer.score(list(requests))])
+    for document, loss_nats in zip(documents, nats.tolist(), strict=True):
+        if not math.isfinite(loss_nats):
+            raise ValueError(f"document {document.number}, {document.text[:60]!r}...: its loss is {loss_nats} nats")
+    return pd.DataFrame(
+        {
+            "document": [document.number for document in documents],
+            "sha256": [digest_of(document.text).hex()[:16] for document in documents],
+            "bytes": [len(document.text.encode()) for document in documents],
+            "characters": [len(document.text) for document in documents],
+            "tokens": [len(tokens) for tokens in ids],
+            "nats": nats,
+        }
+    )
+
+
+def record(folder: RunFolder, path: Path, trained: Trained, windows: Windows) -> None:
+    """Table, JSON, and a row of the journal, at the step of the checkpoint in `path`."""
+    about = {
+        "checkpoint": trained.name,
+        "asked_in": checkpoints.title(trained),
+        "tokenizer": trained.tokenizer.identity,
+        "window": windows.length,
+        "stride": windows.stride,
+    }
+    documents = results.load_table([folder], "documents")
+    totals = totals_of(documents)
+    folder.update(step=len(documents), steps=len(documents))
+    results.save_table(folder, "perplexity", pd.DataFrame([about | totals]))
+    known = {name: value for name, value in totals.items() if not math.isnan(value)}
+    replace_file(folder.path / "perplexity.json", json.dumps(about | dict.fromkeys(totals) | known, indent=2))
+    write_journal(folder, path, PROBE, known)

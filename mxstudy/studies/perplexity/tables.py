@@ -1,0 +1,134 @@
+"""What the losses of documents come to, of one checkpoint and of several that are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from mxstudy import results
+from mxstudy.evaluation.paired import CONFIDENCE, SEED, draw_means
+from mxstudy.results.terminal import markdown, show
+from mxstudy.studies.evaluate.tables import baseline_arm, named
+from mxstudy.tracking.arms import short
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+
+TOTALS = ("documents", "tokens", "nats/token", "perplexity", "bits/byte", "bits/char")
+
+
+def totals_of(documents: pd.DataFrame) -> dict[str, float]:
+    """Sums over the table's rows, a document each, and their ratios; perplexity is a token's.
+
+    bits_per_byte R = sum_i b_i / sum_i n_i, of document i with b_i bits (nats / ln 2) in n_i bytes, and its standard
+    error as that of a ratio estimator over N documents (Cochran, Sampling Techniques, chapter 6),
+
+        s^2 = N / (N - 1) * sum_i (b_i - R n_i)^2 / (sum_i n_i)^2
+
+    NaN for one document.
+    """
+    sums = {name: documents[name].sum().item() for name in ("nats", "tokens", "bytes", "characters")}
+    bits, sizes = documents["nats"].to_numpy() / math.log(2), documents["bytes"].to_numpy()
+    count, ratio = len(documents), bits.sum() / sizes.sum()
+    spread = math.sqrt(count / (count - 1) * ((bits - ratio * sizes) ** 2).sum()) if count > 1 else math.nan
+    nats_per_token = sums["nats"] / sums["tokens"]
+    return {
+        "nats_per_token": nats_per_token,
+        "perplexity": float(np.exp(nats_per_token)),
+        "bits_per_byte": float(ratio),
+        "bits_per_byte_stderr": spread / sums["bytes"],
+        "bits_per_character": float(bits.sum()) / sums["characters"],
+        **{name: sums[name] for name in ("tokens", "bytes", "characters")},
+        "documents": count,
+    }
+
+
+def show_totals(folder: RunFolder) -> None:
+    row = totals_in(folder)
+    title = f"windows of {row['window']:,} tokens every {row['stride']:,}"
+    notes = ["bits/byte: +- its standard error over documents"]
+    show(title, TOTALS, [cells_of(row)], notes)
+
+
+def totals_in(folder: RunFolder) -> pd.Series:
+    return results.load_table([folder], "perplexity").iloc[0]
+
+
+def cells_of(row: pd.Series) -> tuple[str, ...]:
+    counts = (f"{row[name]:,}" for name in ("documents", "tokens"))
+    bits = results.plus_minus(row["bits_per_byte"], row["bits_per_byte_stderr"], ".4f")
+    loss, perplexity = f"{row['nats_per_token']:.4f}", f"{row['perplexity']:,.2f}"
+    return *counts, loss, perplexity, bits, f"{row['bits_per_character']:.4f}"
+
+
+# ---------------------------------------------------------------------------------------------------- comparison
+
+
+class Unit(NamedTuple):
+    """What a loss is by: `total`, of so many `nats` each, over `column` of the documents."""
+
+    name: str
+    total: str
+    column: str
+    nats: float
+    any_tokenizer: bool
+
+
+UNITS = (
+    Unit("bits/byte", "bits_per_byte", "bytes", math.log(2), True),
+    Unit("nats/token", "nats_per_token", "tokens", 1.0, False),
+)
+
+
+class Difference(NamedTuple):
+    """`low`, `high`: 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Of each checkpoint its loss, and that less the loss of the first one (or of `baseline`), by byte and by token.
+
+    Differences are over the documents that both have; between two tokenizers only those by byte say anything.
+    """
+    arms = {short(label): folder for label, folder in named(arms, "perplexity").items()}
+    against = baseline_arm(arms, baseline)
+    parts = []
+    for unit in UNITS:
+        title = f"{unit.name}, less {against}: 95 % paired bootstrap interval"
+        columns = ("arm", unit.name, "difference", "docs")
+        cells = [(label, *compared(folder, arms[against], unit)) for label, folder in arms.items()]
+        show(title, columns, cells, [])
+        parts.append(markdown(title, columns, cells))
+    return Summary("\n\n".join(parts))
+
+
+def compared(ours: RunFolder, theirs: RunFolder, unit: Unit) -> tuple[str, ...]:
+    """`ours` and, over the documents of both, how much more that is; '-' where nothing can be compared."""
+    row, both = totals_in(ours), paired(ours, theirs)
+    comparable = unit.any_tokenizer or row["tokenizer"] == totals_in(theirs)["tokenizer"]
+    more = str(difference(both, unit)) if comparable and ours != theirs and len(both) else "-"
+    return f"{row[unit.total]:.4f}", more, f"{len(both):,}"
+
+
+def paired(ours: RunFolder, theirs: RunFolder) -> pd.DataFrame:
+    """The documents of both, by their text: nats, nats_theirs, and ours of everything else."""
+    tables = [results.load_table([folder], "documents") for folder in (ours, theirs)]
+    return tables[0].merge(tables[1][["sha256", "nats"]], on="sha256", suffixes=("", "_theirs"), validate="one_to_one")
+
+
+def difference(both: pd.DataFrame, unit: Unit) -> Difference:
+    """sum (ours - theirs) / sum units; the interval from 10,000 draws of documents, with replacement."""
+    pairs = np.stack(((both["nats"] - both["nats_theirs"]) / unit.nats, both[unit.column]), axis=1)
+    draws = draw_means(np.random.default_rng(SEED), pairs)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(draws[:, 0] / draws[:, 1], [tail, 1 - tail])
+    return Difference(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))

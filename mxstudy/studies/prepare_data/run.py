@@ -1,0 +1,113 @@
+"""Preparing a corpus: streamed, tokenised on all cores, written as the shards that a training finds by itself.
+
+Killed at any moment it goes on where it was, and the shards have the same bytes. At the end every file is read back and
+its sha256 compared with the manifest's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mxstudy.config import PrepareData
+from mxstudy.data.growing_shards import Counts
+from mxstudy.data.shards import Shards, locate, prepare, verify
+from mxstudy.results.terminal import markdown, show
+from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.sweep import Summary
+from mxstudy.train.ending import end_mirrored
+
+PROBE = "prepare_data"  # what its rows in a journal are called
+RECORD_EVERY_S = 10.0
+COUNTED = ("documents", "duplicates", "bytes", "tokens")
+
+
+def run(config: PrepareData, folder: RunFolder, label: str) -> str:
+    with folder.lock(), folder.heartbeat():
+        folder.update(state="running", reason=None)
+        with Record(folder) as record:
+            workers = config.workers or len(os.sched_getaffinity(0))
+            report = partial(print, flush=True)
+            shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report, workers, record.watch)
+            began_s = time.monotonic()
+            verify(shards)
+            record.end(shards)
+        replace_file(folder.path / "shards.json", json.dumps(shards.manifest, indent=2))
+        files = shards.manifest["files"]
+        show(label, COLUMNS, rows_of(shards), [f"shards: {shards.folder}"])
+        print(f"sha256 of {len(files)} files verified in {time.monotonic() - began_s:.1f} s", flush=True)
+        folder.update(steps=folder.status().step)  # how many documents there are is known only now
+        end_mirrored(config, folder, label)
+    return "finished"
+
+
+class Record:
+    """Counts and tokens/s in the journal, now and then, by documents so far."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.journal, self.recorded_s = folder, Journal(folder.journal_path), 0.0
+        self.tokens_per_s: float | None = None  # of this process; None: the shards were there
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+
+    def watch(self, counts: Counts, tokens_per_s: float) -> None:
+        if self.tokens_per_s is None:  # what a killed process did behind its last note is done again
+            self.journal.resumed_from(totals(counts)["documents"])
+        self.tokens_per_s = tokens_per_s
+        if time.monotonic() - self.recorded_s > RECORD_EVERY_S:
+            self.write(totals(counts))
+            self.recorded_s = time.monotonic()
+
+    def end(self, shards: Shards) -> None:
+        """The whole, once more."""
+        counts = totals(shards.manifest["splits"])
+        self.journal.resumed_from(counts["documents"])
+        self.write(counts)
+
+    def write(self, counts: dict[str, int]) -> None:
+        rate = {} if self.tokens_per_s is None else {"tokens_per_s": self.tokens_per_s}
+        self.journal.write({"step": counts["documents"], "probe": PROBE, "values": counts | rate})
+        self.folder.update(step=counts["documents"])
+
+
+def totals(counts: Mapping[Any, Mapping[str, int]]) -> dict[str, int]:
+    """Over both splits."""
+    return {name: sum(count[name] for count in counts.values()) for name in COUNTED}
+
+
+# ------------------------------------------------------------------------------------------------- on the terminal
+
+COLUMNS = ("split", *COUNTED, "bytes/token")
+
+
+def rows_of(shards: Shards) -> list[tuple[str, ...]]:
+    return [
+        (split, *(f"{count[name]:,}" for name in COUNTED), f"{count['bytes'] / max(count['tokens'], 1):.3f}")
+        for split, count in shards.manifest["splits"].items()
+    ]
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Every corpus with its totals; one whose shards have been deleted since says so."""
+    columns = ("arm", *COUNTED, "shards")
+    cells = [(label, *summary_of(folder)) for label, folder in arms.items()]
+    show("prepared", columns, cells, [])
+    return Summary(markdown("prepared", columns, cells))
+
+
+def summary_of(folder: RunFolder) -> tuple[str, ...]:
+    manifest = json.loads((folder.path / "shards.json").read_text())
+    config: Any = folder.config()
+    where = locate(config.data, config.tokenizer, Path(config.cache_dir))[0]
+    found = str(where) if where.exists() else "deleted; rerun=true makes them again"
+    return *(f"{value:,}" for value in totals(manifest["splits"]).values()), found

@@ -1,0 +1,175 @@
+"""Pre-training: one decoder, one norm, one precision plan, one corpus.
+
+Arms of a comparison differ in what their configs say and in nothing else: a seed gives every arm the same initial
+weights and the same batches, and norm and linears are the same fused modules in all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxstudy.config import Pretrain
+from mxstudy.data import tokenizer
+from mxstudy.data.batches import Batches
+from mxstudy.data.shards import Shards, prepare
+from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import describe
+from mxstudy.probes.base import Probe
+from mxstudy.probes.build import build_probes, build_spikes
+from mxstudy.probes.spikes import SpikeWatch
+from mxstudy.probes.stragglers import Ranks
+from mxstudy.reader import plain, require
+from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
+from mxstudy.studies.pretrain.summary import summarize as summarize
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import read_journal
+from mxstudy.train.checkpoint import Checkpoints, state_tensors
+from mxstudy.train.ending import end_told
+from mxstudy.train.loop import Run, set_precision, train
+from mxstudy.train.optimizer import build_optimizer, materialize_state
+from mxstudy.train.parallel import mesh_of_ranks, parallelize
+from mxstudy.train.process_group import joined
+from mxstudy.train.progress import Progress
+from mxstudy.train.recorder import Follower, Recorder, State
+from mxstudy.train.runtime import configure_torch, resolve_device
+from mxstudy.train.signals import Leave
+
+
+def run(config: Pretrain, folder: RunFolder, label: str) -> str:
+    """Train, or go on from the last checkpoint; returns finished, diverged or preempted.
+
+    Where several processes were started together each of them calls this, and has a share of model and batches.
+    """
+    device = resolve_device(config.train.device)
+    configure_torch(config.train.compile, config.train.deterministic)
+    with joined(device, folder), writer(folder):
+        if world_size() > 1:
+            check(config, world_size())
+        report = partial(print, flush=True) if is_first() else silence
+        on_first_rank(lambda: folder.update(state="running", steps=config.train.steps, reason=None))
+        shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report)
+        tokenizer_of_run = shards.tokenizer()
+        check_vocabulary(config, tokenizer_of_run.vocab_size)
+        on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run))
+        model = initial_model(config, device)
+        optimizer = build_optimizer(model, config.optimizer)
+        fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
+        checkpoints = Checkpoints(folder.checkpoints, fingerprint, plain(config), keep_last)
+        latest = checkpoints.latest()
+        if latest:
+            materialize_state(optimizer)
+        tensors = partial(state_tensors, model, optimizer)
+        start = checkpoints.load(latest, tensors()) if latest else 0
+        plan = set_precision(model, config, start, device)
+        described = describe(model, plan["precision"])
+        report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{described}")
+        batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
+        batches.validation(config.validation.sequences)  # too many are refused now, not after the training
+        probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe begins a new peak
+        about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
+        about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation")} | plan
+        with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
+            recorder.record({"step": start} | about)
+            spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
+            evaluate = evaluation_of(config, model, tokenizer_of_run)
+            running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
+            state = train(running, start, leave)
+            why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
+            end_told(recorder, folder, state, why, leave)
+    return state
+
+
+def silence(line: str) -> None:
+    """The first rank has said it."""
+
+
+@contextmanager
+def writer(folder: RunFolder) -> Iterator[None]:
+    """The first rank alone owns the folder."""
+    with ExitStack() as stack:
+        if is_first():
+            stack.enter_context(folder.lock())
+            stack.enter_context(folder.heartbeat())
+        yield
+
+
+def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer) -> None:
+    pin_shards(folder, shards)
+    if not folder.tokenizer_path.exists():  # what reads a checkpoint needs no corpus
+        own.save(folder.tokenizer_path)
+
+
+def evaluation_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], dict[str, float]] | None:
+    """What gives the model's scores; None where they are never asked for."""
+    if not config.evaluation.every_steps:
+        return None
+    from mxstudy.evaluation.during_training import build_evaluation  # lm-eval takes a second
+
+    return build_evaluation(config.evaluation, model, own, config.train.sequence_length)
+
+
+def initial_model(config: Pretrain, device: torch.device) -> Decoder:
+    """Compiled and sharded as configured; no rank ever has all of its weights."""
+    with torch.device("meta"):
+        model = build_model(config)
+    parallelize(model, config.train, mesh_of_ranks(device))
+    model.to_empty(device=device)
+    model.init_weights(config.seed)
+    return model
+
+
+def pin_shards(folder: RunFolder, shards: Shards) -> None:
+    """Record the shards' manifest at the start; refuse to go on with others."""
+    path = folder.path / "shards.json"
+    if not path.exists():
+        path.write_text(json.dumps(shards.manifest, indent=2))
+    require(
+        json.loads(path.read_text()) == json.loads(json.dumps(shards.manifest)),
+        f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts it anew",
+    )
+
+
+def recorder_of(
+    config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: State
+) -> Recorder | Follower:
+    """Of the first rank one that writes, and talks to MLflow."""
+    if not is_first():
+        return Follower(checkpoints, tensors)
+    progress = Progress(label, config.train.steps)
+    return PretrainRecorder(config, folder, progress, start, checkpoints, tensors)
+
+
+def probes_of_ranks(config: Pretrain) -> list[Probe]:
+    return [Ranks(config.train.batch_size * config.train.sequence_length)] if world_size() > 1 else []
+
+
+def spikes_of(config: Pretrain, probes: list[Probe], folder: RunFolder, checkpoints: Checkpoints) -> SpikeWatch | None:
+    losses = [row["loss"] for row in read_journal(folder.journal_path) if "loss" in row]
+    return build_spikes(config.probe, probes, folder.path, checkpoints.pin_latest, losses)
+
+
+class PretrainRecorder(Recorder):
+    def record(self, row: dict[str, Any]) -> None:
+        super().record(row)
+        if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
+            print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
+        if "loss" in row:
+            self.show(row)
+
+
+def divergence(rows: list[dict[str, Any]]) -> str:
+    """What was not finite, and the last loss before it: 'loss nan at step 7; loss 9.1301 at step 6'."""
+    *before, last = [row for row in rows if "loss" in row]
+    what = next(key for key in ("loss", "grad_norm") if not math.isfinite(last[key]))
+    then = f"; loss {before[-1]['loss']:.4f} at step {before[-1]['step']}" if before else ""
+    return f"{what} {last[what]} at step {last['step']}{then}"

@@ -1,0 +1,130 @@
+"""What a sweep of pre-training runs says at its end, on the terminal and in MLflow: a table, a figure of the losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import cycle
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from mxstudy import results
+from mxstudy.results.terminal import LEFT, grid
+from mxstudy.tracking.arms import short
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+
+FIGURES = Path("figures")
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+
+
+def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Print the table of the arms, by label, and the path of their figure; the same for MLflow.
+
+    `baseline`: the choices by config group of the arm that the others are compared with; {}: the first.
+    """
+    arms = {short(label): folder for label, folder in arms.items()}
+    runs = results.load_runs(list(arms.values())).assign(label=list(arms))
+    against = baseline_arm(runs, baseline)
+    folders = list(arms.values())
+    notes = [f"diff: validation loss less that of {against['label']}; losses in nats a token"]
+    notes += [f"{label}: diverged, {folder.status().reason}" for label, folder in arms.items() if has_diverged(folder)]
+    entropies_nats = runs["unigram_entropy_nats"].dropna().unique()
+    notes += [f"unigram entropy of the validation split: {nats:.4f} nats a token" for nats in entropies_nats]
+    console = Console(highlight=False)
+    console.print(terminal_table(runs, against, console.width))
+    print("\n".join(notes))
+    figure = draw_losses(arms, against, FIGURES / f"{folders[0].config().experiment}.png")
+    print(f"loss curves: {figure}", flush=True)
+    return Summary("\n\n".join([markdown_table(runs, against), *notes]), [figure])
+
+
+def has_diverged(folder: RunFolder) -> bool:
+    return folder.status().state == "diverged"
+
+
+def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
+    """The first run with those choices; the first of all, and a line that says so, where no run has them."""
+    wanted = {f"choice.{group}": choice for group, choice in baseline.items()}
+    fits = runs.reindex(columns=list(wanted)).eq(pd.Series(wanted, dtype=object)).all(axis="columns")
+    if not fits.any():
+        print(f"baseline: no arm has {dict(baseline)}; {runs['label'].iloc[0]} stands in for it")
+        return runs.iloc[0]
+    return runs[fits].iloc[0]
+
+
+def columns(runs: pd.DataFrame, baseline: pd.Series) -> dict[str, list[str]]:
+    """What either table shows, as text: a column a name."""
+    states = ["" if state == "finished" else f" ({state})" for state in runs["state"]]
+    losses = runs["validation_loss"]
+    return {
+        "arm": [label + state for label, state in zip(runs["label"], states, strict=True)],
+        "val loss": [number(loss, ".4f") for loss in losses],
+        "diff": [number(loss - baseline["validation_loss"], "+.4f") for loss in losses],
+        "tokens/s": [f"{rate:,.0f}" for rate in runs["tokens_per_s"]],
+        "MLflow run": [run_id if isinstance(run_id, str) else "-" for run_id in runs["mlflow_run_id"]],
+    }
+
+
+def number(value: float, form: str) -> str:
+    """A dash where there is none: what has diverged has no validation loss."""
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def terminal_table(runs: pd.DataFrame, baseline: pd.Series, width: int) -> Table:
+    """Within `width` columns: where an arm's name and its run's id do not fit into a line, the id is left out."""
+    shown = columns(runs, baseline)
+    widths = [max(map(len, [name, *cells])) + 1 for name, cells in shown.items()]
+    if sum(widths) + 1 > width:
+        del shown["MLflow run"]
+    return grid(None, shown, zip(*shown.values(), strict=True))
+
+
+def markdown_table(runs: pd.DataFrame, baseline: pd.Series) -> str:
+    shown = columns(runs, baseline)
+    return results.markdown(shown, zip(*shown.values(), strict=True), LEFT)
+
+
+def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) -> Path:
+    """Loss by training tokens, an arm a colour, and below it the difference to the baseline's at the same tokens.
+
+    Lines: exponential mean of the training loss, the raw loss faint behind it. Points: validation loss.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import EngFormatter
+
+    losses = [load_losses(list(arms.values()), name) for name in ("loss", "validation_loss")]
+    differences = [frame.sub(frame[baseline["fingerprint"]], axis="index") for frame in losses]
+    figure, panels = plt.subplots(2, sharex=True, figsize=(6, 4.8), height_ratios=(3, 2), layout="constrained")
+    for axes, (training, validation) in zip(panels, (losses, differences), strict=True):
+        for (label, folder), color in zip(arms.items(), cycle(COLORS), strict=False):
+            arm = folder.status().fingerprint
+            loss = training[arm].dropna()
+            axes.plot(loss, color=color, linewidth=0.6, alpha=0.25)
+            axes.plot(results.smoothed(loss), color=color, linewidth=1.4, label=label)
+            axes.plot(validation[arm].dropna(), "o", color=color, markersize=4)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("loss, nats a token")
+    panels[0].legend(title="line: training; point: validation", frameon=False)
+    panels[1].set(xlabel="training tokens", ylabel=f"less that of\n{baseline['label']}")
+    panels[1].xaxis.set_major_formatter(EngFormatter())
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path.resolve()
+
+
+def load_losses(folders: list[RunFolder], name: str) -> pd.DataFrame:
+    """A row a number of training tokens, a column a fingerprint; NaN where a run has no such loss."""
+    rows, validations = results.load_metrics(folders), results.load_validations(folders)
+    if len(validations):  # none where every run has diverged
+        rows = rows.merge(validations, how="left", on=["fingerprint", "step"])
+    rows = rows.reindex(columns=["tokens", "fingerprint", name])
+    return rows.pivot(index="tokens", columns="fingerprint", values=name)
