@@ -4,9 +4,6 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import LayerNorm, MXNorm, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics.norm_linear import rms_coefficient
-from mxstudy.students.model import ResidualMLP
-from mxstudy.students.replicas import stack
-from mxstudy.students.teacher import build_teacher
 
 __all__ = [
     "Decoder",
@@ -16,8 +13,5 @@ __all__ = [
     "NormLinear",
     "PostRoundMXNorm",
     "RMSNorm",
-    "ResidualMLP",
-    "build_teacher",
     "rms_coefficient",
-    "stack",
 ]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.kernels import linear_fp32
+from mxstudy.kernels.native import mx_tensor
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.gemms import Linear, Random, mx_linear
 from mxstudy.numerics.norm_linear import norm_linear
@@ -41,7 +42,7 @@ class MXLinear(nn.Module):
 
     @property
     def arithmetic(self) -> Linear:
-        return Linear(self.gemms, self.random, self.native)
+        return Linear(self.gemms, self.random, mx_tensor if self.native else None)
 
     def weight_as(self, x: Tensor) -> Tensor:
         return self.weight.to(x.dtype) if self.compute is None else self.weight

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
-from mxstudy.kernels.native import mx_tensor
 from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.constant import constant
 from mxstudy.numerics.formats import is_random
@@ -79,6 +79,10 @@ def _written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- operands
+
+
+# A quantised matrix as a GEMM that is not torch's reads it, and the dtype of that GEMM's result.
+Decode = Callable[[Quantized, torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def operand(
     dtype: torch.dtype,
     draws: Draws | None = None,
     bound: Tensor | None = None,
-    native: bool = False,
+    decode: Decode | None = None,
 ) -> Operand:
     """x [rows, columns] as a GEMM reads it: quantised along `axis`, -2 or -1, and decoded, or rounded to `dtype`.
 
@@ -152,8 +156,8 @@ def operand(
     if cast is None:
         return Operand(to_dtype(to_dtype(x, dtype), gemm_dtype))
     quantized = quantized_operand(x, cast, axis, draws, bound)
-    if native:
-        return Operand(mx_tensor(quantized, gemm_dtype))
+    if decode is not None:
+        return Operand(decode(quantized, gemm_dtype))
     if cast.scale == "FP32":
         block_scales = quantized.block_scales_along(axis % x.ndim)
         return Operand(to_dtype(quantized.values, gemm_dtype), None, block_scales, quantized.block_size)
@@ -199,17 +203,17 @@ def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """How a linear computes: its recipe, filled; where it draws from; whether the GEMM is the hardware's own."""
+    """How a linear computes: its recipe, filled; where it draws from; how a GEMM that is not torch's reads operands."""
 
     gemms: Gemms
     random: Random | None = None
-    native: bool = False
+    decode: Decode | None = None
 
     def operand(self, x: Tensor, name: str, axis: int, dtype: torch.dtype, bound: Tensor | None = None) -> Operand:
         """x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1."""
         gemm = name.partition("_")[0]
         x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)
-        return operand(x, getattr(self.gemms, name), axis, dtype, self.draws(name), bound, self.native)
+        return operand(x, getattr(self.gemms, name), axis, dtype, self.draws(name), bound, self.decode)
 
     def transform(self, gemm: str) -> Hadamard | None:
         return getattr(self.gemms, f"{gemm}_transform")
@@ -311,12 +315,12 @@ def mx_linear(x: Tensor, weight: Tensor, linear: Linear, dtype: torch.dtype | No
     """
     stacked = weight.ndim - 2
     keys, places = linear.random or (None, None)
-    h_TO = _MXLinear.apply(x.flatten(stacked, -2), weight, keys, places, linear.gemms, linear.native, dtype or x.dtype)
+    h_TO = _MXLinear.apply(x.flatten(stacked, -2), weight, keys, places, linear.gemms, linear.decode, dtype or x.dtype)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
 
-def linear_of(gemms: Gemms, keys: Tensor | None, places: Tensor | None, native: bool = False) -> Linear:
-    return Linear(gemms, None if keys is None or places is None else Random(keys, places), native)
+def linear_of(gemms: Gemms, keys: Tensor | None, places: Tensor | None, decode: Decode | None = None) -> Linear:
+    return Linear(gemms, None if keys is None or places is None else Random(keys, places), decode)
 
 
 class _MXLinear(torch.autograd.Function):
@@ -328,17 +332,17 @@ class _MXLinear(torch.autograd.Function):
         keys: Tensor | None,
         places: Tensor | None,
         gemms: Gemms,
-        native: bool,
+        decode: Decode | None,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, weight_OI, keys, places)
-        ctx.gemms, ctx.native = gemms, native
-        return forward_gemm(x_TI, weight_OI, linear_of(gemms, keys, places, native), dtype)
+        ctx.gemms, ctx.decode = gemms, decode
+        return forward_gemm(x_TI, weight_OI, linear_of(gemms, keys, places, decode), dtype)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, weight_OI, keys, places = ctx.saved_tensors
-        linear = linear_of(ctx.gemms, keys, places, ctx.native)
+        linear = linear_of(ctx.gemms, keys, places, ctx.decode)
         dx_TI = dgrad_gemm(dh_TO, weight_OI, linear, x_TI, weight_OI)
         dweight_OI = wgrad_gemm(dh_TO, x_TI, linear, weight_OI)
         return to_dtype(dx_TI, x_TI.dtype), to_dtype(dweight_OI, weight_OI.dtype), None, None, None, None, None

@@ -21,7 +21,7 @@ from torch import Tensor
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
 from mxstudy.numerics.constant import constant
-from mxstudy.numerics.gemms import Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
+from mxstudy.numerics.gemms import Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.reader import ConfigError, require
 
@@ -141,7 +141,7 @@ def norm_linear(
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
     keys, places = linear.random or (None, None)
-    settings = (bound, fold_gain, rounded, linear.gemms, linear.native, dtype or x.dtype)
+    settings = (bound, fold_gain, rounded, linear.gemms, linear.decode, dtype or x.dtype)
     h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, keys, places, *settings)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
@@ -174,21 +174,21 @@ class _NormLinear(torch.autograd.Function):
         fold_gain: bool,
         rounded: bool,
         gemms: Gemms,
-        native: bool,
+        decode: Decode | None,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places)
-        ctx.settings = bound, fold_gain, rounded, gemms, native
+        ctx.settings = bound, fold_gain, rounded, gemms, decode
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
         y_TI, weight, bound_of_y = forward_sources(xbar_TI, gain_I, bias_I, weight_OI, bound, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
-        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, native), dtype, bound_of_y)
+        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode), dtype, bound_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places = ctx.saved_tensors
-        bound, fold_gain, rounded, gemms, native = ctx.settings
-        linear = linear_of(gemms, keys, places, native)
+        bound, fold_gain, rounded, gemms, decode = ctx.settings
+        linear = linear_of(gemms, keys, places, decode)
         gain, xbar = to_dtype(gain_I, torch.float32), normalize(center(x_TI, mean_T1), rms_T1)
         y_TI = xbar if fold_gain else affine(xbar, gain, bias_I)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI

@@ -17,6 +17,7 @@ from reference_float_scales import nvfp4_array, nvfp4_tensor_scale, tensor_cast_
 
 from mxstudy.config import BlockCast, Cast, Gemms
 from mxstudy.config.recipes import tensor_scaled
+from mxstudy.kernels.native import mx_tensor
 from mxstudy.numerics.cast import quantize_as
 from mxstudy.numerics.gemms import Linear, mx_linear
 
@@ -27,7 +28,7 @@ CAST = BlockCast()
 
 def linear(gemms: Gemms, cast: BlockCast = CAST, native: bool = False) -> Linear:
     """How a linear computes by that recipe under these settings of the run."""
-    return Linear(gemms.filled(cast), native=native)
+    return Linear(gemms.filled(cast), decode=mx_tensor if native else None)
 
 
 def tensor_cast(x: torch.Tensor, fmt: str, cast: BlockCast = CAST) -> tuple[torch.Tensor, torch.Tensor]:

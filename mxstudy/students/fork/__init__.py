@@ -1,0 +1,1 @@
+"""Interventions: a run of students once more from just before it diverges, with something changed."""

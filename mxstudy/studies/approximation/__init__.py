@@ -1,0 +1,1 @@
+"""What MXNorm approximates, measured on random tensors."""

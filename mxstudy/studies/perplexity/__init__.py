@@ -1,0 +1,1 @@
+"""Loss of a checkpoint on a corpus."""
