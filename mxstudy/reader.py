@@ -12,8 +12,9 @@ import functools
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+T = TypeVar("T")
 schema = dataclass(frozen=True, kw_only=True)
 
 
@@ -32,6 +33,11 @@ type_hints = functools.cache(get_type_hints)
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def changed(value: T, **fields: Any) -> T:
+    """Return a copy of a schema's value with these fields changed."""
+    return dataclasses.replace(value, **fields)  # type: ignore[type-var]
 
 
 def suggest(word: str, choices: Iterable[object]) -> str:
