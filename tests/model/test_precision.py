@@ -7,7 +7,8 @@ import torch
 from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.model import Decoder
-from mxstudy.model.backends import Place, Road, backends_of, plan_roads
+from mxstudy.model.backends import backends_of, plan_roads
+from mxstudy.model.fusable import Place, Road
 from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
 from mxstudy.reader import ConfigError
 
