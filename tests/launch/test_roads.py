@@ -200,7 +200,7 @@ def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> No
 def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study.backend = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
     jobs = plan(three(tmp_path))
     sentence = sweep.different_roads(jobs)
     assert sentence is not None
@@ -217,7 +217,7 @@ def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_pat
     jobs = plan(three(tmp_path))
     for one in jobs:
         claim(one).update(state="finished")
-    study.backend = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
     again = plan(three(tmp_path))
     assert sweep.different_roads(again) is not None
     assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
