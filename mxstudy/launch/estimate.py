@@ -27,13 +27,13 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     todo = [job for job in jobs if job.state in ("new", "resume")]
     gpus = {job.fingerprint: gpus_of(job, settings) for job in todo}
     costs = {job.fingerprint: study_of(job.config.study).cost(job.config, steps_done(job)) for job in todo}
-    rows = [["what", "state", "GPUs", "tokens", "FLOPs", "GPU hours", "folder"]]
+    rows = [["what", "the same run as", "state", "GPUs", "tokens", "FLOPs", "GPU hours", "folder"]]
     for job in jobs:
         known = job.fingerprint in costs
         words = columns(gpus[job.fingerprint], costs[job.fingerprint]) if known else [""] * 4
-        rows.append([job.label, job.state, *words, str(job.folder)])
+        rows.append([job.label, "; ".join(job.also), job.state, *words, str(job.folder)])
     total = sum(costs.values(), Cost())
-    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", *columns(sum(gpus.values()), total), ""])
+    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
     notes = [note for value, note in ((total.flops, OF_FLOPS), (total.gpu_hours, OF_HOURS)) if value]
     print("\n".join([*aligned(rows), *notes]), flush=True)
 

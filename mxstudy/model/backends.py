@@ -45,7 +45,7 @@ def road_of(name: str, module: nn.Module, backend: str, place: Place) -> Road:
     if backend in refusals and backend != "reference":
         reason = refusals[backend]
         if reason is None:
-            return Road(backend)
+            return Road(backend, but=left_of(module, backend))
         is_head = backend == "joined" and isinstance(module, MXLinear)  # in no block that could be
         if is_plain(module) or is_head:
             return Road("reference", reason)
@@ -57,7 +57,11 @@ def road_of(name: str, module: nn.Module, backend: str, place: Place) -> Road:
         return Road("reference", "precision.backend asks for it" if refusals["joined"] is None else refusals["joined"])
     if backend == "auto" and refusals["native"] is None and torch.cuda.is_available():  # else nobody has seen the GPU
         return Road("native")
-    return Road("joined") if refusals["joined"] is None else Road("reference", refusals["joined"])
+    return (
+        Road("joined", but=left_of(module, "joined"))
+        if refusals["joined"] is None
+        else Road("reference", refusals["joined"])
+    )
 
 
 def take_roads(model: nn.Module, roads: dict[str, Road], place: Place) -> None:
@@ -69,6 +73,11 @@ def take_roads(model: nn.Module, roads: dict[str, Road], place: Place) -> None:
             linear.native = road.backend == "native" and linear.gemms != Gemms()
         if isinstance(module, Fusable):
             module.take(road.backend == "joined")
+
+
+def left_of(module: nn.Module, backend: str) -> str | None:
+    """Return what of the module that backend leaves to the reference; None if it computes all of it."""
+    return module.left_to_reference if backend == "joined" and isinstance(module, Fusable) else None
 
 
 def why_no_native(module: nn.Module, place: Place) -> str | None:
@@ -100,7 +109,8 @@ def describe_roads(model: nn.Module) -> list[str]:
     for name, module in parts(model).items():
         groups[getattr(module, "road", Road("reference", "no precision was applied"))].append(name)
     return [
-        f"{spelled(names)}: {road.backend}" + (f" ({road.why})" if road.why else "") for road, names in groups.items()
+        f"{spelled(names)}: {road.backend}" + (f" ({note})" if (note := road.why or road.but) else "")
+        for road, names in groups.items()
     ]
 
 

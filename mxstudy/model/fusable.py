@@ -13,10 +13,11 @@ from mxstudy.model.linear import MXLinear
 
 @dataclass(frozen=True)
 class Road:
-    """The backend of a block, and why it is not the fastest one; None where it is."""
+    """The backend of a block, and why it is not the fastest one; `but`: what of the block it does not compute."""
 
     backend: str
     why: str | None = None
+    but: str | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class Fusable(nn.Module):
     def why_not_joined(self, place: Place) -> str | None:
         """Return what keeps the block from fused kernels in the formats that its linears have now; None if nothing."""
         raise NotImplementedError
+
+    @property
+    def left_to_reference(self) -> str | None:
+        """Say what of the block fused kernels leave to the reference; None if they compute all of it."""
+        return None
 
     def take(self, joined: bool) -> None:
         """Run in fused kernels from here on, in the formats that the linears have now, or module by module."""

@@ -163,6 +163,10 @@ class Block(Fusable):
                 bias_dtype=self.ops.bias,
             )
 
+    @property
+    def left_to_reference(self) -> str | None:
+        return None if self.attention is None else "the MLP; attention runs by the reference"
+
     def join(self) -> None:
         """Take kernels where there are some, on whatever device."""
         self.take(self.why_no_kernel() is None)

@@ -10,7 +10,7 @@ from mxstudy.config import StudentTeacher
 from mxstudy.reader import changed
 from mxstudy.students.check import backends_on
 from mxstudy.students.stack import build_student
-from mxstudy.studies.protocol import Cost, Identity, Study, on_planned_device
+from mxstudy.studies.protocol import Cost, Identity, Study, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 from mxstudy.train.runtime import resolve_device
@@ -31,6 +31,9 @@ class StudentTeacherStudy(Study[StudentTeacher]):
 
     def backends(self, config: StudentTeacher) -> str | None:
         return backends_on(config)
+
+    def vain_settings(self, config: StudentTeacher) -> dict[str, str]:
+        return settings_in_vain(config.precision, config.norm)
 
     def cost(self, config: StudentTeacher, done: int) -> Cost:
         """Return the cost of the steps that are left. The GPU waits more than it computes, so no rate gives hours."""

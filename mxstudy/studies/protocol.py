@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from mxstudy.config import Run
+from mxstudy.config.model import AnyNorm, Precision
+from mxstudy.config.settings import vain_settings
 from mxstudy.reader import changed
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
@@ -81,6 +83,10 @@ class Study(ABC, Generic[C]):
         """
         return None
 
+    def vain_settings(self, config: C) -> dict[str, str]:
+        """Return by its key each setting of the run's precision that nothing takes, with a message that says why."""
+        return {}
+
     def cost(self, config: C, done: int) -> Cost:
         """Return the cost of the training steps that are left after the first `done`; nothing if it does not train."""
         return Cost()
@@ -96,6 +102,12 @@ class Study(ABC, Generic[C]):
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
         """Tell the tracking server's other runs what this one found out; returns why that failed, in one line."""
         return None
+
+
+def settings_in_vain(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
+    """Return what `Study.vain_settings` does, of a model with this precision and norm."""
+    found = vain_settings(precision, () if norm is None else norm.reads)
+    return {f"precision.{vain.setting}": vain.message for vain in found}
 
 
 T = TypeVar("T")

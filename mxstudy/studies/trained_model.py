@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from mxstudy.config import OfCheckpoint
+from mxstudy.config.settings import vain_settings
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
+from mxstudy.model.precision import describe
 from mxstudy.reader import changed
-from mxstudy.studies.protocol import Identity, Study, Uses, on_planned_device
+from mxstudy.studies.protocol import Identity, Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Journal, read_journal
+from mxstudy.tracking.journal import Journal, Row, read_journal
 from mxstudy.tracking.mlflow import add_rows
 from mxstudy.train.ending import end_mirrored
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -42,6 +44,12 @@ class TrainedModelStudy(Study[C]):
         if key not in _built:
             check_model(config)
         return _built[key]
+
+    def vain_settings(self, config: C) -> dict[str, str]:
+        if config.precision is None or not any(vain_settings(config.precision)):
+            return {}
+        norm = config.norm or checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
+        return settings_in_vain(config.precision, norm)
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
         return tell_training_run(config, folder)
@@ -80,12 +88,21 @@ def built_key(config: OfCheckpoint) -> str:
     return repr((path, config.norm, config.precision, config.compute, device))
 
 
+def plan_of(config: OfCheckpoint, trained: Trained) -> tuple[str, Row]:
+    """Return the plan as applied to the model that is asked: to be read, and as a journal has it."""
+    device = resolve_device(config.device, "device")
+    model = checkpoints.build(trained, device)
+    rows = checkpoints.set_precision(model, trained, device)
+    return describe(model, rows, forward_only=True), {"precision": rows, "backends": backends_of(model)}
+
+
 @contextmanager
 def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch: int) -> Iterator[Scorer]:
     """What scores requests, in this process or in several, on devices that are named as it begins."""
     devices = devices_of(resolve_device(config.device, "device"), config.processes)
     configure_torch()
-    print(f"{trained.name} on {', '.join(map(str, devices))}: {checkpoints.title(trained)}", flush=True)
+    print(f"{trained.name} on {', '.join(map(str, devices))}: {checkpoints.title(trained)}")
+    print(plan_of(config, trained)[0], flush=True)
     if len(devices) == 1:
         yield Scorer(checkpoints.load(path, trained, devices[0]), trained.max_length, tokens_per_batch)
         return
@@ -96,11 +113,14 @@ def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch
         pool.close()
 
 
-def write_journal(folder: RunFolder, path: Path, probe: str, values: Mapping[str, float]) -> None:
-    """One row, at the step of the checkpoint in `path`, in place of what the journal had."""
+def write_journal(
+    config: OfCheckpoint, folder: RunFolder, path: Path, trained: Trained, probe: str, values: Mapping[str, float]
+) -> None:
+    """Write two rows, at the step of the checkpoint in `path`, in place of what the journal had: plan, and values."""
     folder.journal_path.unlink(missing_ok=True)
-    journal = Journal(folder.journal_path)
-    journal.write({"step": checkpoints.step_of(path), "probe": probe, "values": dict(values)})
+    step, journal = checkpoints.step_of(path), Journal(folder.journal_path)
+    journal.write({"step": step} | plan_of(config, trained)[1])
+    journal.write({"step": step, "probe": probe, "values": dict(values)})
     journal.close()
 
 

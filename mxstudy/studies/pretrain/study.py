@@ -11,7 +11,7 @@ from mxstudy.config import Pretrain
 from mxstudy.data import corpus, tokenizer
 from mxstudy.reader import changed
 from mxstudy.studies.pretrain.check import backends_over, build_model, check
-from mxstudy.studies.protocol import Cost, Identity, Study, Uses, on_planned_device
+from mxstudy.studies.protocol import Cost, Identity, Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
@@ -41,6 +41,9 @@ class PretrainStudy(Study[Pretrain]):
 
     def backends(self, config: Pretrain) -> str | None:
         return backends_over(config, 1)
+
+    def vain_settings(self, config: Pretrain) -> dict[str, str]:
+        return settings_in_vain(config.precision, config.norm)
 
     def cost(self, config: Pretrain, done: int) -> Cost:
         """Return the cost of the steps that are left, without validation, probes and recomputation."""
