@@ -11,7 +11,6 @@ from mxstudy.numerics import fake_quantize
 from mxstudy.probes.activations import (
     ActivationHistograms,
     NormOutputRMS,
-    bin_edges,
     compiled,
     count_bins,
     input_and_output_counts,
@@ -19,6 +18,7 @@ from mxstudy.probes.activations import (
     norm_output,
 )
 from mxstudy.probes.base import StepView
+from mxstudy.probes.histogram_bins import bin_edges
 
 MXFP8 = PRECISIONS["mxfp8"]
 TOKENS = torch.zeros(1, 1, dtype=torch.int64)
