@@ -16,8 +16,8 @@ from mxstudy.launch.run_state import DONE
 from mxstudy.studies import STUDIES
 from mxstudy.tracking.arms import REMEDY, different_backends
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import create_store, one_line
-from mxstudy.tracking.sweep import Summary, Sweep
+from mxstudy.tracking.mlflow_parent import Summary, Sweep
+from mxstudy.tracking.mlflow_store import create_store, one_line
 
 AGAIN = "the same command, run again, puts it right"
 

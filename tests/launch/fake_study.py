@@ -11,7 +11,7 @@ from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 Outcome = Callable[[RunFolder], str]
 

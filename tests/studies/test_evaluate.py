@@ -21,7 +21,7 @@ from mxstudy.launch.plan import plan
 from mxstudy.studies import trained_model as of_checkpoint
 from mxstudy.studies.evaluate import check as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
-from mxstudy.tracking.mlflow_run import connect
+from mxstudy.tracking.mlflow_store import connect
 
 pytestmark = pytest.mark.integration
 TASKS = "evaluation.tasks=[csqa,mmlu,winogrande]"

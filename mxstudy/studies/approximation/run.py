@@ -20,7 +20,7 @@ from mxstudy.results import terminal as tables
 from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.ending import end_mirrored
 
 FIGURES = ("mxnorm_fig02_approximation", "mxnorm_theorem1_bounds", "cast_quality", "formats_table")
