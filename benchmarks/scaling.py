@@ -38,7 +38,7 @@ from mxstudy.studies.pretrain.run import initial_model
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.loop import Run, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
-from mxstudy.train.process_group import joined
+from mxstudy.train.process_group import process_group
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 MODELS = Path(__file__).parents[1] / "conf" / "model"
@@ -109,7 +109,7 @@ def work(case: Case, path: Path) -> None:
     """Builds, warms up, steps; the first rank writes the case's row to `path`."""
     device = resolve_device(case.device)
     configure_torch(case.compile)
-    with joined(device, RunFolder(path.parent)):
+    with process_group(device, RunFolder(path.parent)):
         assert world_size() == case.gpus
         began_s = time.perf_counter()
         run = build(case.settings(), device)

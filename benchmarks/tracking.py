@@ -34,7 +34,8 @@ from benchmarks.report import json_option, measured, show
 from mxstudy import config
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.mlflow import create_store, mirror_of
+from mxstudy.tracking.mlflow_mirror import mirror_of
+from mxstudy.tracking.mlflow_store import create_store
 from mxstudy.tracking.provenance import provenance
 
 WITHIN_S, LOG_LIMIT_MS = 60.0, 1.0  # after the end; a step's median
@@ -98,7 +99,7 @@ def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str,
     """A row of the table."""
     context = multiprocessing.get_context("forkserver")
     # seconds of work, for which each run has a machine of its own
-    context.set_forkserver_preload(["mlflow", "mxstudy.tracking.mlflow", "benchmarks.report"])
+    context.set_forkserver_preload(["mlflow", "mxstudy.tracking.mlflow_mirror", "benchmarks.report"])
     begin, said = context.Barrier(load.trainers + 1), context.Queue()
     folder.mkdir()
     with Server(folder, empty_store, load.workers) as server, ExitStack() as stack:

@@ -1,38 +1,44 @@
-"""How Hydra hands a sweep to mxstudy. Hydra imports this file at every start, so it imports mxstudy only when used."""
+"""How Hydra hands a sweep to mxstudy.
+
+Hydra imports this file at every start, so what takes time is imported when it is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from mxstudy.compat.hydra import product
 
-class GridSweeper(BasicSweeper):
-    """Hydra's grid, which would compose every job twice and write multirun.yaml; and `cases`: what varies together."""
+
+class GridSweeper(Sweeper):
+    """A grid as Hydra's own sweeper makes it, and `cases`: what varies together."""
 
     def __init__(self, params: dict[str, Any], cases: list[dict[str, Any]]) -> None:
-        super().__init__(max_batch_size=None, params=params)
-        self.cases = cases or [{}]
+        self.params, self.cases = params, cases or [{}]
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.loader = hydra_context.config_loader
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
-        assert self.hydra_context is not None
         if not isinstance(self.launcher, StudyLauncher):
             raise HydraException("hydra/launcher: this one does not run studies; see conf/hydra/launcher")
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         jobs: list[list[str]] = []
         small = _rehearsed(arguments)
         for case in self.cases:
             values = {key: value for key, value in {**self.params, **case}.items() if key not in small}
             axes = [f"{key}={_choices(value)}" for key, value in values.items()]
-            # of two lines with the same key the later wins: the command line beats the file
-            (batch,) = self.split_arguments(parser.parse_overrides(axes + arguments), None)
-            jobs += batch
+            jobs += product(self.loader, axes + arguments)  # the command line comes last, and beats the file
         return self.launcher.launch(jobs, initial_job_idx=0)
 
 

@@ -17,11 +17,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -31,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy import config as schemas
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, read_files_once
 from mxstudy.launch import many
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError, defaults, kinds_of, suggest, type_hints
@@ -163,9 +162,7 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ in values
     alone share one composition, and their values are set on it.
     """
-    if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, many.Remembered):
-        loader.repository = cast(ConfigRepository, many.Remembered(loader.repository))
-
+    read_files_once(loader)
     parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
 
@@ -305,6 +302,6 @@ def nothing_to_replace(group: str) -> str:
 
 # Hydra's words, and ours after the group they are about.
 ADVICE: dict[str, Callable[[str], str]] = {
-    r"Could not override '([^'@]+)": nothing_to_replace,
-    r"Multiple values for ([^.]+)\.": lambda group: f"is chosen already; write {group}=NAME, without a plus",
+    NOTHING_TO_OVERRIDE: nothing_to_replace,
+    CHOSEN_ALREADY: lambda group: f"is chosen already; write {group}=NAME, without a plus",
 }

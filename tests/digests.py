@@ -77,7 +77,7 @@ def take_road(model: nn.Module, road: str) -> None:
     """The same where a config cannot, after `apply_precision`."""
     if road == "modules" and "reference" not in backends():
         for block in model.layers:  # type: ignore[union-attr]
-            block.joined = None  # type: ignore[assignment]
+            block.fused = None  # type: ignore[assignment]
 
 
 def backends() -> tuple[str, ...]:

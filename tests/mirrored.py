@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mxstudy.reader import flatten, plain
-from mxstudy.tracking import mlflow as module
+from mxstudy.tracking import mlflow_mirror as module
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
-from mxstudy.tracking.mlflow import Mirror
-from mxstudy.tracking.mlflow_run import connect
+from mxstudy.tracking.mlflow_mirror import Mirror
+from mxstudy.tracking.mlflow_store import connect
 
 ARTIFACTS = ["config.yaml", "metrics.jsonl", "provenance.json", "status.json"]
 

@@ -34,8 +34,8 @@ REFERENCE = "precision.backend=reference"
 
 # Of each recipe: the choices of a run that differs from it in the idea alone, and what the plan says of its blocks.
 RECIPES = {
-    "An experiment": (("precision=mxfp8",), "3 blocks: joined\n"),
-    "A precision recipe": (("precision=mxfp4", REFERENCE), "3 blocks: joined\n"),
+    "An experiment": (("precision=mxfp8",), "3 blocks: fused\n"),
+    "A precision recipe": (("precision=mxfp4", REFERENCE), "3 blocks: fused\n"),
     "A format": (
         ("precision=mxfp4", REFERENCE),
         "3 blocks: reference (forward_x: format is E1M2, and it computes E4M3",
@@ -242,7 +242,7 @@ def test_a_norm_that_inherits_trains_as_itself_compiled(median: Copy, losses_of:
 def test_a_rounding_that_fused_kernels_are_asked_for_is_refused(copy: Copy) -> None:
     copy.add(Block("mxstudy/numerics/formats.py", "in", "ROUNDINGS", '"toward_zero": Rounding(torch.trunc),\n'))
     copy.add(recipe("truncated", "dgrad_dh", rounding="toward_zero"))
-    code, said = copy.run(RUN, "precision=truncated", "precision.backend=joined")
+    code, said = copy.run(RUN, "precision=truncated", "precision.backend=fused")
     assert code == 1
-    assert "precision.backend: joined cannot be had for layers.0: dgrad_dh: rounding is toward_zero, and" in said
+    assert "precision.backend: fused cannot be had for layers.0: dgrad_dh: rounding is toward_zero, and" in said
     assert not list(copy.folder.glob("runs/*/*"))

@@ -1,9 +1,14 @@
-"""Imports go down, third-party packages stay in their rooms, files stay small: read from the source with `ast`."""
+"""Imports go down, third-party packages stay in their rooms, files stay small: read from the source with `ast`.
+
+A rule is one test, which goes through all modules and names every one that breaks it.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,13 +24,17 @@ MAX_LINES = 400
 LAYERS = [
     ["mxstudy.reader"],
     ["mxstudy.config"],
+    ["mxstudy.compat", "mxstudy.distributed"],
     ["mxstudy.numerics"],
+    ["mxstudy.kernels"],
+    ["mxstudy.blocks"],
     ["mxstudy.model", "mxstudy.data"],
     ["mxstudy.probes", "mxstudy.tracking"],
     ["mxstudy.train"],
     ["mxstudy.evaluation"],
     ["mxstudy.results"],
     ["mxstudy.studies"],
+    ["mxstudy.students"],
     ["mxstudy.launch"],
     ["mxstudy.cli"],
     ["mxstudy.__main__", "hydra_plugins"],
@@ -34,16 +43,19 @@ HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
 # Who may import what from outside; what is not named here may be imported anywhere.
 THIRD_PARTY = {
-    "hydra": {"mxstudy.cli", "hydra_plugins"},
-    "omegaconf": {"mxstudy.cli", "hydra_plugins"},
-    "mlflow": {"mxstudy.tracking"},
+    "hydra": {"mxstudy.cli", "hydra_plugins", "mxstudy.compat"},
+    "omegaconf": {"mxstudy.cli", "hydra_plugins", "mxstudy.compat"},
+    "mlflow": {"mxstudy.tracking", "mxstudy.compat"},
     "datasets": {"mxstudy.data"},
     "tokenizers": {"mxstudy.data"},
-    "submitit": {"mxstudy.launch"},
-    "lm_eval": {"mxstudy.evaluation"},
-    "torchao": {"mxstudy.numerics"},
-    "triton": {"mxstudy.numerics"},
+    "submitit": {"mxstudy.launch", "mxstudy.compat"},
+    "lm_eval": {"mxstudy.evaluation", "mxstudy.compat"},
+    "torchao": {"mxstudy.kernels", "mxstudy.numerics"},
+    "triton": {"mxstudy.kernels"},
 }
+
+# What no module may import that `import mxstudy.results` leads to, be it inside a function.
+NOT_FOR_RESULTS = {"torch", "torchao", "triton", "lm_eval", "datasets", "tokenizers", "hydra", "omegaconf", "submitit"}
 
 
 def module_name(path: Path) -> str:
@@ -54,52 +66,111 @@ MODULES = {module_name(path): path for path in FILES}
 
 
 def room(module: str) -> str:
-    """mxstudy.data.corpus lives in mxstudy.data; outside mxstudy a top folder is one room."""
+    """Return the room of a module: mxstudy.data of mxstudy.data.corpus; outside mxstudy a top folder is one room."""
     return ".".join(module.split(".")[: 2 if module.startswith("mxstudy.") else 1])
 
 
-def imports(module: str) -> Iterator[str]:
-    """The full names that a module imports when it runs, at its top or inside a function."""
-    body = ast.parse(MODULES[module].read_text())
-    todo: list[ast.AST] = [body]
+def nodes(module: str) -> Iterator[ast.AST]:
+    """Yield all that a module runs, at its top or inside a function."""
+    todo: list[ast.AST] = [ast.parse(MODULES[module].read_text())]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             continue  # for the type checker alone
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield node
         todo += ast.iter_child_nodes(node)
 
 
+@functools.cache
+def imports(module: str) -> frozenset[str]:
+    """Return the full names that a module imports."""
+    names: set[str] = set()
+    for node in nodes(module):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(names)
+
+
 def own_module(name: str) -> str | None:
-    """The module of ours that an imported name is, or lives in."""
+    """Return the module of ours that an imported name is, or lives in."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
 
 
-def own_imports(module: str) -> set[str]:
-    return {own for name in imports(module) if (own := own_module(name)) not in (None, module, "mxstudy")}
+@functools.cache
+def own_imports(module: str) -> frozenset[str]:
+    found = {own_module(name) for name in imports(module)} - {None, module, "mxstudy"}
+    return frozenset(map(str, found))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_file_is_one_idea(module: str) -> None:
-    assert len(MODULES[module].read_text().splitlines()) <= MAX_LINES
+def packages(module: str) -> set[str]:
+    """Return the top names of what a module imports."""
+    return {name.partition(".")[0] for name in imports(module)}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in HEIGHT])
-def test_imports_go_down(module: str) -> None:
-    mine = room(module)
-    upward = {own for own in own_imports(module) if room(own) != mine and HEIGHT[room(own)] >= HEIGHT[mine]}
-    assert not upward
+def reached_from(module: str) -> set[str]:
+    """Return the modules of ours that run when one is imported: what it imports, and the packages they are in."""
+    found: set[str] = set()
+    todo = [module]
+    while todo:
+        module = todo.pop()
+        if module in MODULES and module not in found:
+            found.add(module)
+            todo += [*own_imports(module), module.rpartition(".")[0]]
+    return found
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def private_names(module: str) -> Iterator[str]:
+    """Yield what a module uses of the inside of a third-party package: torch._dynamo, or x._y of an imported x."""
+    third_party = packages(module) - sys.stdlib_module_names - {"mxstudy", "hydra_plugins", "analysis", "benchmarks"}
+    attributes = (ast.unparse(node) for node in nodes(module) if isinstance(node, ast.Attribute))
+    for name in {*imports(module), *attributes}:
+        if name.partition(".")[0] in third_party and is_private(name):
+            yield name
+
+
+def complain(about: str, offenders: Iterable[str]) -> None:
+    lines = sorted(offenders)
+    assert not lines, "\n  ".join([f"{about}:", *lines])
+
+
+def test_a_file_is_one_idea() -> None:
+    sizes = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    complain(f"more than {MAX_LINES} lines", (f"{m}: {size}" for m, size in sizes.items() if size > MAX_LINES))
 
 
 def test_every_module_has_a_layer() -> None:
     rooms = {room(module) for module in MODULES} - {"mxstudy", "analysis", "benchmarks"}
-    assert rooms <= HEIGHT.keys()
+    complain("rooms without a layer", rooms - HEIGHT.keys())
+    complain("layers without a room", HEIGHT.keys() - rooms)
+
+
+def test_imports_go_down() -> None:
+    upward = (
+        f"{module} imports {own}"
+        for module in MODULES
+        if room(module) in HEIGHT
+        for own in own_imports(module)
+        if room(own) != room(module) and HEIGHT.get(room(own), len(LAYERS)) >= HEIGHT[room(module)]
+    )
+    complain("imports that do not go down", upward)
+
+
+def test_students_are_a_wing_of_their_own() -> None:
+    """What pre-trains a decoder never meets them: the table of studies names their modules and imports none."""
+    visitors = (m for m in MODULES if room(m) not in ("mxstudy.students", "benchmarks"))
+    complain(
+        "imports of students",
+        (f"{m} imports {own}" for m in visitors for own in own_imports(m) if room(own) == "mxstudy.students"),
+    )
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
@@ -110,13 +181,52 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_third_party_packages_stay_in_their_rooms(module: str) -> None:
-    packages = {name.partition(".")[0] for name in imports(module)}
-    astray = {p for p in packages & THIRD_PARTY.keys() if room(module) not in THIRD_PARTY[p] | {"benchmarks"}}
-    assert not astray
+def test_third_party_packages_stay_in_their_rooms() -> None:
+    astray = (
+        f"{module} imports {package}"
+        for module in MODULES
+        for package in packages(module) & THIRD_PARTY.keys()
+        if room(module) not in THIRD_PARTY[package] | {"benchmarks"}
+    )
+    complain("packages outside of their rooms", astray)
+
+
+def test_compat_knows_nothing_of_ours_but_the_reader() -> None:
+    allowed = {"mxstudy.reader", "mxstudy.compat"}
+    inside = [module for module in MODULES if room(module) == "mxstudy.compat"]
+    complain("imports of compat", (f"{m} imports {own}" for m in inside for own in own_imports(m) - allowed))
+
+
+def test_only_compat_reaches_into_other_packages() -> None:
+    inside = (
+        f"{module} uses {name}"
+        for module in MODULES
+        if room(module) not in ("mxstudy.compat", "benchmarks")
+        for name in private_names(module)
+    )
+    complain("use of what is private, outside of mxstudy.compat", inside)
+
+
+def test_nothing_is_global_in_a_process_that_a_function_changes() -> None:
+    changed = (
+        f"{module}: {', '.join(node.names)}"
+        for module in MODULES
+        for node in nodes(module)
+        if isinstance(node, ast.Global)
+    )
+    complain("global statements", changed)
+
+
+def test_results_are_read_without_torch() -> None:
+    heavy = (
+        f"{module} imports {package}"
+        for module in reached_from("mxstudy.results")
+        for package in packages(module) & NOT_FOR_RESULTS
+    )
+    complain("imports that mxstudy.results leads to", heavy)
 
 
 def test_figures_read_runs_through_results_alone() -> None:
     figures = [module for module in MODULES if room(module) == "analysis"]
-    assert all(own_imports(m) <= {"mxstudy.results", *figures} for m in figures)
+    allowed = {"mxstudy.results", *figures}
+    complain("imports of figures", (f"{m} imports {own}" for m in figures for own in own_imports(m) - allowed))

@@ -57,7 +57,7 @@ def test_so_has_every_norm_road_and_option(name: str) -> None:
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture["about"]["processor"])
 def test_a_fixture_has_all_cases_and_no_two_that_say_the_same(fixture: Record) -> None:
-    """But for the two roads, which on CPU are one arithmetic in one order."""
+    """But for the two backends, which on CPU are one arithmetic in one order."""
     said = fixture["cases"]
     assert list(said) == list(cases())
     assert set(QUICK) <= set(said)

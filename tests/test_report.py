@@ -219,12 +219,12 @@ def test_a_run_that_never_started_does_not_differ_by_its_corpus() -> None:
 def test_arms_on_different_backends_are_named_below_their_table() -> None:
     frame = on_corpora(*[6.5] * 4)
     assert "different backends" not in report.page(frame, {})  # nothing says what they ran on
-    same, others = (frame.assign(backend=[first, first, "joined", "joined"]) for first in ("joined", "reference"))
+    same, others = (frame.assign(backend=[first, first, "fused", "fused"]) for first in ("fused", "reference"))
     assert "different backends" not in report.page(same, {})
     page = report.page(others, {})
-    assert "run on different backends (rmsnorm: reference; mxnorm_p2: joined), which differ in the order" in page
+    assert "run on different backends (rmsnorm: reference; mxnorm_p2: fused), which differ in the order" in page
     assert "precision.backend=reference puts all on one" in page
-    assert "<td>CPU</td><td>joined</td>" in report.page(others.assign(gpu=None), {})
+    assert "<td>CPU</td><td>fused</td>" in report.page(others.assign(gpu=None), {})
 
 
 @pytest.mark.integration

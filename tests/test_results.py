@@ -170,9 +170,9 @@ def test_a_hundredth_of_the_losses_is_the_half_life_of_their_mean() -> None:
 def test_on_which_backends_a_run_ran(tmp_path: Path) -> None:
     """Of a run that is older than its folder's saying so it is null, in the table as well."""
     old, new = (make_folder(tmp_path, name + "0" * 52, label) for name, label in NAMES.items())
-    new.set_provenance(new.provenance() | {"backend": "joined, reference"})
+    new.set_provenance(new.provenance() | {"backend": "fused, reference"})
     runs = load_runs([old, new])
     write_table(runs, tmp_path / "two_runs.parquet", {})
     for frame in (runs, load([tmp_path / "two"], "runs")):
         assert frame["backend"].isna().tolist() == [True, False]
-        assert frame["backend"].iloc[1] == "joined, reference"
+        assert frame["backend"].iloc[1] == "fused, reference"

@@ -18,7 +18,7 @@ from mxstudy.config import read_run
 from mxstudy.students.tables import arm_cells, show_arms
 from mxstudy.tracking.columnar_journal import Columns
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.metrics import metrics_of
+from mxstudy.tracking.mlflow_metrics import metrics_of
 from mxstudy.tracking.provenance import provenance
 
 STEPS = 1200

@@ -194,7 +194,7 @@ def test_checkpoints_and_validation_at_other_steps_change_no_bit(tmp_path: Path,
 
 @pytest.mark.slow
 def test_mlflow_has_one_run_with_every_step_once(tmp_path: Path, cache: str) -> None:
-    from mxstudy.tracking.mlflow_run import connect
+    from mxstudy.tracking.mlflow_store import connect
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     tracked = (*COMMAND, cache, "tracking=mlflow", f"tracking.uri={uri}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, status, the_run
 
-from mxstudy.tracking import mlflow as mirroring
+from mxstudy.tracking import mlflow_mirror as mirroring
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 

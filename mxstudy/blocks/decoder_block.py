@@ -21,11 +21,11 @@ from torch import Tensor
 
 from mxstudy.blocks.operands import (
     finished,
+    fused_format,
     gradient_formats,
     gradient_operands,
     gradient_operands_of,
-    is_joined,
-    joined_format,
+    is_fused,
     one,
 )
 from mxstudy.config.casts import BlockCast, Gemms
@@ -47,7 +47,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
-class JoinedBlock:
+class FusedBlock:
     """Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
 
     `cast`: the run's settings; an operand whose cast they fill is made where its tensor is. `sizes`: of queries, keys
@@ -82,7 +82,7 @@ def before_attention(
     weight: Tensor,
     rope: Tensor | None,
     keys: Keys,
-    settings: JoinedBlock,
+    settings: FusedBlock,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x [B, T, in] bf16 and weight [qkv, in] bf16 or fp32 -> q, k, v [B, T, heads, H], and x for `after_attention`.
 
@@ -93,7 +93,7 @@ def before_attention(
 
 
 def after_attention(
-    x: Tensor, a: Tensor, out: Tensor, affine: Affine, up: Tensor, down: Tensor, keys: Keys, settings: JoinedBlock
+    x: Tensor, a: Tensor, out: Tensor, affine: Affine, up: Tensor, down: Tensor, keys: Keys, settings: FusedBlock
 ) -> tuple[Tensor, Tensor]:
     """The stream x [..., D] bf16, attention's heads a, its shape, and three weights -> the block's output, and h.
 
@@ -114,7 +114,7 @@ class _BeforeAttention(torch.autograd.Function):
         rope: Tensor | None,
         keys: Tensor | None,
         places: Tensor | None,
-        s: JoinedBlock,
+        s: FusedBlock,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = x_BTD.flatten(0, 1)
         qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, linear_of(s.qkv, keys, places), s)
@@ -128,7 +128,7 @@ class _BeforeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rms, gain, bias, weight, rope, keys, places = ctx.saved_tensors
-        s: JoinedBlock = ctx.settings
+        s: FusedBlock = ctx.settings
         qkv = linear_of(s.qkv, keys, places)
         made = heads_cast_both(dq, dk, dv, rope, *gradient_formats(qkv, s.cast), s.cast)
         operands = gradient_operands(made, qkv, s.cast)
@@ -152,13 +152,13 @@ class _AfterAttention(torch.autograd.Function):
         up_keys: Tensor | None,
         down_keys: Tensor | None,
         places: Tensor | None,
-        s: JoinedBlock,
+        s: FusedBlock,
     ) -> tuple[Tensor, Tensor]:
         keys = out_keys, up_keys, down_keys, places
         of_out, of_up, of_down = linears_of(s, keys)
         branch = product(one(a, of_out, "forward_x", -1), forward_weight(out, of_out).mT)
         g, h, mean, rms = norm_linear(x, branch, gain, bias, up, of_up, s)
-        z, _ = activation_cast_both(g, s.activation, joined_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
+        z, _ = activation_cast_both(g, s.activation, fused_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
         z = finished(z, of_down, "forward_x", -1, s.cast)
         ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys)
         ctx.mark_non_differentiable(h)
@@ -168,7 +168,7 @@ class _AfterAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         a, h, mean, rms, gain, bias, g, out, up, down, *keys = ctx.saved_tensors
-        s: JoinedBlock = ctx.settings
+        s: FusedBlock = ctx.settings
         of_out, of_up, of_down = linears_of(s, keys)
         dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
         dz = product(dgrad, dgrad_weight(down, of_down, dy))
@@ -178,7 +178,7 @@ class _AfterAttention(torch.autograd.Function):
             s.activation,
             *gradient_formats(of_up, s.cast),
             s.cast,
-            again=joined_format(of_down, "wgrad_x", s.cast),
+            again=fused_format(of_down, "wgrad_x", s.cast),
         )
         z = finished(z, of_down, "wgrad_x", -2, s.cast)
         ddown = to_dtype(product(wgrad.mT, z), down.dtype)
@@ -190,7 +190,7 @@ class _AfterAttention(torch.autograd.Function):
         return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5
 
 
-def linears_of(s: JoinedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, Linear, Linear]:
+def linears_of(s: FusedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, Linear, Linear]:
     """Return those after the attention: out, up, down."""
     *of_each, places = keys
     out, up, down = (linear_of(g, k, places) for g, k in zip((s.out, s.up, s.down), of_each, strict=True))
@@ -198,14 +198,14 @@ def linears_of(s: JoinedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, L
 
 
 def norm_linear(
-    x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, linear: Linear, s: JoinedBlock
+    x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, linear: Linear, s: FusedBlock
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Q(norm(x + branch)) Q(W)^T, x + branch, and its mean and rms."""
     own = None if s.fold_gain else gain
-    joined = is_joined(linear, "forward_x", s.cast)
-    fmt = joined_format(linear, "forward_x", s.cast) if joined else UNREAD
+    fused = is_fused(linear, "forward_x", s.cast)
+    fmt = fused_format(linear, "forward_x", s.cast) if fused else UNREAD
     y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
-    if not joined:
+    if not fused:
         y = one(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
     w = forward_weight(weight, linear, gain if s.fold_gain else None)
     return product(y, w.mT), total, mean, rms
@@ -221,7 +221,7 @@ def norm_linear_backward(
     bias: Tensor | None,
     weight: Tensor,
     linear: Linear,
-    s: JoinedBlock,
+    s: FusedBlock,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """From dgrad's and wgrad's dH and the stream's gradient: dx of both, dgain, dbias, dW."""
     dgrad, wgrad = dh

@@ -1,6 +1,6 @@
 """The operands of a fused block: each by the cheapest kernel that computes its cast.
 
-A plain cast under the block's own settings is joined to whatever makes the tensor. Any other is a kernel of its own,
+A plain cast under the block's own settings is fused with whatever makes the tensor. Any other is a kernel of its own,
 which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square or transformed.
 """
 
@@ -45,7 +45,7 @@ def settings_of(cast: Cast) -> BlockCast:
     )
 
 
-def is_joined(linear: Linear, name: str, settings: BlockCast) -> bool:
+def is_fused(linear: Linear, name: str, settings: BlockCast) -> bool:
     """Return whether a kernel that makes the tensor also makes that operand of it."""
     cast: Cast | None = getattr(linear.gemms, name)
     if linear.transform(name.partition("_")[0]) is not None:
@@ -53,10 +53,10 @@ def is_joined(linear: Linear, name: str, settings: BlockCast) -> bool:
     return cast is None or (PLAIN.why_not_cast(cast) is None and settings_of(cast) == settings)
 
 
-def joined_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
+def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
     """Return the format that such a kernel casts the operand to; None for bf16, which it is, or is made from later."""
     cast: Cast | None = getattr(linear.gemms, name)
-    return cast.format if cast is not None and is_joined(linear, name, settings) else None
+    return cast.format if cast is not None and is_fused(linear, name, settings) else None
 
 
 def one(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
@@ -94,12 +94,12 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
 
 def finished(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Tensor:
     """Return the operand of what a kernel left: x itself where it is the operand already."""
-    return x if is_joined(linear, name, settings) else one(x, linear, name, axis)
+    return x if is_fused(linear, name, settings) else one(x, linear, name, axis)
 
 
 def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, str | None]:
     """Return the formats of dH, for dgrad and wgrad, in a kernel that makes it; one in bf16 is enough."""
-    row, column = (joined_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
+    row, column = (fused_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
     return row, UNREAD if row is None and column is None else column
 
 
@@ -107,15 +107,15 @@ def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: Blo
     """Return both operands of dH from what such a kernel has made."""
     row, column = made
     column = column if column.numel() else row
-    in_bf16 = column if joined_format(linear, "dgrad_dh", settings) else row
-    dgrad = row if is_joined(linear, "dgrad_dh", settings) else one(in_bf16, linear, "dgrad_dh", -1)
-    wgrad = column if is_joined(linear, "wgrad_dh", settings) else one(in_bf16, linear, "wgrad_dh", -2)
+    in_bf16 = column if fused_format(linear, "dgrad_dh", settings) else row
+    dgrad = row if is_fused(linear, "dgrad_dh", settings) else one(in_bf16, linear, "dgrad_dh", -1)
+    wgrad = column if is_fused(linear, "wgrad_dh", settings) else one(in_bf16, linear, "wgrad_dh", -2)
     return dgrad, wgrad
 
 
 def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
     """Return both operands of a dH that is there, bf16."""
-    row, column = (joined_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
+    row, column = (fused_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
     if row is not None and column is not None:
         return cast_both(dh, row, column, settings)
     return one(dh, linear, "dgrad_dh", -1), one(dh, linear, "wgrad_dh", -2)

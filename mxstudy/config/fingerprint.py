@@ -42,6 +42,8 @@ def hashed_precision(precision: Precision) -> dict[str, Any]:
     """The plan with recipes in place of their names, but for the rows that runs were always named by."""
     values, canonical = hashed_fields(precision), precision.canonical()
     values.pop("recipes", None)
+    if values.get("backend") == "fused":
+        values["backend"] = "joined"  # its earlier name, by which runs were hashed
     for row in values["schedule"]:
         if list(row["plan"]) != sorted(row["plan"]):  # of several patterns that match, the last wins
             row["order"] = list(row["plan"])

@@ -138,9 +138,9 @@ class Precision:
     a last block that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of
     `block_size`. An operand that fixes what is set keeps its own, and a setting that none takes is refused
     (`mxstudy.config.settings`).
-    `backend`: reference computes module by module in PyTorch, joined in fused kernels, native with the hardware's MX
+    `backend`: reference computes module by module in PyTorch, fused in fused kernels, native with the hardware's MX
     GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block can have; emulated is auto
-    without native. One that is asked for and cannot be had is refused.
+    without native; joined is an earlier name of fused. One that is asked for and cannot be had is refused.
     `head`: whether the output linear runs by the recipe that the plan has for all blocks (its pattern `layers.*`).
     `skip_blocks`: so many of the first and as many of the last blocks stay in `train.compute`, whatever the plan says.
     """
@@ -151,7 +151,7 @@ class Precision:
     rounding: Literal["even", "away", "stochastic"] = "even"
     operand_pre_round: bool = False
     pad_blocks: bool = False
-    backend: Literal["auto", "emulated", "reference", "joined", "native"] = "auto"
+    backend: Literal["auto", "emulated", "reference", "fused", "joined", "native"] = "auto"
     head: bool = False
     skip_blocks: int = 0
     recipes: dict[str, Gemms] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextvars import ContextVar
 from multiprocessing import get_context, parent_process
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from mxstudy.data.tokenizer import Tokenizer
 
 AHEAD = 3  # batches for each process that are read before the first is written
 
-own: tuple[Tokenizer, np.dtype]  # of a process of the pool
+_own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # of a process of the pool, from its start
 
 
 class Batch(NamedTuple):
@@ -74,12 +75,11 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
 
 def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
     """A process of the pool: one thread, deaf to the terminal's Ctrl-C, gone when its parent is."""
-    global own
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # the parent decides what is still done
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
-    own = tokenizer, dtype
+    _own.set((tokenizer, dtype))
 
 
 def leave_with_parent() -> None:
@@ -90,4 +90,4 @@ def leave_with_parent() -> None:
 
 
 def encode_one(batch: Batch) -> Encoded:
-    return encode(batch, *own)
+    return encode(batch, *_own.get())

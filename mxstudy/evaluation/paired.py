@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # whose modules load when they are used: statistics take a second
 
 from mxstudy.reader import require
 
@@ -55,4 +54,8 @@ def mcnemar_p(groups: Sequence[tuple[Scores, Scores]]) -> float | None:
     if not {score for pair in pairs for score in pair} <= {0.0, 1.0}:
         return None
     wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    return float(scipy.stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    if not wins + losses:
+        return 1.0
+    from scipy import stats  # takes a second to import
+
+    return float(stats.binomtest(wins, wins + losses).pvalue)

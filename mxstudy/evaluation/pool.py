@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextvars import ContextVar
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -18,7 +19,7 @@ from mxstudy.train.runtime import configure_torch, gpus_there
 
 Found = list[tuple[int, Scored]]
 
-own: Scorer  # of a process of the pool
+_own: ContextVar[Scorer] = ContextVar("own")  # of a process of the pool, from its start
 
 
 def devices_of(device: torch.device, processes: int) -> list[torch.device]:
@@ -52,12 +53,11 @@ class Pool(Scorer):
 
 
 def begin(places: Queue[torch.device], path: Path, trained: Trained, tokens_per_batch: int, processes: int) -> None:
-    global own
     device = places.get()
     configure_torch()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
-    own = Scorer(load(path, trained, device), trained.max_length, tokens_per_batch)
+    _own.set(Scorer(load(path, trained, device), trained.max_length, tokens_per_batch))
 
 
 def run_one(batch: Sequence[Row]) -> Found:
-    return own.run(batch)
+    return _own.get().run(batch)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.task import Task as LMEvalTask
-from lm_eval.config.task import TaskConfig
 
+from mxstudy.compat.lm_eval import NamedTask
 from mxstudy.evaluation.metrics import UNCONDITIONAL, bits_per_char, is_right
 from mxstudy.evaluation.templates import Question
 
 Answer = tuple[float, bool]  # of lm-eval: log-likelihood in nats, whether it is greedy
 
 
-class OlmesTask(LMEvalTask):
+class OlmesTask(NamedTask):
     """`name`: as in the results. `metric`: a row of METRICS, by which `acc` is told.
 
     A document is a question, shots and description already in its contexts; lm-eval has nothing to add to them.
@@ -27,10 +25,7 @@ class OlmesTask(LMEvalTask):
     OUTPUT_TYPE = "loglikelihood"
 
     def __init__(self, name: str, metric: str, questions: Sequence[Question]) -> None:
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns that our tasks generate nothing
-        super().__init__(config=None)
-        # lm-eval 0.4.13 takes a whole config for the name of the task
-        self._config = TaskConfig(task=name, output_type=self.OUTPUT_TYPE, num_fewshot=0)
+        super().__init__(name, self.OUTPUT_TYPE)
         self.metric = metric
         self.documents = [
             {"contexts": list(q.contexts), "continuations": list(q.continuations), "gold": q.gold} for q in questions
@@ -60,14 +55,10 @@ class OlmesTask(LMEvalTask):
     def fewshot_context(self, doc: dict[str, Any], num_fewshot: int, **_: Any) -> str:
         return self.doc_to_text(doc)
 
-    def build_all_requests(self, *, rank: int = 0, world_size: int = 1, **_: Any) -> None:
-        """Without the progress bar that lm-eval's own has for this, and its cache, which knows tasks by name alone."""
-        asked = self.doc_iterator(rank=rank, world_size=world_size)
-        self._instances = [
-            request
-            for number, doc in asked
-            for request in self.construct_requests(doc, "", metadata=(self.config.task, number, 1))
-        ]
+    def all_requests(self, rank: int, world_size: int) -> Iterator[Instance]:
+        """Yield the requests of all documents of that rank, in order."""
+        for number, doc in self.doc_iterator(rank=rank, world_size=world_size):
+            yield from self.construct_requests(doc, "", metadata=(self.config.task, number, 1))
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """One an option; for `uncond` one more each, of the continuation without the question."""

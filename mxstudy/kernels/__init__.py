@@ -1,4 +1,4 @@
-"""Casts for both contractions of a tensor at once, alone and joined to what comes before them in a step.
+"""Casts for both contractions of a tensor at once, alone and fused with what comes before them in a step.
 
 A tensor that is read by two GEMMs is quantised twice, along its rows for the one and along its columns for the other.
 Each operator here reads its inputs once and writes both operands, decoded to bf16: what `block_cast(...)

@@ -11,7 +11,7 @@ import functools
 import json
 from typing import Any, TypeVar
 
-from mxstudy.numerics.constant import constant
+from mxstudy.compat.torch_compiler import constant
 
 Options = TypeVar("Options")
 

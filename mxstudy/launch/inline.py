@@ -14,8 +14,8 @@ from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.worker import attempt
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder, RunLocked
-from mxstudy.tracking.mlflow import mirror_of
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_mirror import mirror_of
+from mxstudy.tracking.mlflow_parent import Summary
 
 LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a queue"}
 

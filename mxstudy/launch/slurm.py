@@ -8,14 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import submitit
-from submitit.core.utils import FailedJobError, FailedSubmissionError
-
+from mxstudy.compat.submitit import submit_array
 from mxstudy.config.launcher import Slurm
 from mxstudy.launch.freeze import environment_of
 from mxstudy.launch.queues import PREEMPTED
 from mxstudy.launch.worker import Work
-from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
 
 # After srun: a signal that comes before Python has a handler for it kills the task, and the job takes its next turn as
@@ -37,25 +34,18 @@ MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody
 def submit(
     folders: Sequence[RunFolder], settings: Slurm, launch: Path, code: Path, tasks: int
 ) -> Iterator[tuple[str, str]]:
-    """Job id and log of each, in order. `tasks`: on each node. Raises ConfigError with what Slurm says against it.
+    """Yield job id and log of each, in order. Raises ConfigError with what Slurm says against it.
 
-    A launch's folder holds all of its jobs: Slurm could not open a log in a folder that is yet to be named after a job.
+    `tasks`: on each node. A launch's folder holds all of its jobs: Slurm could not open a log in a folder that is yet
+    to be named after a job.
     """
     for start in range(0, len(folders), MOST_IN_AN_ARRAY):
-        try:
-            executor = submitit.SlurmExecutor(folder=launch)
-            executor.update_parameters(**parameters(settings, code, tasks))
-            with executor.batch():
-                jobs = [
-                    executor.submit(Work(str(f.path.absolute()))) for f in folders[start : start + MOST_IN_AN_ARRAY]
-                ]
-        except (RuntimeError, OSError, FailedJobError, FailedSubmissionError) as error:
-            raise ConfigError(f"hydra/launcher=slurm: {str(error) or type(error).__name__}") from error
-        yield from ((job.job_id, str(job.paths.stdout)) for job in jobs)
+        work = [Work(str(folder.path.absolute())) for folder in folders[start : start + MOST_IN_AN_ARRAY]]
+        yield from submit_array(launch, parameters(settings, code, tasks), work)
 
 
 def parameters(settings: Slurm, code: Path, tasks: int) -> dict[str, Any]:
-    """In submitit's words; what is null is left to the cluster."""
+    """Return the settings in submitit's words; what is null is left to the cluster."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment_of(code).items()]
     # the tasks that one leaves behind have two minutes to notice; since 22.05 srun does not pass on CPUs by itself
     srun_args = ["--wait=120", "--open-mode=append"]

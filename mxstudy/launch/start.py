@@ -11,7 +11,7 @@ from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, plan
 from mxstudy.launch.processes import check_started, gpus_per_node
-from mxstudy.launch.sweep import different_roads, merged, say
+from mxstudy.launch.sweep import backends_sentence, merged, say
 from mxstudy.train.process_group import met
 from mxstudy.train.runtime import planned_for
 
@@ -31,7 +31,7 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
     with met(), planned_for(gpus_per_node(launcher)):
         jobs = on_first_rank(lambda: plan(compose()))
         check_started(jobs)
-        if sentence := different_roads(jobs):
+        if sentence := backends_sentence(jobs):
             say(sentence)
         if any(job.config.dry_run for job in jobs):
             on_first_rank(lambda: estimate.show(jobs, launcher))

@@ -16,8 +16,8 @@ from mxstudy.launch.run_state import DONE
 from mxstudy.studies import study_of
 from mxstudy.tracking.arms import REMEDY, different_backends
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import create_store, one_line
-from mxstudy.tracking.sweep import Summary, Sweep
+from mxstudy.tracking.mlflow_parent import Summary, Sweep
+from mxstudy.tracking.mlflow_store import create_store, one_line
 
 AGAIN = "the same command, run again, puts it right"
 
@@ -53,7 +53,7 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
             say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
 
 
-def different_roads(jobs: Sequence[Job]) -> str | None:
+def backends_sentence(jobs: Sequence[Job]) -> str | None:
     """Return a sentence that says on which backends the arms run; None where all run on the same."""
     has_option = all(getattr(job.config, "precision", None) is not None for job in jobs)
     return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
@@ -74,7 +74,7 @@ def summarise(jobs: list[Job]) -> dict[str, Summary]:
         if done:
             arms = {job.label: RunFolder(job.folder) for job in done}
             summary = study_of(kind).summarise(arms, done[0].config.baseline)
-            if sentence := different_roads([replace(job, backend=RunFolder(job.folder).backend()) for job in done]):
+            if sentence := backends_sentence([replace(job, backend=RunFolder(job.folder).backend()) for job in done]):
                 say(sentence)
                 summary = replace(summary, markdown=f"{summary.markdown}\n\n{sentence}")
             summaries[kind] = summary

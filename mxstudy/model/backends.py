@@ -1,6 +1,6 @@
 """Which backend computes each block: planned from config, model and device, said, and kept.
 
-    joined      fused kernels, with casts in them        native      the hardware's MX GEMM, module by module
+    fused       kernels with casts in them                native      the hardware's MX GEMM, module by module
     reference   module by module, in PyTorch: the arithmetic that the others are compared with
 
 All compute the same; on a GPU they sum in orders of their own. A backend is closed: it names what it computes, and
@@ -16,21 +16,24 @@ from torch import nn
 
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.native import why_not_native
-from mxstudy.model.fusable import Fusable, Place, Road, is_plain, linears_in
+from mxstudy.model.fusable import Backend, Fusable, Place, is_plain, linears_in
 from mxstudy.model.linear import MXLinear
 from mxstudy.reader import ConfigError
 
+EARLIER_NAMES = {"joined": "fused"}
 
-def plan_roads(model: nn.Module, backend: str, place: Place) -> dict[str, Road]:
-    """Return the road of every block, and of a quantised head, by module name, for the formats that they have now.
+
+def plan_backends(model: nn.Module, backend: str, place: Place) -> dict[str, Backend]:
+    """Return the backend of every block, and of a quantised head, by module name, for the formats that they have now.
 
     Raises ConfigError, with the reason, where `backend` names one that a block cannot have.
     """
-    return {name: road_of(name, module, backend, place) for name, module in parts(model).items()}
+    backend = EARLIER_NAMES.get(backend, backend)
+    return {name: backend_of(name, module, backend, place) for name, module in parts(model).items()}
 
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that have a road of their own: blocks, and linears that are in none."""
+    """Return the modules that have a backend of their own: blocks, and linears that are in none."""
     blocks = {name: m for name, m in model.named_modules() if isinstance(m, Fusable)}
     outside = {
         name: module
@@ -40,44 +43,44 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
     return blocks | {name: linear for name, linear in outside.items() if linear.gemms != Gemms()}
 
 
-def road_of(name: str, module: nn.Module, backend: str, place: Place) -> Road:
-    refusals = {"native": why_no_native(module, place), "joined": why_not_joined(module, place), "reference": None}
+def backend_of(name: str, module: nn.Module, backend: str, place: Place) -> Backend:
+    refusals = {"native": why_no_native(module, place), "fused": why_not_fused(module, place), "reference": None}
     if backend in refusals and backend != "reference":
         reason = refusals[backend]
         if reason is None:
-            return Road(backend, but=left_of(module, backend))
-        is_head = backend == "joined" and isinstance(module, MXLinear)  # in no block that could be
+            return Backend(backend, but=left_of(module, backend))
+        is_head = backend == "fused" and isinstance(module, MXLinear)  # in no block that could be
         if is_plain(module) or is_head:
-            return Road("reference", reason)
+            return Backend("reference", reason)
         raise ConfigError(
             f"precision.backend: {backend} cannot be had for {name}: {reason}; reference runs everywhere, and auto "
             "takes the fastest that can be had"
         )
     if backend == "reference":
-        return Road("reference", "precision.backend asks for it" if refusals["joined"] is None else refusals["joined"])
+        return Backend("reference", "precision.backend asks for it" if refusals["fused"] is None else refusals["fused"])
     if backend == "auto" and refusals["native"] is None and torch.cuda.is_available():  # else nobody has seen the GPU
-        return Road("native")
+        return Backend("native")
     return (
-        Road("joined", but=left_of(module, "joined"))
-        if refusals["joined"] is None
-        else Road("reference", refusals["joined"])
+        Backend("fused", but=left_of(module, "fused"))
+        if refusals["fused"] is None
+        else Backend("reference", refusals["fused"])
     )
 
 
-def take_roads(model: nn.Module, roads: dict[str, Road], place: Place) -> None:
-    """Set every block up for its road."""
-    for name, road in roads.items():
+def apply_backends(model: nn.Module, backends: dict[str, Backend], place: Place) -> None:
+    """Set every block up for its backend."""
+    for name, backend in backends.items():
         module = model.get_submodule(name)
-        module.road = road  # type: ignore[assignment]
+        module.backend = backend  # type: ignore[assignment]
         for linear in linears_in(module):
-            linear.native = road.backend == "native" and linear.gemms != Gemms()
+            linear.native = backend.name == "native" and linear.gemms != Gemms()
         if isinstance(module, Fusable):
-            module.take(road.backend == "joined")
+            module.take(backend.name == "fused")
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:
     """Return what of the module that backend leaves to the reference; None if it computes all of it."""
-    return module.left_to_reference if backend == "joined" and isinstance(module, Fusable) else None
+    return module.left_to_reference if backend == "fused" and isinstance(module, Fusable) else None
 
 
 def why_no_native(module: nn.Module, place: Place) -> str | None:
@@ -93,24 +96,26 @@ def why_no_native(module: nn.Module, place: Place) -> str | None:
     return None
 
 
-def why_not_joined(module: nn.Module, place: Place) -> str | None:
+def why_not_fused(module: nn.Module, place: Place) -> str | None:
     """Return what keeps the module from fused kernels; None if nothing does."""
-    return module.why_not_joined(place) if isinstance(module, Fusable) else "it is in no block"
+    return module.why_not_fused(place) if isinstance(module, Fusable) else "it is in no block"
 
 
 def backends_of(model: nn.Module) -> dict[str, str]:
     """Return the backend of every block, and of a quantised head, by module name, as it was set up."""
-    return {name: road.backend for name, module in parts(model).items() if (road := getattr(module, "road", None))}
+    return {
+        name: backend.name for name, module in parts(model).items() if (backend := getattr(module, "backend", None))
+    }
 
 
-def describe_roads(model: nn.Module) -> list[str]:
-    """Return a line for each road that blocks take, with how many and the reason where it is not the fastest."""
-    groups: dict[Road, list[str]] = defaultdict(list)
+def describe_backends(model: nn.Module) -> list[str]:
+    """Return a line for each backend that blocks run on, with how many and the reason where it is not the fastest."""
+    groups: dict[Backend, list[str]] = defaultdict(list)
     for name, module in parts(model).items():
-        groups[getattr(module, "road", Road("reference", "no precision was applied"))].append(name)
+        groups[getattr(module, "backend", Backend("reference", "no precision was applied"))].append(name)
     return [
-        f"{spelled(names)}: {road.backend}" + (f" ({note})" if (note := road.why or road.but) else "")
-        for road, names in groups.items()
+        f"{spelled(names)}: {backend.name}" + (f" ({note})" if (note := backend.why or backend.but) else "")
+        for backend, names in groups.items()
     ]
 
 

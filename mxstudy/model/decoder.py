@@ -1,7 +1,7 @@
 """One decoder: pre-norm blocks of grouped-query attention and an MLP; Llama 3, OLMo, Nemotron-4 are configs of it.
 
 Shapes: B sequences, T tokens, D hidden size, N heads, H head size, V vocabulary. Every norm that reads the residual
-stream inside a block is joined to the fused linear that reads it. The final norm and those of queries and keys, the
+stream inside a block is fused with the linear that reads it. The final norm and those of queries and keys, the
 embedding and the output head stay in high precision.
 """
 
@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.blocks.decoder_block import JoinedBlock, after_attention, before_attention, split_heads
+from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_attention, split_heads
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
 from mxstudy.model.activations import relu2, swiglu
 from mxstudy.model.fusable import Fusable, Place
-from mxstudy.model.fused_block import joined_block, why_not_joined_block
+from mxstudy.model.fused_block import fused_block, why_not_fused_block
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
@@ -136,9 +136,9 @@ class FeedForward(nn.Module):
 
 
 class Block(Fusable):
-    """`joined`: in two functions, with kernels; None: module by module. `mxstudy.model.backends` decides."""
+    """`fused`: in two functions, with kernels; None: module by module. `mxstudy.model.backends` decides."""
 
-    joined: JoinedBlock | None = None
+    fused: FusedBlock | None = None
 
     def __init__(self, layer: int, model: config.Decoder, norm: config.Norm, cast: BlockCast) -> None:
         super().__init__()
@@ -153,14 +153,14 @@ class Block(Fusable):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
-        if self.joined is not None:
-            return self.in_two(x_BTD, rope_TH, mask_BTT, self.joined)
+        if self.fused is not None:
+            return self.in_two(x_BTD, rope_TH, mask_BTT, self.fused)
         attended_BTD, seen = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
         return h_BTD + self.feed_forward(h_BTD), seen | {"ffn_norm": h_BTD}
 
     def in_two(
-        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: JoinedBlock
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same, the modules' weights without the modules."""
         attention, (wqkv, wo, up, w2) = self.attention, self.linears()
@@ -176,34 +176,34 @@ class Block(Fusable):
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
         return out_BTD, seen | {"ffn_norm": h_BTD}
 
-    def why_not_joined(self, place: Place) -> str | None:
-        return why_not_joined_block(self, place)
+    def why_not_fused(self, place: Place) -> str | None:
+        return why_not_fused_block(self, place)
 
-    def take(self, joined: bool) -> None:
-        self.joined = joined_block(self) if joined else None
+    def take(self, fused: bool) -> None:
+        self.fused = fused_block(self) if fused else None
 
     def check_hooks(self) -> None:
         """Raise ConfigError where somebody waits for what goes through a linear by itself: nothing does here."""
         for linear in self.linears():
             require(
                 not any(getattr(linear, hooks) for hooks in HOOKS),
-                "precision.backend: a hook of a linear sees nothing in a joined block; set it to reference",
+                "precision.backend: a hook of a linear sees nothing in a fused block; set it to reference",
             )
 
     def linears(self) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
         return self.attention.wqkv, self.attention.wo, self.feed_forward.up, self.feed_forward.w2
 
     def reader(self, norm: str) -> nn.Module:
-        """The linear that a norm is joined to, or the norm that stands on its own."""
-        joined = {"attention_norm": self.attention.wqkv, "ffn_norm": self.feed_forward.up}
-        return joined.get(norm) or self.get_submodule(norm)
+        """Return the linear that a norm is fused with, or the norm if it stands on its own."""
+        linears = {"attention_norm": self.attention.wqkv, "ffn_norm": self.feed_forward.up}
+        return linears.get(norm) or self.get_submodule(norm)
 
 
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
-    """Return where linears draw from, as a joined block takes it: the keys of each, and the places that they share."""
+    """Return where linears draw from, as a fused block takes it: the keys of each, and the places that they share."""
     randoms = [linear.random for linear in linears]
     places = next((random.places for random in randoms if random), None)
     return *(random.keys if random else None for random in randoms), places

@@ -12,10 +12,10 @@ from mxstudy.model.linear import MXLinear
 
 
 @dataclass(frozen=True)
-class Road:
+class Backend:
     """The backend of a block, and why it is not the fastest one; `but`: what of the block it does not compute."""
 
-    backend: str
+    name: str
     why: str | None = None
     but: str | None = None
 
@@ -32,7 +32,7 @@ class Place:
 class Fusable(nn.Module):
     """A block that says what keeps it from fused kernels, and is set up to run in them or module by module."""
 
-    def why_not_joined(self, place: Place) -> str | None:
+    def why_not_fused(self, place: Place) -> str | None:
         """Return what keeps the block from fused kernels in the formats that its linears have now; None if nothing."""
         raise NotImplementedError
 
@@ -41,7 +41,7 @@ class Fusable(nn.Module):
         """Say what of the block fused kernels leave to the reference; None if they compute all of it."""
         return None
 
-    def take(self, joined: bool) -> None:
+    def take(self, fused: bool) -> None:
         """Run in fused kernels from here on, in the formats that the linears have now, or module by module."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mxstudy.blocks.decoder_block import JoinedBlock
+from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY
 from mxstudy.model.activations import KERNEL_ACTIVATIONS
 from mxstudy.model.fusable import Place, is_plain
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mxstudy.model.decoder import Block
 
 
-def why_not_joined_block(block: Block, place: Place) -> str | None:
+def why_not_fused_block(block: Block, place: Place) -> str | None:
     """Return the first reason why a decoder's block cannot run in two fused functions."""
     linears = block.linears()
     wqkv, _, up, w2 = linears
@@ -48,11 +48,11 @@ def why_not_joined_block(block: Block, place: Place) -> str | None:
     return None
 
 
-def joined_block(block: Block) -> JoinedBlock:
+def fused_block(block: Block) -> FusedBlock:
     """Return the settings of the block's two fused functions."""
     linears = block.linears()
     wqkv = linears[0]
     activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes
     gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)
     cast = wqkv.cast if wqkv.cast.rounding in ("even", "away") else replace(wqkv.cast, rounding="even")
-    return JoinedBlock(norm, wqkv.norm.fold_gain, activation, sizes, block.attention.head_size, cast, *gemms)
+    return FusedBlock(norm, wqkv.norm.fold_gain, activation, sizes, block.attention.head_size, cast, *gemms)

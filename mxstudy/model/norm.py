@@ -20,7 +20,7 @@ from mxstudy.numerics.postround import rms_post_round, smallest_rms
 from mxstudy.numerics.vector_ops import norm_op_by_op
 from mxstudy.reader import ConfigError, require
 
-Output = Literal["joined", "rounded", "op_by_op", "op_by_op_skipped"]
+Output = Literal["fused", "rounded", "op_by_op", "op_by_op_skipped"]
 
 
 class Norm(nn.Module):
@@ -28,14 +28,14 @@ class Norm(nn.Module):
 
     `weight` is the gain, None where there is none, and `bias` what is added after it; `centers`: x is less its mean.
     `reads`: the settings of the run that it is built with, beside its size.
-    `output`: what a linear reads, that is joined to it: unrounded FP32, of no tensor of its own; or a tensor in x's
+    `output`: what a linear reads, that is fused with it: unrounded FP32, of no tensor of its own; or a tensor in x's
     dtype, rounded once; or one in bf16 whose every operation was rounded, or most of them, in the public code's attempt
     to skip that. A folded gain leaves no choice.
     """
 
     fold_gain: bool
     centers = False
-    output: Output = "joined"
+    output: Output = "fused"
     reads: tuple[str, ...] = ()
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -199,7 +199,7 @@ KNOWN = {
 }  # what those have, and kernels respect
 
 
-def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = ("joined",)) -> str | None:
+def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = ("fused",)) -> str | None:
     """Return why kernels, with blocks of that size and these outputs, do not compute that norm; None if they do."""
     name = type(norm).__name__
     if type(norm) not in KERNEL_NORMS:
@@ -228,7 +228,7 @@ def build_norm(norm: config.Norm, size: int, cast: BlockCast) -> Norm:
 
 
 def build_exact_norm(norm: config.Norm, size: int) -> Norm:
-    """A norm that no linear is joined to: LayerNorm where the blocks have it, else RMSNorm, whatever they estimate."""
+    """Return a norm that is fused with no linear: LayerNorm if the blocks have it, else RMSNorm."""
     if isinstance(norm, config.LayerNorm):
         return LayerNorm(size, norm.eps, norm.bias, norm.affine)
     return RMSNorm(size, norm.eps)

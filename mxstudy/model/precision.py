@@ -17,7 +17,7 @@ from mxstudy import config
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
 from mxstudy.config.settings import vain_settings, written
-from mxstudy.model.backends import describe_roads, plan_roads, take_roads
+from mxstudy.model.backends import apply_backends, describe_backends, plan_backends
 from mxstudy.model.decoder import Block
 from mxstudy.model.fusable import Place
 from mxstudy.model.linear import MXLinear, NormLinear
@@ -66,7 +66,7 @@ def apply_precision(
     check_settings(precision, norm_settings(model))
     give_streams(model, linears, seeds)
     place = Place(DTYPES[compute], device, compiled)
-    take_roads(model, plan_roads(model, precision.backend, place), place)
+    apply_backends(model, plan_backends(model, precision.backend, place), place)
     return rows
 
 
@@ -79,18 +79,18 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
     blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(m.linears())]
-    joined = {block: block.joined for block in blocks if block.joined is not None}
+    fused = {block: block.fused for block in blocks if block.fused is not None}
     try:
         for linear in before:
             linear.gemms = linears[linear]
-        for block in joined:
+        for block in fused:
             block.take(True)
         yield
     finally:
         for linear, gemms in before.items():
             linear.gemms = gemms
-        for block, settings in joined.items():
-            block.joined = settings
+        for block, settings in fused.items():
+            block.fused = settings
 
 
 def for_evaluation(gemms: Gemms) -> Gemms:
@@ -315,7 +315,7 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
     ]
     settings = next((linear.cast for linear in linears.values()), BlockCast())
     notes += describe_settings(settings, groups, norm_settings(model))
-    return "\n".join([*plan, *notes, *describe_roads(model)])
+    return "\n".join([*plan, *notes, *describe_backends(model)])
 
 
 def forward_of(gemms: Gemms) -> Gemms:

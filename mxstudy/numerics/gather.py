@@ -23,13 +23,13 @@ def all_gather_mx(
     scale_rule: str = "rceil",
     rounding: str = "even",
 ) -> Quantized:
-    """The shards [rows / ranks, columns] (bf16, fp16 or fp32) of the ranks of `group`, joined along the rows.
+    """The shards [rows / ranks, columns] (bf16, fp16 or fp32) of the ranks of `group`, concatenated along the rows.
 
     `axis`: -1 row-wise blocks, 0 column-wise, for which a shard's rows must be a multiple of the block. Codes, scales
     and dequantised values are, bit by bit, those of `quantize` of the gathered tensor with the same options; no
     gradient flows. Sent are one byte an element (half a byte in 4 bits), the scales, and first 32 bytes about each
-    shard, for which the host waits. Scales come unswizzled, as they must be to be joined: `swizzle_scales` comes after,
-    right before the GEMM.
+    shard, for which the host waits. Scales come unswizzled, for swizzled ones cannot be concatenated: `swizzle_scales`
+    comes after, right before the GEMM.
 
     Raises ConfigError for what `quantize` refuses, NVFP4, shards of different shapes, and without a process group.
     """

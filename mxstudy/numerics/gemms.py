@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
-from mxstudy.numerics.constant import constant
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quantized import Quantized

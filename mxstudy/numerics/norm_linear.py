@@ -1,4 +1,4 @@
-"""Norms joined to the linear layer that reads them: the RMS, exact or from block absmax, and its gradient.
+"""Norms fused with the linear layer that reads them: the RMS, exact or from block absmax, and its gradient.
 
     xbar = x / rms        forward operand: Q(xbar * gain), or Q(xbar) with the gain folded into the weight, Q(W * gain)
 
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
-from mxstudy.numerics.constant import constant
 from mxstudy.numerics.gemms import Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.reader import ConfigError, require

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mxstudy.compat.torch_compiler import constant
 from mxstudy.numerics.cast import BlockCast, split_blocks
-from mxstudy.numerics.constant import constant
 from mxstudy.numerics.formats import SCALE_RULES, ElementFormat, look_up, look_up_mx
 from mxstudy.numerics.grid import EXPONENT_MASK, MANTISSA_BITS, to_dtype
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes

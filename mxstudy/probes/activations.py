@@ -20,9 +20,7 @@ from mxstudy.model.linear import NormLinear
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.probes.base import StepView, Values
-
-SMALLEST_EXPONENT, LARGEST_EXPONENT, BINS_PER_OCTAVE = -16, 12, 4
-FINITE_EDGES = (LARGEST_EXPONENT - SMALLEST_EXPONENT) * BINS_PER_OCTAVE + 1  # on either side of 0
+from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
 MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
 # Where an octave's bins begin, but for the first, which begins with the octave.
@@ -31,16 +29,6 @@ BIN_MANTISSAS = [
 ]
 
 Watched = Callable[[nn.Module, Tensor], Tensor]
-
-
-def bin_edges() -> np.ndarray:
-    """Edges of the histograms, ascending and symmetric about 0: powers of 2^(1/4) from 2^-16 to 2^12, and infinity.
-
-    The middle bin holds what is smaller than 2^-16 in magnitude.
-    """
-    exponents = np.arange(SMALLEST_EXPONENT * BINS_PER_OCTAVE, LARGEST_EXPONENT * BINS_PER_OCTAVE + 1)
-    magnitudes = np.append(2.0 ** (exponents / BINS_PER_OCTAVE), np.inf)
-    return np.concatenate((-magnitudes[::-1], magnitudes))
 
 
 def bins_of(x: Tensor) -> Tensor:

@@ -11,14 +11,15 @@ from mxstudy.probes.activations import ActivationHistograms, NormOutputRMS
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
 from mxstudy.probes.memory import Memory
+from mxstudy.probes.names import probe_names
 from mxstudy.probes.outliers import FeatureRing, OutlierFeatures
 from mxstudy.probes.saturation import Saturation
-from mxstudy.probes.spikes import SpikeWatch
+from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.probes.weights import Weights
 from mxstudy.reader import require
 
-# Every field of config.Probes but `spikes`: that one looks at the steps of a run, and not into them.
+# A row for each of `probe_names`.
 PROBES: dict[str, Callable[[Any], Probe]] = {
     "norm_output_rms": NormOutputRMS,
     "activation_histograms": ActivationHistograms,
@@ -33,7 +34,7 @@ PROBES: dict[str, Callable[[Any], Probe]] = {
 
 def build_probes(probes: config.Probes) -> list[Probe]:
     """Those that are on, and the ring of features where a spike would call for it; each needs a row in PROBES."""
-    settings = {name: each for name, each in vars(probes).items() if name != "spikes"}
+    settings = {name: getattr(probes, name) for name in probe_names(probes)}
     for name in settings:
         require(name in PROBES, f"probe.{name}: has no row in PROBES (mxstudy/probes/build.py); add one")
     built = [PROBES[name](each) for name, each in settings.items() if each.every_steps]

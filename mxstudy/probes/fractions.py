@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # whose modules load when they are used: statistics take a second
 
 from mxstudy.reader import require
 
@@ -27,7 +26,9 @@ class Fraction(NamedTuple):
 def fraction(count: int, runs: int) -> Fraction:
     """`count` of so many runs. Raises ConfigError where there are none, or fewer than were counted."""
     require(0 <= count <= runs and runs > 0, f"fraction: {count} of {runs} runs: must lie between 0 and 1")
-    low, high = scipy.stats.binomtest(count, runs).proportion_ci(CONFIDENCE, method="wilson")
+    from scipy import stats  # takes a second to import
+
+    low, high = stats.binomtest(count, runs).proportion_ci(CONFIDENCE, method="wilson")
     return Fraction(count / runs, float(low), float(high))
 
 
@@ -59,6 +60,8 @@ def paired_difference(ours: Mapping[Seeds, bool], theirs: Mapping[Seeds, bool]) 
     each where there are at least two. Not a bootstrap of both levels: in simulated grids of 4 x 8 whose teachers differ
     its 95 % hold in 85 to 90 % of all cases. Raises ConfigError for arms that share no seeds.
     """
+    from scipy import stats  # takes a second to import
+
     shared = sorted(ours.keys() & theirs.keys())
     require(bool(shared), "difference: the arms share no seeds")
     pairs = [(bool(ours[seeds]), bool(theirs[seeds])) for seeds in shared]
@@ -68,7 +71,7 @@ def paired_difference(ours: Mapping[Seeds, bool], theirs: Mapping[Seeds, bool]) 
     for groups in groupings:
         means = [less[groups == group].mean() for group in np.unique(groups)]
         if len(means) > 1:
-            half = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(means) - 1) * scipy.stats.sem(means)
+            half = stats.t.ppf((1 + CONFIDENCE) / 2, len(means) - 1) * stats.sem(means)
             intervals.append((less.mean() - half, less.mean() + half))
     lows, highs = zip(*intervals, strict=True)
     low, high = max(-1.0, float(min(lows))), min(1.0, float(max(highs)))
@@ -101,5 +104,7 @@ def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
     differ = first + second
     if not differ:
         return 0.0, 0.0
-    low, high = scipy.stats.binomtest(first, differ).proportion_ci(CONFIDENCE, method="exact")
+    from scipy import stats
+
+    low, high = stats.binomtest(first, differ).proportion_ci(CONFIDENCE, method="exact")
     return float(2 * low - 1) * differ / len(pairs), float(2 * high - 1) * differ / len(pairs)

@@ -1,8 +1,7 @@
 """Outlier features: the few features of the residual stream that dwarf all others (MXNorm paper, section 4.2).
 
-The ring remembers the absmax of every feature over the last steps, for the heat map around a spike (figure 5):
-
-    spikes/step_00001234.safetensors    `steps` int64 [n], and by each norm's name its features' absmax [n, size]
+The ring remembers the absmax of every feature over the last steps, for the heat map around a spike (figure 5);
+mxstudy.probes.ring_file says what is in its file.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ import os
 from collections import deque
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.distributed import gather_over_ranks, max_over_ranks
 from mxstudy.probes.base import StepView, Values
-
-STEPS = "steps"
+from mxstudy.probes.ring_file import STEPS
 
 
 class OutlierFeatures:
@@ -102,10 +99,3 @@ class FeatureRing:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def read_ring(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
-    """The steps that a ring's file covers, and of every norm float32 [steps, size]."""
-    tensors = load_file(path)
-    steps = tensors.pop(STEPS).tolist()
-    return steps, {name: absmax.float().numpy() for name, absmax in tensors.items()}

@@ -37,7 +37,7 @@ class Captured:
 class Sources:
     """What the six operands of a linear's GEMMs are quantised from; `bound`: what no |x| exceeds, where it is known.
 
-    After a joined norm x is its output, float32, and `forward_weight_OI` has the gain in it where the norm folds it.
+    After a fused norm x is its output, float32, and `forward_weight_OI` has the gain in it where the norm folds it.
     """
 
     x_TI: Tensor
@@ -128,14 +128,14 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
     """
     linears = list(linears_of(model).values())
     blocks = [module for module in model.modules() if isinstance(module, Block)]
-    before = model.watchers, model.compute, [linear.gemms for linear in linears], [block.joined for block in blocks]
+    before = model.watchers, model.compute, [linear.gemms for linear in linears], [block.fused for block in blocks]
     device = next(model.parameters()).device
     try:
         model.watchers, model.compute = (), compute or model.compute
         for linear in linears:
             linear.gemms = gemms or linear.gemms
         for block in blocks:
-            block.joined = None  # the formats may be others
+            block.fused = None  # the formats may be others
         with (
             torch.compiler.set_stance("force_eager"),
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -143,8 +143,8 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
         ):
             yield
     finally:
-        model.watchers, model.compute, plan, joined = before
+        model.watchers, model.compute, plan, fused = before
         for linear, planned in zip(linears, plan, strict=True):
             linear.gemms = planned
-        for block, settings in zip(blocks, joined, strict=True):
-            block.joined = settings
+        for block, settings in zip(blocks, fused, strict=True):
+            block.fused = settings

@@ -15,13 +15,13 @@ import pandas as pd
 from mxstudy.config import StudentTeacher
 from mxstudy.evaluation.paired import Difference as Difference
 from mxstudy.evaluation.paired import difference as difference
-from mxstudy.probes.activations import bin_edges as bin_edges
-from mxstudy.probes.build import PROBES as PROBES
 from mxstudy.probes.fractions import Fraction as Fraction
 from mxstudy.probes.fractions import PairedDifference as PairedDifference
 from mxstudy.probes.fractions import fraction as fraction
 from mxstudy.probes.fractions import paired_difference as paired_difference
-from mxstudy.probes.outliers import read_ring
+from mxstudy.probes.histogram_bins import bin_edges as bin_edges
+from mxstudy.probes.names import probe_names
+from mxstudy.probes.ring_file import read_ring
 from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
 from mxstudy.reader import flatten, plain, require
 from mxstudy.results.cells import markdown as markdown
@@ -40,6 +40,7 @@ from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
 
+PROBES = probe_names()
 STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as it starts
 BENCHMARK = "benchmark"  # the kind of what is measured without a run
 SAMPLES = "samples_"  # what the tables of an evaluation's answers begin with, one of each task and form
@@ -159,7 +160,7 @@ def load_metrics(folders: Sequence[RunFolder]) -> pd.DataFrame:
     Of a stack's replicas: fingerprint, label, replica, seed, step, and as float32 loss and grad_norm.
     """
     journals = _frame(folders, lambda row: row if "loss" in row else None)
-    return joined([journals, *(replica_metrics(folder) for folder in folders if folder.columns.is_dir())])
+    return concatenate([journals, *(replica_metrics(folder) for folder in folders if folder.columns.is_dir())])
 
 
 def load_validations(folders: Sequence[RunFolder]) -> pd.DataFrame:
@@ -210,7 +211,7 @@ def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
     single = [folder for folder in folders if folder not in stacks]
     frames = [_frame(single, lambda row: {"step": row["step"]} | row["values"] if row.get("probe") == name else None)]
     frames += [replica_probe(f, [row for row in rows_of(f) if row.get("probe") == name]) for f in stacks]
-    return joined(frames)
+    return concatenate(frames)
 
 
 def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
@@ -240,7 +241,8 @@ def save_table(folder: RunFolder, name: str, frame: pd.DataFrame) -> None:
     write_table(frame, path, folder.provenance())
 
 
-def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the rows of all frames that have any, one frame below the other."""
     filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 

@@ -27,7 +27,7 @@ Product = Callable[[Tensor, Tensor], Tensor]  # a [..., M, K], b [..., N, K] -> 
 
 
 class SelfAttention(nn.Module):
-    """x [..., T, D] -> SelfAttn(LN1(x)) [..., T, D]; `qkv`: D -> 3 D, joined to LN1 where there is a norm."""
+    """x [..., T, D] -> SelfAttn(LN1(x)) [..., T, D]; `qkv`: D -> 3 D, fused with LN1 where there is a norm."""
 
     def __init__(self, qkv: MXLinear, out: MXLinear, heads: int, sequence_length: int) -> None:
         super().__init__()

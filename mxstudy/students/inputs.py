@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mxstudy.compat.torch_compiler import constant
 from mxstudy.data.batches import mix
-from mxstudy.numerics.constant import constant
 from mxstudy.reader import require
 
 STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed; a place is a number

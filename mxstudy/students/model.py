@@ -49,7 +49,7 @@ class VectorOps(NamedTuple):
 
 
 VECTOR_OPS = {
-    "fp32": VectorOps("joined", FP32, FP32, FP32, FP32),
+    "fp32": VectorOps("fused", FP32, FP32, FP32, FP32),
     "bf16": VectorOps("rounded", BF16, BF16, BF16, BF16),  # instability paper, appendix A.1
     "code": VectorOps("op_by_op", BF16, FP32, BF16, FP32),  # what the paper's public code does
 }
@@ -104,12 +104,12 @@ INITS = {
 
 
 class Block(Fusable):
-    """`joined`: norm, both linears and the activation in one, with kernels; None for one after another.
+    """`fused`: norm, both linears and the activation in one, with kernels; None for one after another.
 
     `held`: then also the operands of up and down, if whoever trains keeps them up to date; else every forward casts.
     """
 
-    joined: NormMLP | None = None
+    fused: NormMLP | None = None
     held: tuple[Held, Held] | None = None
 
     def __init__(self, model: config.ResidualMLP, norm: config.Norm | None, cast: BlockCast, ops: VectorOps) -> None:
@@ -130,8 +130,8 @@ class Block(Fusable):
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.attention is not None:
             x_TD = x_TD + self.attention(x_TD, self.ops.activation).to(self.ops.residual)
-        if self.joined is not None:
-            return self.all_in_one(x_TD, self.joined).to(self.ops.residual)
+        if self.fused is not None:
+            return self.all_in_one(x_TD, self.fused).to(self.ops.residual)
         y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
         if self.bias is None:
             return y_TD.to(self.ops.residual)
@@ -143,14 +143,14 @@ class Block(Fusable):
         up, down = self.held or (self.up.weight, self.down.weight)
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
-    def take(self, joined: bool) -> None:
+    def take(self, fused: bool) -> None:
         """Run with kernels from here on, in the formats that the linears now have, or by the reference."""
-        self.joined = self.held = None
+        self.fused = self.held = None
         for linear in (self.up, self.down):
-            linear.on_tensor_cores = joined and self.has_fp32_kernel(linear)
-        if joined and self.why_not_joined_mlp() is None:
+            linear.on_tensor_cores = fused and self.has_fp32_kernel(linear)
+        if fused and self.why_not_fused_mlp() is None:
             up, fold_gain = self.up, isinstance(self.up, NormLinear) and self.up.norm.fold_gain
-            self.joined = NormMLP(
+            self.fused = NormMLP(
                 kernel_norm(up.norm) if isinstance(up, NormLinear) else None,
                 self.activation_name,
                 up.gemms,
@@ -171,16 +171,16 @@ class Block(Fusable):
         """Take kernels where there are some, on whatever device."""
         self.take(self.why_no_kernel() is None)
 
-    def why_not_joined(self, place: Place) -> str | None:
+    def why_not_fused(self, place: Place) -> str | None:
         return self.why_no_kernel() if place.device.type == "cuda" else "the kernels of students run on a GPU"
 
     def why_no_kernel(self) -> str | None:
         """Return what keeps the block from kernels: from the fused one in MX, and from those of FP32 linears."""
         if any(self.has_fp32_kernel(linear) for linear in (self.up, self.down)):
             return None
-        return self.why_not_joined_mlp()
+        return self.why_not_fused_mlp()
 
-    def why_not_joined_mlp(self) -> str | None:
+    def why_not_fused_mlp(self) -> str | None:
         up, down = self.up, self.down
         if up.compute != BF16:
             return f"the fused kernel computes in bf16, and train.compute is {up.compute}"
@@ -188,7 +188,7 @@ class Block(Fusable):
             return f"its activation ({self.activation_name}) has no kernel"
         if self.activation is not KERNEL_ACTIVATIONS[self.activation_name]:
             return f"its activation is not the {self.activation_name} that the kernel computes"
-        outputs = ("joined", "rounded")
+        outputs = ("fused", "rounded")
         if isinstance(up, NormLinear) and (reason := why_no_kernel_norm(up.norm, up.cast.block_size, outputs)):
             return reason
         return why_not(up.gemms, up.cast) or why_not(down.gemms, down.cast)
@@ -201,7 +201,7 @@ class Block(Fusable):
 
     def hold(self) -> dict[Tensor, Held]:
         """From here on with operands that are held: those of the weights that have some, by the weight."""
-        if self.joined is None or self.joined.fold_gain:
+        if self.fused is None or self.fused.fold_gain:
             return {}
         up, down = (hold(linear.weight, linear.gemms, linear.cast) for linear in (self.up, self.down))
         self.held = up, down
@@ -211,7 +211,7 @@ class Block(Fusable):
 def after_norm(
     norm: config.Norm | None, size: int, out: int, init_std: float, cast: BlockCast, ops: VectorOps
 ) -> MXLinear:
-    """A linear size -> out that is joined to a norm of its own, where the student has norms."""
+    """Return a linear size -> out that is fused with a norm of its own, where the student has norms."""
     if norm is None:
         return MXLinear(size, out, init_std)
     built = build_norm(norm, size, cast)
@@ -274,13 +274,13 @@ class ResidualMLP(nn.Module):
         """Every block by itself; see Block.hold."""
         return {weight: one for layer in self.layers for weight, one in typing.cast(Block, layer).hold().items()}
 
-    def sharing(self, joined: bool = False) -> ResidualMLP:
-        """A copy with the same parameters that casts them itself, its blocks one after another or `joined` as here."""
+    def sharing(self, fused: bool = False) -> ResidualMLP:
+        """A copy with the same parameters that casts them itself, its blocks one after another or `fused` as here."""
         held = [operand for layer in self.layers for one in typing.cast(Block, layer).held or () for operand in one[:2]]
         shared = copy.deepcopy(self, {id(tensor): tensor for tensor in [*self.parameters(), *held]})
         for module in shared.layers:
             layer = typing.cast(Block, module)
-            layer.joined, layer.held = layer.joined if joined else None, None
+            layer.fused, layer.held = layer.fused if fused else None, None
         return shared
 
     @torch.no_grad()

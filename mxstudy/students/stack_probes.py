@@ -54,7 +54,7 @@ class StackProbes:
         if "last_bin" in due:
             yield "last_bin", last_bin(model, x_STD)
         if due & {"gradient_bias", "sharpness"}:
-            own = gradients(model.sharing(joined=True), self.loss, x_STD, target_STD)
+            own = gradients(model.sharing(fused=True), self.loss, x_STD, target_STD)
             bias = gradient_bias(own, gradients(in_fp32(model), self.loss, x_STD, target_STD))
         if "gradient_bias" in due:
             yield "gradient_bias", bias

@@ -12,7 +12,7 @@ from mxstudy.students.check import backends_on
 from mxstudy.students.stack import build_student
 from mxstudy.studies.protocol import Cost, Identity, Study, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import resolve_device
 
 

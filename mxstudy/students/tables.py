@@ -11,7 +11,7 @@ from mxstudy import results
 from mxstudy.results.terminal import markdown, show
 from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 TITLE = "loss of the last step, over the replicas that are finite"
 COLUMNS = ("arm", "runs", "median", "quartiles", "NaN", "spikes", "stuck", "diverged")

@@ -22,7 +22,7 @@ from mxstudy.results.terminal import markdown, show
 from mxstudy.studies.protocol import Identity, Study
 from mxstudy.tracking.folder import RunFolder, replace_file
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.ending import end_mirrored
 
 PROBE = "prepare_data"  # what its rows in a journal are called

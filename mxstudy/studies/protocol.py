@@ -18,7 +18,7 @@ from mxstudy.config.model import AnyNorm, Precision
 from mxstudy.config.settings import vain_settings
 from mxstudy.reader import changed
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import is_planned, resolve_device
 
 C = TypeVar("C", bound=Run)

@@ -22,7 +22,7 @@ from mxstudy.studies.protocol import Identity, Study, Uses, on_planned_device, s
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, Row, read_journal
-from mxstudy.tracking.mlflow import add_rows
+from mxstudy.tracking.mlflow_mirror import add_rows
 from mxstudy.train.ending import end_mirrored
 from mxstudy.train.runtime import configure_torch, resolve_device
 

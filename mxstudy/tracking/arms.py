@@ -23,7 +23,7 @@ def arm_of(label: str) -> str:
 
 
 def all_backends(backends: Iterable[str | None]) -> str | None:
-    """Return each backend that is named in any of these once: 'joined, reference'; None where none is known.
+    """Return each backend that is named in any of these once: 'fused, reference'; None where none is known.
 
     Where all that is known is the same it is that, with the steps at which a schedule changes it.
     """
@@ -34,7 +34,7 @@ def all_backends(backends: Iterable[str | None]) -> str | None:
 
 
 def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:
-    """Return the backends of a schedule's rows, by their first steps: 'reference then from step 500 joined'."""
+    """Return the backends of a schedule's rows, by their first steps: 'reference then from step 500 fused'."""
     said, last = "", None
     for step, backends in rows:
         if backends and backends != last:

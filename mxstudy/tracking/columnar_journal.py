@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import sync_file
@@ -99,7 +97,10 @@ def first_step(path: Path) -> int:
 
 
 def write_part(path: Path, values: np.ndarray) -> None:
-    """float32 [steps, len(NAMES), S], whole or not at all."""
+    """Write float32 [steps, len(NAMES), S], whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     lists = [
         pa.FixedSizeListArray.from_arrays(pa.array(column.ravel()), column.shape[-1]) for column in swapped(values)
     ]
@@ -114,6 +115,10 @@ def write_part(path: Path, values: np.ndarray) -> None:
 
 
 def read_part(path: Path) -> np.ndarray:
+    """Return what `write_part` wrote."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path, columns=list(NAMES), page_checksum_verification=True)
         columns = [table[name].combine_chunks() for name in NAMES]

@@ -12,7 +12,7 @@ from typing import Any
 
 from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow_run import check_uri, connect
+from mxstudy.tracking.mlflow_store import check_uri, connect
 
 SCHEME = "mlflow:"
 FILE = "sqlite:///"

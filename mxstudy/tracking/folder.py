@@ -142,7 +142,8 @@ class RunFolder:
     def backend(self) -> str | None:
         """Return the backends that its blocks ran on, each time that it was begun; None where nothing says."""
         about = self.provenance()
-        return all_backends(part.get("backend") for part in (about, *about.get("resumed", [])))
+        found = (part.get("backend") for part in (about, *about.get("resumed", [])))
+        return all_backends(name.replace("joined", "fused") if name else None for name in found)  # its earlier name
 
     def status(self) -> Status:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mxstudy.config import Run
 from mxstudy.distributed import is_first
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import mirror_of
+from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.train.recorder import Follower, Recorder
 from mxstudy.train.signals import Leave
 

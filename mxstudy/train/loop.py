@@ -24,7 +24,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision, describe
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
-from mxstudy.probes.spikes import SpikeWatch
+from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.train.optimizer import set_learning_rate
 from mxstudy.train.parallel import drop_gathered

@@ -104,7 +104,7 @@ def met() -> Iterator[None]:
 
 
 @contextmanager
-def joined(device: torch.device, folder: RunFolder) -> Iterator[None]:
+def process_group(device: torch.device, folder: RunFolder) -> Iterator[None]:
     """Within the block the processes that were started together train the run of that folder, each on its own GPU.
 
     What one of them raises ends all of them: that one goes on raising it, the others leave with SystemExit. One that

@@ -11,7 +11,7 @@ from torch import Tensor
 from mxstudy.config import Run
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, Row
-from mxstudy.tracking.mlflow import mirror_of
+from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.progress import Progress
 

@@ -111,14 +111,14 @@ def linears(model: Decoder) -> list[MXLinear]:
 @pytest.mark.parametrize("row", ["own", "mxfp8"])
 def test_joined_blocks_stay_joined_and_come_back(row: str) -> None:
     model = decoder(row, compute="bf16", evaluates=False)
-    settings = [layer.joined for layer in model.layers]
-    assert set(backends_of(model).values()) == {"joined"}
+    settings = [layer.fused for layer in model.layers]
+    assert set(backends_of(model).values()) == {"fused"}
     with evaluated(model):
-        assert all(layer.joined is not None for layer in model.layers)
-        assert all((layer.joined is own) == (row == "mxfp8") for layer, own in zip(model.layers, settings, strict=True))
+        assert all(layer.fused is not None for layer in model.layers)
+        assert all((layer.fused is own) == (row == "mxfp8") for layer, own in zip(model.layers, settings, strict=True))
         found = scores(model, 100)
     assert found == scores(decoder(row, compute="bf16"), 100)
-    assert all(layer.joined is own for layer, own in zip(model.layers, settings, strict=True))
+    assert all(layer.fused is own for layer, own in zip(model.layers, settings, strict=True))
 
 
 def test_it_is_put_back_after_an_error_too() -> None:

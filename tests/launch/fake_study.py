@@ -13,7 +13,7 @@ from mxstudy.launch.plan import Job, claim
 from mxstudy.reader import ConfigError
 from mxstudy.studies.protocol import Study
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 Outcome = Callable[[RunFolder], str]
 

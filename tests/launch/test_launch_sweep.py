@@ -12,7 +12,7 @@ from fake_study import FakeStudy, composed, seeds
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.plan import plan
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Sweep
+from mxstudy.tracking.mlflow_parent import Sweep
 
 URI = "sqlite:///mlflow.db"
 

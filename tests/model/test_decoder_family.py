@@ -197,7 +197,7 @@ def test_flops_count_ungated_mlps_and_no_norms():
     matmul = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + 2 * 64 * 128) + 64 * 64
     assert decoder.num_matmul_params() == matmul
     assert decoder.flops_per_token(128) == 6 * matmul + 6 * 2 * 4 * 16 * 128
-    gains = 2 * (2 * 64 + 64 + 32) + 64  # two joined norms and those of queries and keys in each block, the final one
+    gains = 2 * (2 * 64 + 64 + 32) + 64  # two fused norms and those of queries and keys in each block, the final one
     assert decoder.num_params() == matmul + 64 * 64 + gains
 
 
@@ -250,9 +250,9 @@ def test_watchers_see_the_norms_of_queries_and_keys_and_change_nothing():
     kinds = ("attention_norm", "attention.q_norm", "attention.k_norm", "ffn_norm")
     assert list(seen) == [*(f"layers.{i}.{kind}" for i in range(2) for kind in kinds), "norm"]
     block = decoder.layers[1]
-    joined, x = seen["layers.1.attention_norm"]
-    assert joined is block.attention.wqkv
-    q, k, _ = joined(x).split([64, 32, 32], dim=-1)
+    fused, x = seen["layers.1.attention_norm"]
+    assert fused is block.attention.wqkv
+    q, k, _ = fused(x).split([64, 32, 32], dim=-1)
     for name, want in (("q_norm", q), ("k_norm", k)):
         module, found = seen[f"layers.1.attention.{name}"]
         assert module is getattr(block.attention, name)

@@ -1,4 +1,4 @@
-"""Every field of a cast and of a transform counts on every operand, on every road, or the road says why not.
+"""Every field of a cast and of a transform counts on every operand, on every backend, or the backend says why not.
 
 The cases are made from the types: a field that is added to `Cast` or `Hadamard`, and not to the tables here, is a
 failure of its own. A case is one training step of a small decoder whose recipe differs from another in one field of one
@@ -20,9 +20,9 @@ from mxstudy import config
 from mxstudy.blocks import operands as block_operands
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.kernels.implements import Implements
-from mxstudy.model.backends import plan_roads, take_roads
+from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.fusable import Place, Road
+from mxstudy.model.fusable import Backend, Place
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.model.random_streams import move_to
@@ -126,12 +126,12 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def road(model: Decoder) -> Road:
-    return plan_roads(model, "auto", HERE)["layers.0"]
+def backend_of(model: Decoder) -> Backend:
+    return plan_backends(model, "auto", HERE)["layers.0"]
 
 
 def take(model: Decoder) -> None:
-    take_roads(model, plan_roads(model, "joined", HERE), HERE)
+    apply_backends(model, plan_backends(model, "fused", HERE), HERE)
 
 
 def test_every_field_has_a_case() -> None:
@@ -141,13 +141,13 @@ def test_every_field_has_a_case() -> None:
 
 
 def fused_or_reason(model: Decoder, reference: list[Tensor], named: str) -> None:
-    """The road has the reference's bits, or a reason that names the operand."""
-    planned = road(model)
-    if planned.backend == "reference":
+    """The backend has the reference's bits, or a reason that names the operand."""
+    planned = backend_of(model)
+    if planned.name == "reference":
         assert named in str(planned.why), planned
         return
     take(model)
-    assert model.layers[0].joined is not None
+    assert model.layers[0].fused is not None
     assert same(step(model), reference)
 
 
@@ -193,12 +193,12 @@ def test_a_row_that_is_added_to_a_table_counts(toy: dict[str, str], operand: str
     model = decoder(recipe(**{operand: replace(E2M1, **toy)}))
     found = step(model)
     assert not same(found, step(decoder(recipe())))
-    assert road(model).backend == "reference"
-    assert f"{operand}: {next(iter(toy))}" in str(road(model).why)
+    assert backend_of(model).name == "reference"
+    assert f"{operand}: {next(iter(toy))}" in str(backend_of(model).why)
 
 
 def test_a_field_that_is_added_is_a_reason() -> None:
-    """Of a cast and of a transform: a fused road that has never heard of it does not take it."""
+    """Of a cast and of a transform: a fused backend that has never heard of it does not take it."""
     Own = make_dataclass("Own", [("toy", bool, False)], bases=(Cast,), frozen=True, kw_only=True)
     Turned = make_dataclass("Turned", [("angle", float, 0.0)], bases=(Hadamard,), frozen=True, kw_only=True)
     for gemms, named in (
@@ -224,14 +224,14 @@ def test_a_norm_that_inherits_is_another_norm(monkeypatch: pytest.MonkeyPatch) -
     )
     model = decoder(recipe(), config.MXNorm(p=2.0))
     assert not same(step(model), plain)
-    assert "MedianNorm has no kernel" in str(road(model).why)
+    assert "MedianNorm has no kernel" in str(backend_of(model).why)
 
 
 def test_a_field_that_is_added_to_a_norm_is_a_reason() -> None:
     model = decoder(recipe(), config.MXNorm(p=2.0))
-    assert road(model).backend == "joined"
+    assert backend_of(model).name == "fused"
     model.layers[0].feed_forward.up.norm.clip = 3.0
-    assert "MXNorm has clip" in str(road(model).why)
+    assert "MXNorm has clip" in str(backend_of(model).why)
 
 
 def test_an_activation_that_is_added_or_replaced_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +243,10 @@ def test_an_activation_that_is_added_or_replaced_counts(monkeypatch: pytest.Monk
     )
     model = decoder(recipe())
     assert not same(step(model), plain)
-    assert "activation (swiglu) has no kernel" in str(road(model).why)
+    assert "activation (swiglu) has no kernel" in str(backend_of(model).why)
 
 
-def test_roads_are_those_of_the_block_alone() -> None:
+def test_backends_are_those_of_the_block_alone() -> None:
     """Whatever else a plan says: a block that fused kernels refuse leaves the others where they are."""
     model = Decoder(replace(MODEL, num_layers=2), config.RMSNorm(), BlockCast(), torch.bfloat16)
     model.init_weights(0)
@@ -254,7 +254,7 @@ def test_roads_are_those_of_the_block_alone() -> None:
     for i, linear in enumerate(linears):
         odd = recipe(wgrad_x=replace(E2M1, headroom=0.75))
         linear.gemms = (recipe() if i < 4 else odd).filled(BlockCast())
-    planned = plan_roads(model, "auto", HERE)
-    assert planned["layers.0"] == Road("joined")
-    assert planned["layers.1"].backend == "reference"
+    planned = plan_backends(model, "auto", HERE)
+    assert planned["layers.0"] == Backend("fused")
+    assert planned["layers.1"].name == "reference"
     assert "wgrad_x: headroom is 0.75" in str(planned["layers.1"].why)

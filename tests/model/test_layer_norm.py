@@ -1,4 +1,4 @@
-"""LayerNorm, alone and joined to a linear: against torch in float64, with quantised operands against its formulas."""
+"""LayerNorm, alone and fused to a linear: against torch in float64, with quantised operands against its formulas."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def filled(norm: LayerNorm, given: Inputs) -> LayerNorm:
     return norm
 
 
-# ------------------------------------------------------------------------------------------ joined to a linear
+# ------------------------------------------------------------------------------------------ fused to a linear
 
 
 @pytest.mark.parametrize("name", ["fp32", "mxfp8", "mxfp8_e5m2_grad", "mx_mix", "mxfp8_bf16_act", "mxfp8_bf16_weight"])

@@ -8,8 +8,8 @@ from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.config.casts import Hadamard
 from mxstudy.model import Decoder
-from mxstudy.model.backends import backends_of, plan_roads
-from mxstudy.model.fusable import Place, Road
+from mxstudy.model.backends import backends_of, plan_backends
+from mxstudy.model.fusable import Backend, Place
 from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
 from mxstudy.reader import ConfigError
 
@@ -87,7 +87,7 @@ def test_the_plan_as_applied_is_described_by_operand():
     assert describe(*applied({"layers.*": "mxfp8_e5m2_grad"})).splitlines() == [
         "8 linears in mxfp8_e5m2_grad: forward E4M3 x E4M3, dgrad E5M2 x E4M3, wgrad E5M2 x E4M3",
         "1 linears in bf16: forward - x -, dgrad - x -, wgrad - x -",
-        "2 blocks: joined",
+        "2 blocks: fused",
     ]
 
 
@@ -293,10 +293,10 @@ def test_the_native_backend_is_refused_for_a_row_that_it_does_not_have(monkeypat
     [
         ("auto", "mxfp8", "native"),
         ("native", "mxfp8", "native"),
-        ("emulated", "mxfp8", "joined"),
-        ("joined", "mxfp8", "joined"),
+        ("emulated", "mxfp8", "fused"),
+        ("fused", "mxfp8", "fused"),
         ("reference", "mxfp8", "reference"),
-        ("auto", "mxfp8_e5m2_grad", "joined"),
+        ("auto", "mxfp8_e5m2_grad", "fused"),
     ],
 )
 def test_the_native_backend_where_there_is_one(backend, row, taken, monkeypatch):
@@ -339,13 +339,13 @@ def test_stacks_are_not_native_and_asking_for_native_ones_is_refused(monkeypatch
     assert linear.native
     linear.weight = torch.nn.Parameter(torch.empty(3, *linear.weight.shape))
     place = Place(torch.bfloat16, torch.device("cpu"))
-    roads = plan_roads(decoder, "auto", place)
-    assert roads["layers.0"].backend != "native"
-    assert roads["layers.1"] == Road("native")
+    planned = plan_backends(decoder, "auto", place)
+    assert planned["layers.0"].name != "native"
+    assert planned["layers.1"] == Backend("native")
     with pytest.raises(ConfigError, match=r"for layers.0: it multiplies matrices, and these are stacks of them"):
-        plan_roads(decoder, "native", place)
+        plan_backends(decoder, "native", place)
 
 
-def test_a_quantised_head_does_not_keep_blocks_from_being_joined():
-    decoder, _ = applied({"layers.*": "mxfp8"}, model=replace(MODEL, vocab_size=64), head=True, backend="joined")
-    assert backends_of(decoder) == {"layers.0": "joined", "layers.1": "joined", "output": "reference"}
+def test_a_quantised_head_does_not_keep_blocks_from_being_fused():
+    decoder, _ = applied({"layers.*": "mxfp8"}, model=replace(MODEL, vocab_size=64), head=True, backend="fused")
+    assert backends_of(decoder) == {"layers.0": "fused", "layers.1": "fused", "output": "reference"}

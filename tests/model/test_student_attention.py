@@ -144,8 +144,8 @@ def test_a_batch_is_a_whole_number_of_sequences() -> None:
 
 
 @pytest.mark.parametrize(("attention", "note"), [(True, " (the MLP; attention runs by the reference)"), (False, "")])
-def test_the_plan_says_that_attention_is_not_joined(attention: bool, note: str) -> None:
+def test_the_plan_says_that_attention_is_not_fused(attention: bool, note: str) -> None:
     model = student(small(**(ATTENTION if attention else {})), LAYER_NORM, [0, 1], "mxfp8", BF16)
     precision = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "mxfp8"}),))
     rows = apply_precision(model, precision, 0, "bf16", torch.device("cuda"), (0, 1))
-    assert describe(model, rows).splitlines()[-1] == f"{LAYERS} blocks: joined{note}"
+    assert describe(model, rows).splitlines()[-1] == f"{LAYERS} blocks: fused{note}"

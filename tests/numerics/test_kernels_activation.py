@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import torch
 from bits import assert_same_bits
+from fused import BF16, COMPOSED, FP32, activation_inputs, assert_beside, every_activation, every_rounding_of_values
 from interpreter import DEVICE
-from joined import BF16, COMPOSED, FP32, activation_inputs, assert_beside, every_activation, every_rounding_of_values
 
 from mxstudy.kernels.activation import ACTIVATIONS, Rounded, checked, output_shape, run, run_backward
 from mxstudy.kernels.operators import UNREAD, Tile, settings

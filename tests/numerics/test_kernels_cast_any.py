@@ -8,8 +8,8 @@ import pytest
 import torch
 from bits import assert_same_bits, every_format, every_rule
 from blocks import every_kind
+from fused import BF16, FP32, every_dtype, norm_inputs, normalized
 from interpreter import DEVICE
-from joined import BF16, FP32, every_dtype, norm_inputs, normalized
 
 from mxstudy.kernels.cast_any import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast, cast_any, run
 from mxstudy.kernels.packing import pack, unpack

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from bits import assert_same_bits, every_format
+from fused import BF16, FP32, every_dtype, norm_inputs, normalized
 from interpreter import DEVICE
-from joined import BF16, FP32, every_dtype, norm_inputs, normalized
 
 from mxstudy.kernels import cast_one
 from mxstudy.kernels.cast_one import run

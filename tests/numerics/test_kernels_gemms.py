@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bits import assert_same_bits
-from joined import DEVICE
+from fused import DEVICE
 from torch import library
 
 from mxstudy.kernels import linear_gradients

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from bits import assert_same_bits
+from fused import BF16, FP32
 from interpreter import DEVICE
-from joined import BF16, FP32
 
 from mxstudy.kernels.heads import flat_shape, run
 from mxstudy.kernels.operators import UNREAD, Tile, settings

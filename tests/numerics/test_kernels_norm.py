@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 from bits import assert_same_bits
+from fused import BF16, FP32, every_dtype, every_norm, norm_inputs, normalized, rms_of
 from interpreter import DEVICE
-from joined import BF16, FP32, every_dtype, every_norm, norm_inputs, normalized, rms_of
 
 from mxstudy.kernels import RowNorm, norm_cast_both
 from mxstudy.kernels.norm_cast import Normed, run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from bits import assert_same_bits, every_rounding, every_rule
+from fused import BF16, norm_inputs, rms_of
 from interpreter import DEVICE, fused
-from joined import BF16, norm_inputs, rms_of
 
 from mxstudy.kernels import RowNorm, norm_codes
 from mxstudy.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, encoding, row_tile, run

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bits import assert_same_bits
-from joined import (
+from fused import (
     BF16,
     COMPOSED,
     DEVICE,

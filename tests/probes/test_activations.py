@@ -11,7 +11,6 @@ from mxstudy.numerics import fake_quantize
 from mxstudy.probes.activations import (
     ActivationHistograms,
     NormOutputRMS,
-    bin_edges,
     compiled,
     count_bins,
     input_and_output_counts,
@@ -19,6 +18,7 @@ from mxstudy.probes.activations import (
     norm_output,
 )
 from mxstudy.probes.base import StepView
+from mxstudy.probes.histogram_bins import bin_edges
 
 MXFP8 = PRECISIONS["mxfp8"]
 TOKENS = torch.zeros(1, 1, dtype=torch.int64)
@@ -29,7 +29,7 @@ def gaussian(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def joined(norm):
+def fused(norm):
     torch.nn.init.constant_(norm.weight, 3.0)
     linear = NormLinear(norm, 32, 0.02)
     linear.gemms = MXFP8.filled(BlockCast())
@@ -47,17 +47,17 @@ def test_the_output_of_a_folded_norm_is_the_quantised_operand_without_the_gain()
     x = gaussian(8, 64)
     norm = MXNorm(64, p=2.0)
     expected = fake_quantize(x * norm.rms(x).reciprocal(), "E4M3")
-    assert torch.equal(norm_output(joined(norm), x), expected)
+    assert torch.equal(norm_output(fused(norm), x), expected)
 
 
 def test_the_output_of_an_unfolded_norm_is_not_quantised_before_its_gain():
     x = gaussian(8, 64)
-    assert torch.allclose(norm_output(joined(RMSNorm(64)), x), x / x.square().mean(-1, keepdim=True).sqrt(), rtol=1e-4)
+    assert torch.allclose(norm_output(fused(RMSNorm(64)), x), x / x.square().mean(-1, keepdim=True).sqrt(), rtol=1e-4)
 
 
 def test_norm_output_rms_is_over_all_micro_batches():
     probe = NormOutputRMS(config.NormOutputRMS(every_steps=1))
-    linear, parts = joined(MXNorm(64, p=1.0)), [gaussian(4, 64, seed=s) * (1 + s) for s in range(3)]
+    linear, parts = fused(MXNorm(64, p=1.0)), [gaussian(4, 64, seed=s) * (1 + s) for s in range(3)]
     for part in parts:
         probe.watch("layers.0.ffn_norm", linear, part)
     values = probe.measure(VIEW)

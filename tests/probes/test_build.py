@@ -16,7 +16,8 @@ from mxstudy import config
 from mxstudy.config import observation
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
-from mxstudy.probes.outliers import FeatureRing, read_ring
+from mxstudy.probes.outliers import FeatureRing
+from mxstudy.probes.ring_file import read_ring
 from mxstudy.reader import ConfigError
 from mxstudy.train.loop import Run, train
 from mxstudy.train.signals import Leave

@@ -12,7 +12,8 @@ import torch
 from mxstudy.config import observation
 from mxstudy.model import RMSNorm
 from mxstudy.probes.base import StepView
-from mxstudy.probes.outliers import FeatureRing, OutlierFeatures, read_ring
+from mxstudy.probes.outliers import FeatureRing, OutlierFeatures
+from mxstudy.probes.ring_file import read_ring
 
 NORM = RMSNorm(4)
 

@@ -167,7 +167,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
     Module by module: where a block is two functions no one hands out its operands, which have the same bits.
     """
     for block in model.layers:
-        block.joined = None
+        block.fused = None
     multiplied: list[matmul.Operand] = []
     make = matmul.operand
 

@@ -15,8 +15,10 @@ import torch
 
 from mxstudy.config import observation
 from mxstudy.probes.base import StepView
-from mxstudy.probes.outliers import FeatureRing, read_ring
-from mxstudy.probes.spikes import SpikeDetector, SpikeWatch, count_spikes
+from mxstudy.probes.outliers import FeatureRing
+from mxstudy.probes.ring_file import read_ring
+from mxstudy.probes.spike_watch import SpikeWatch
+from mxstudy.probes.spikes import SpikeDetector, count_spikes
 
 SETTINGS = observation.Spikes(every_steps=1, window_steps=16, threshold=4.0)
 

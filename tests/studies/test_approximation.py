@@ -19,7 +19,7 @@ from mxstudy.studies.approximation import run as study
 from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
-from mxstudy.tracking.mlflow_run import connect
+from mxstudy.tracking.mlflow_store import connect
 
 TINY: dict[str, Any] = {"draws": 2, "rows": 8, "hidden_size": 256, "max_blocks": 4, "elements": 4096}
 R_SQUARED = "approximation/r_squared.B32_p2"

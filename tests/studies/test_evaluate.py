@@ -23,7 +23,7 @@ from mxstudy.studies import trained_model as of_checkpoint
 from mxstudy.studies.evaluate import study as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
-from mxstudy.tracking.mlflow_run import connect
+from mxstudy.tracking.mlflow_store import connect
 
 pytestmark = pytest.mark.integration
 TASKS = "evaluation.tasks=[csqa,mmlu,winogrande]"
@@ -94,11 +94,11 @@ def test_a_killed_evaluation_goes_on_with_the_next_task(asked: list[str], evalua
     assert code == 0, said
     assert "goes on" in said
     assert re.search(
-        r"linears in mxfp8: forward E4M3 x E4M3\n.*linears in bf16: forward - x -\n\d blocks: joined\n", said
+        r"linears in mxfp8: forward E4M3 x E4M3\n.*linears in bf16: forward - x -\n\d blocks: fused\n", said
     )
     plan, _ = read_journal(begun.journal_path)
     assert plan["precision"]["layers.0.attention.wo"] == "mxfp8"
-    assert set(plan["backends"].values()) == {"joined"}
+    assert set(plan["backends"].values()) == {"fused"}
     assert {name: (begun.path / "tables" / name).stat().st_mtime_ns for name in kept} == kept
     for kind in ("samples", "scores"):
         pd.testing.assert_frame_equal(

@@ -30,7 +30,7 @@ from mxstudy.studies.perplexity.check import Document, Windows
 from mxstudy.studies.perplexity.study import STUDY
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
-from mxstudy.tracking.mlflow_run import connect
+from mxstudy.tracking.mlflow_store import connect
 from mxstudy.train.loop import token_loss
 
 EXACT = ("norm=rmsnorm", "precision=fp32", "compute=fp32")

@@ -19,7 +19,7 @@ from mxstudy.config import read_run
 from mxstudy.data.batches import Batches
 from mxstudy.data.shards import prepare
 from mxstudy.evaluation.checkpoints import describe, load, newest
-from mxstudy.probes.outliers import read_ring
+from mxstudy.probes.ring_file import read_ring
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder

@@ -288,7 +288,7 @@ def test_a_watched_run_is_the_same_run_and_resumes(
 
 
 def test_mlflow_gets_what_the_journal_has_of_each_replica(tmp_path: Path) -> None:
-    from mxstudy.tracking.mlflow_run import connect
+    from mxstudy.tracking.mlflow_store import connect
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     folder = trained(tmp_path, train__steps=120, model__num_layers=1, lrs=[1e-3, ABSURD], tracking__uri=uri)

@@ -11,7 +11,7 @@ from tracked import make_folder
 
 from benchmarks.mlflow_server import Server
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import create_store
+from mxstudy.tracking.mlflow_store import create_store
 
 
 @pytest.fixture(scope="session")

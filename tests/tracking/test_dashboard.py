@@ -15,8 +15,9 @@ from benchmarks.mlflow_server import Server
 from mxstudy import results
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import create_store, mirror_of
-from mxstudy.tracking.sweep import Summary, Sweep
+from mxstudy.tracking.mlflow_mirror import mirror_of
+from mxstudy.tracking.mlflow_parent import Summary, Sweep
+from mxstudy.tracking.mlflow_store import create_store
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,7 @@ from tracked import FINGERPRINT, make_folder, training_row, write_rows
 
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import create_store
-from mxstudy.tracking.mlflow_run import connect
+from mxstudy.tracking.mlflow_store import connect, create_store
 
 pytestmark = pytest.mark.integration
 

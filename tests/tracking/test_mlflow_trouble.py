@@ -17,12 +17,10 @@ from mirrored import ARTIFACTS, losses, mirror, points, send, the_run, warnings
 from tracked import training_row, write_rows
 
 from benchmarks.mlflow_server import Server, make_writable
-from mxstudy.tracking import mlflow as module
-from mxstudy.tracking import session
+from mxstudy.tracking import mlflow_mirror as module
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import create_store
-from mxstudy.tracking.mlflow_run import connect
-from mxstudy.tracking.session import Position
+from mxstudy.tracking.mlflow_mirror import Position
+from mxstudy.tracking.mlflow_store import connect, create_store
 
 TRAINS_FOREVER = """
 import sys, time
@@ -110,7 +108,7 @@ def unreliable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_calls_that_seem_to_fail_are_repeated_as_long_as_others_succeed(
     uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "METRICS_PER_CALL", 20)
+    monkeypatch.setattr(module, "METRICS_PER_CALL", 20)
     monkeypatch.setattr(module, "LAST_CHANCE_S", 1.5)
     sizes, began_s = unreliable(monkeypatch), time.monotonic()
     spike = {"spike": {"loss": 9.0, "mean": 4.0, "std": 0.1}}

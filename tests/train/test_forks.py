@@ -140,7 +140,7 @@ def norm_of(stack: Stack) -> tuple[str, str | None]:
 def test_the_norm_apart_and_with_the_rest() -> None:
     apart = {"norm_ops": "code_skipped", "gain": "fp32"}
     assert norm_of(fork_of(parent(), **apart)) == ("op_by_op_skipped", "fp32")
-    assert norm_of(fork_of(parent(), norm_ops="fp32", gain="fp32")) == ("joined", "fp32")
+    assert norm_of(fork_of(parent(), norm_ops="fp32", gain="fp32")) == ("fused", "fp32")
     of_skipped = parent(student={"gain": "fp32", "vector_ops": "code", "norm_ops": "code_skipped"})
     assert norm_of(fork_of(of_skipped)) == ("op_by_op_skipped", "fp32")
     assert norm_of(fork_of(of_skipped, vector_ops="bf16")) == ("rounded", "fp32")

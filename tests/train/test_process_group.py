@@ -10,7 +10,7 @@ import torch
 from mxstudy.distributed import all_of, rank, world_size
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.process_group import PORTS, Place, find_place, first_node, gpu_of, joined
+from mxstudy.train.process_group import PORTS, Place, find_place, first_node, gpu_of, process_group
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n[2-3]"}
@@ -73,7 +73,7 @@ def test_each_task_has_a_gpu_whether_it_sees_all_or_its_own():
 
 
 def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
-    with joined(torch.device("cpu"), RunFolder(folder)):
+    with process_group(torch.device("cpu"), RunFolder(folder)):
         return rank(), world_size(), all_of(rank())
 
 

@@ -9,14 +9,14 @@ from gang import together
 
 from mxstudy.distributed import rank
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.process_group import joined
+from mxstudy.train.process_group import process_group
 from mxstudy.train.signals import Leave
 
 
 def told_in_between(folder: Path) -> list[tuple[int | None, int | None]]:
     """What is agreed, and what was sent, over three times; the second rank is told as it waits for the first's word."""
     found: list[tuple[int | None, int | None]] = []
-    with joined(torch.device("cpu"), RunFolder(folder)), Leave() as leave:
+    with process_group(torch.device("cpu"), RunFolder(folder)), Leave() as leave:
         for turn in range(3):
             if turn == 1 and rank() == 1:
                 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR2)).start()

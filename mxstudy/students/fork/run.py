@@ -33,7 +33,7 @@ from mxstudy.tracking.arms import short
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.ending import end_mirrored
 from mxstudy.train.runtime import configure_torch, resolve_device

@@ -11,7 +11,7 @@ from mxstudy.students.fork.check import losses_of, parent_of
 from mxstudy.students.fork.points import changed, fork_points
 from mxstudy.studies.protocol import Identity, Study, on_planned_device
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import resolve_device
 
 

@@ -115,7 +115,7 @@ def operand_of(linear: MXLinear, x: Tensor) -> Tensor:
         return x
     if linear.norm.fold_gain:
         return linear.norm.normalize(x)
-    x = x.float() if linear.norm.output == "joined" else x  # else rounded to x's dtype before it is cast
+    x = x.float() if linear.norm.output == "fused" else x  # else rounded to x's dtype before it is cast
     return linear.norm.apply_affine(x, *linear.gain_and_bias(x))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mxstudy.config import Approximation
 from mxstudy.studies.protocol import Identity, Study
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 
 class ApproximationStudy(Study[Approximation]):

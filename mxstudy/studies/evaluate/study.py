@@ -9,7 +9,7 @@ from mxstudy.evaluation import questions
 from mxstudy.studies.protocol import Identity
 from mxstudy.studies.trained_model import TrainedModelStudy, check_model, identity_of
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 
 class EvaluateStudy(TrainedModelStudy[Evaluate]):

@@ -11,7 +11,7 @@ from mxstudy import results
 from mxstudy.evaluation.paired import Difference, difference
 from mxstudy.results.terminal import markdown, show
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 SCORES = ("task", "form", "score %", "bits/char", "questions")
 DIFFERENCES = ("task", "form", "score", "p", "bits/char")

@@ -11,7 +11,7 @@ from mxstudy.studies.perplexity.check import check_split, documents_of, windows_
 from mxstudy.studies.protocol import Identity
 from mxstudy.studies.trained_model import TrainedModelStudy, check_model, identity_of
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 
 class PerplexityStudy(TrainedModelStudy[Perplexity]):

@@ -15,7 +15,7 @@ from mxstudy.results.terminal import markdown, show
 from mxstudy.studies.evaluate.tables import baseline_arm, named
 from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 TOTALS = ("documents", "tokens", "nats/token", "perplexity", "bits/byte", "bits/char")
 

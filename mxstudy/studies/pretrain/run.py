@@ -26,7 +26,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import describe
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
-from mxstudy.probes.spikes import SpikeWatch
+from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import plain, require
 from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
@@ -37,7 +37,7 @@ from mxstudy.train.ending import end_told
 from mxstudy.train.loop import Run, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
-from mxstudy.train.process_group import joined
+from mxstudy.train.process_group import process_group
 from mxstudy.train.progress import Progress
 from mxstudy.train.recorder import Follower, Recorder, State
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -51,7 +51,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
     """
     device = resolve_device(config.train.device)
     configure_torch(config.train.compile, config.train.deterministic)
-    with joined(device, folder), writer(folder):
+    with process_group(device, folder), writer(folder):
         if world_size() > 1:
             check(config, world_size())
         report = partial(print, flush=True) if is_first() else silence

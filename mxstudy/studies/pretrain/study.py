@@ -13,7 +13,7 @@ from mxstudy.reader import changed
 from mxstudy.studies.pretrain.check import backends_over, build_model, check
 from mxstudy.studies.protocol import Cost, Identity, Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 
 # The part of its bf16 rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md, bf16 and MXFP8.

@@ -15,7 +15,7 @@ from mxstudy import results
 from mxstudy.results.terminal import LEFT, grid
 from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.sweep import Summary
+from mxstudy.tracking.mlflow_parent import Summary
 
 FIGURES = Path("figures")
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito

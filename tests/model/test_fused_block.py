@@ -65,7 +65,7 @@ def run(model, tokens, batches=1):
 
 def module_by_module(model):
     for block in model.layers:
-        block.joined = None
+        block.fused = None
 
 
 def tokens(sequences=2, length=32):
@@ -73,7 +73,7 @@ def tokens(sequences=2, length=32):
 
 
 def assert_same(model, batches=1):
-    assert all(block.joined is not None for block in model.layers)
+    assert all(block.fused is not None for block in model.layers)
     in_two = run(model, tokens(), batches)
     module_by_module(model)
     apart = run(model, tokens(), batches)
@@ -178,20 +178,20 @@ def test_a_backward_over_part_of_a_block_is_refused():
     ids=str,
 )
 def test_what_has_no_kernel_runs_module_by_module(options):
-    assert all(block.joined is None for block in decoder(**options).layers)
+    assert all(block.fused is None for block in decoder(**options).layers)
 
 
 def test_the_choice_follows_the_schedule():
     rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "mxfp8"}))
     formats = config.Precision(schedule=rows)
     model = decoder(formats=formats)
-    assert [block.joined is not None for block in model.layers] == [False, False]
+    assert [block.fused is not None for block in model.layers] == [False, False]
     apply_precision(model, formats, 5, "bf16", CPU)
-    assert [block.joined is not None for block in model.layers] == [False, True]
+    assert [block.fused is not None for block in model.layers] == [False, True]
 
 
 def forward_of(block, in_two):
-    return (lambda x, rope: block.in_two(x, rope, None, block.joined)) if in_two else block.forward
+    return (lambda x, rope: block.in_two(x, rope, None, block.fused)) if in_two else block.forward
 
 
 def kept_bytes(forward, parameters):
@@ -240,7 +240,7 @@ def test_on_a_gpu_both_ways_are_close(norm, compiles):
     """Kernels sum in another order and have their own exp, so an operand here and there is rounded to a neighbour."""
     configure_torch(compile=compiles)
     model = decoder(norm=NORMS[norm]).cuda()
-    assert all(block.joined is not None for block in model.layers)
+    assert all(block.fused is not None for block in model.layers)
     if compiles:
         for block in model.layers:
             block.compile(fullgraph=True)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tracked import make_folder, training_row, write_rows
 
+from mxstudy.compat.mlflow import NOTE, PARENT
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow import mirror_of
-from mxstudy.tracking.mlflow_run import PARENT, active_run, connect
-from mxstudy.tracking.sweep import NOTE, SUMMARY, Summary, Sweep
+from mxstudy.tracking.mlflow_mirror import mirror_of
+from mxstudy.tracking.mlflow_parent import SUMMARY, Summary, Sweep
+from mxstudy.tracking.mlflow_store import active_run, connect
 
 TABLE = Summary("| arm | val loss |\n| --- | --- |\n| rmsnorm | 4.5 |")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mxstudy.tracking.metrics import metrics_of
+from mxstudy.tracking.mlflow_metrics import metrics_of
 
 
 def probe(name: str, **values: object) -> dict[str, float]:

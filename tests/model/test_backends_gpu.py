@@ -1,4 +1,4 @@
-"""On a GPU the fused road computes what the reference computes of each new ingredient, but for the order of sums."""
+"""On a GPU the fused backend computes what the reference computes of each new ingredient, but for the order of sums."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gradients(gemms: Gemms, backend: str, step: int = 5, compiles: bool = False)
     apply_precision(model, precision, 0, "bf16", DEVICE, (7,), compiles)
     move_to(model, step, 64)
     for block in model.layers:
-        assert (block.joined is None) == (backend == "reference")
+        assert (block.fused is None) == (backend == "reference")
         if compiles:
             block.compile()
     tokens = torch.randint(128, (4, 128), generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -62,15 +62,15 @@ def distance(one: list[Tensor], other: list[Tensor]) -> float:
 
 @pytest.mark.parametrize("name", INGREDIENTS)
 def test_an_ingredient_counts_and_is_the_references(name: str) -> None:
-    """The two roads are much nearer to each other than the ingredient's effect."""
-    joined = gradients(recipe(**INGREDIENTS[name]), "joined")
-    effect = distance(joined, gradients(recipe(), "joined"))
-    between = distance(joined, gradients(recipe(**INGREDIENTS[name]), "reference"))
+    """The two backends are much nearer to each other than the ingredient's effect."""
+    fused = gradients(recipe(**INGREDIENTS[name]), "fused")
+    effect = distance(fused, gradients(recipe(), "fused"))
+    between = distance(fused, gradients(recipe(**INGREDIENTS[name]), "reference"))
     assert between < effect / 4, (between, effect)
 
 
 def test_compiled_roads_draw_the_same() -> None:
     gemms = recipe(**INGREDIENTS["stochastic rounding"])
-    eager, compiled = (gradients(gemms, "joined", compiles=compiles) for compiles in (False, True))
-    other = gradients(gemms, "joined", step=6)
+    eager, compiled = (gradients(gemms, "fused", compiles=compiles) for compiles in (False, True))
+    other = gradients(gemms, "fused", step=6)
     assert distance(eager, compiled) < distance(eager, other) / 4

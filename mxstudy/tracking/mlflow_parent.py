@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
+from mxstudy.compat.mlflow import NOTE, PARENT, charts_of_children
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow_run import (
-    PARENT,
+from mxstudy.tracking.mlflow_mirror import STATES, position_of
+from mxstudy.tracking.mlflow_store import (
     TEXT_LENGTH,
     active_run,
     connect,
@@ -27,9 +27,7 @@ from mxstudy.tracking.mlflow_run import (
     origin,
 )
 from mxstudy.tracking.provenance import provenance
-from mxstudy.tracking.session import STATES, position_of
 
-NOTE = "mlflow.note.content"  # shown on a run's page, as Markdown
 SUMMARY = "summary.md"
 
 
@@ -53,11 +51,11 @@ class Sweep:
 
     @property
     def fingerprint(self) -> str:
-        """Of the set of its jobs, in whatever order."""
+        """Return a hash of the set of its jobs, in whatever order."""
         return hashlib.sha256(" ".join(sorted(self.folders)).encode()).hexdigest()
 
     def begin(self) -> str:
-        """The id of the parent, which runs from now on; raises what MLflow raises."""
+        """Return the id of the parent, which runs from now on; raises what MLflow raises."""
         client = connect(self.uri)
         parent_id = self._parent(client)
         client.set_tag(parent_id, "status", "running")
@@ -65,7 +63,7 @@ class Sweep:
         return parent_id
 
     def end(self, state: str, summary: Summary) -> None:
-        """Adopts what has no parent, shows the summary, and says how it ended; raises what MLflow raises.
+        """Adopt what has no parent, show the summary, and say how it ended; raises what MLflow raises.
 
         `state`: one of a run's; running leaves it open, for another process has some of the jobs.
         """
@@ -82,7 +80,7 @@ class Sweep:
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
     def _parent(self, client: Any) -> str:
-        """Found, or made: as old as the oldest of its jobs' runs."""
+        """Return the parent's id, found, or made: as old as the oldest of its jobs' runs."""
         experiment_id, mine = get_experiment(client, self.experiment), {"sweep_fingerprint": self.fingerprint}
         found = find_run(client, experiment_id, mine)
         if found is None:
@@ -96,20 +94,13 @@ class Sweep:
 
 
 def link_to_charts(client: Any, parent_id: str) -> str:
-    """To the page that draws the children's metrics into the same charts; sorted by time, they would be folded away."""
-    query = {
-        "workflowType": "machine_learning",
-        "compareRunsMode": "CHART",
-        "searchFilter": f"tags.{PARENT}='{parent_id}'",
-        "orderByKey": "metrics.`val/loss`",
-        "orderByAsc": "true",
-    }
+    """Return a link in Markdown to the charts of its children, all in one."""
     experiment_id = client.get_run(parent_id).info.experiment_id
-    return f"[Charts of its runs](#/experiments/{experiment_id}/runs?{urlencode(query)})"
+    return f"[Charts of its runs]({charts_of_children(experiment_id, parent_id, 'metrics.`val/loss`')})"
 
 
 def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> None:
-    """Makes those runs the parent's children that have no parent, or one that was deleted in MLflow."""
+    """Make those runs the parent's children that have no parent, or one that was deleted in MLflow."""
     for run_id in run_ids:
         run = active_run(client, run_id)
         if run is not None:
@@ -119,6 +110,6 @@ def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> None:
 
 
 def run_id_of(folder: RunFolder, uri: str) -> str | None:
-    """The run that this store has of a folder."""
+    """Return the id of the run that this store has of a folder."""
     position = position_of(folder, uri)
     return position.run_id if position else None

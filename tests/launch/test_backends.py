@@ -26,7 +26,7 @@ from mxstudy.tracking.journal import read_journal
 from mxstudy.train.runtime import planned_for
 
 LINEARS = {"*.wqkv": "mxfp8", "*.wo": "mxfp8", "*.w13": "mxfp8", "*.w2": "mxfp8"}
-SENTENCE = "run on different backends (bf16: reference; 2 others: joined), which differ"
+SENTENCE = "run on different backends (bf16: reference; 2 others: fused), which differ"
 
 
 def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
@@ -56,14 +56,14 @@ def three(runs: Path) -> list[Composed]:
 @pytest.mark.parametrize(
     ("row", "values", "expected"),
     [
-        ("mxfp8", {}, "joined"),
+        ("mxfp8", {}, "fused"),
         ("bf16", {}, "reference"),
         ("fp8_tensor", {}, "reference"),
         ("mxfp8", {"backend": "reference"}, "reference"),
-        ("mxfp8", {"backend": "emulated"}, "joined"),
-        ("mxfp8", {"backend": "joined"}, "joined"),
-        ("mxfp8", {"head": True}, "joined, reference"),
-        ({"layers.0.*": "mxfp8"}, {}, "joined, reference"),
+        ("mxfp8", {"backend": "emulated"}, "fused"),
+        ("mxfp8", {"backend": "fused"}, "fused"),
+        ("mxfp8", {"head": True}, "fused, reference"),
+        ({"layers.0.*": "mxfp8"}, {}, "fused, reference"),
         ("mxfp8", {"train_compile": True}, "reference"),
         ("fp32", {"train_compute": "fp32"}, "reference"),
     ],
@@ -76,13 +76,13 @@ def test_all_rows_of_a_schedule_are_said_in_their_order() -> None:
     one = job(Path("runs"), "bf16")
     later = [(3, {"layers.*": "fp8_tensor"}), (5, {"layers.*": "mxfp8"}), (7, {"layers.0.*": "mxfp8"})]
     one.values["precision"]["schedule"] += [{"from_step": step, "plan": plan} for step, plan in later]
-    says = "reference then from step 5 joined then from step 7 joined, reference"
+    says = "reference then from step 5 fused then from step 7 fused, reference"
     assert backend_of(read_run(one.values)) == says
 
 
 def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
     with planned_for(1):
-        assert backend("mxfp8") == backend("mxfp8", train_compile=True) == "joined"
+        assert backend("mxfp8") == backend("mxfp8", train_compile=True) == "fused"
         assert backend("mxfp8", backend="native") == "native"  # asked again where it runs
 
 
@@ -95,8 +95,8 @@ def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
     pretrain._passed.clear()
     together = plan(three(tmp_path))
     assert {one.fingerprint: one.backend for one in together} == alone
-    assert [one.backend for one in together] == ["reference", "joined", "joined"]
-    assert [one.backend for one in plan(three(tmp_path)[::-1])] == ["joined", "joined", "reference"]
+    assert [one.backend for one in together] == ["reference", "fused", "fused"]
+    assert [one.backend for one in plan(three(tmp_path)[::-1])] == ["fused", "fused", "reference"]
 
 
 def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,14 +106,14 @@ def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeyp
     jobs = [job(tmp_path, "mxfp8") for _ in range(20)]
     for seed, one in enumerate(jobs):
         one.values["seed"] = seed
-    assert {one.backend for one in plan(jobs)} == {"joined"}
+    assert {one.backend for one in plan(jobs)} == {"fused"}
     assert len(built) == 1
 
 
 @pytest.mark.parametrize(
     ("row", "wanted", "reason"),
     [
-        ("fp8_tensor", "joined", r"joined cannot be had for layers\.0: forward_x: scale is none, and it computes E8M0"),
+        ("fp8_tensor", "fused", r"fused cannot be had for layers\.0: forward_x: scale is none, and it computes E8M0"),
         ("mxfp8", "native", r"native cannot be had for layers\.0: it needs CUDA with compute capability 10\.0"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_backend_that_was_asked_for_and_cannot_be_had_is_refused(
 
 
 def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
-    asked = ("auto", "reference", "joined", "emulated")
+    asked = ("auto", "reference", "fused", "emulated")
     jobs = plan([job(tmp_path, "mxfp8", backend=one) for one in asked])
     assert len({one.fingerprint for one in jobs}) == len(asked)
     (default,) = plan([job(tmp_path, "mxfp8")])
@@ -135,7 +135,7 @@ def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
 def test_students_have_a_road_too(students: RunFolder) -> None:
     config: Any = students.config()
     assert student_teacher.backends_on(config, torch.device("cpu")) == students.backend() == "reference"
-    assert student_teacher.backends_on(config, torch.device("cuda")) == "joined"
+    assert student_teacher.backends_on(config, torch.device("cuda")) == "fused"
 
 
 @pytest.mark.integration
@@ -145,11 +145,11 @@ def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, 
         return backend_of(read_run(about | values))
 
     in_own_formats = {"schedule": [{"plan": {"layers.*": "mxfp8"}}]}
-    assert trained.backend() == asked("evaluate") == asked("perplexity", data={"kind": "pysource"}) == "joined"
+    assert trained.backend() == asked("evaluate") == asked("perplexity", data={"kind": "pysource"}) == "fused"
     assert asked("evaluate", compute="fp32") == "reference"
     assert asked("evaluate", precision=in_own_formats | {"backend": "reference"}) == "reference"
-    with pytest.raises(ConfigError, match=r"joined cannot be had for layers\.0: kernels compute in bf16"):
-        asked("evaluate", precision=in_own_formats | {"backend": "joined"}, compute="fp32")
+    with pytest.raises(ConfigError, match=r"fused cannot be had for layers\.0: kernels compute in bf16"):
+        asked("evaluate", precision=in_own_formats | {"backend": "fused"}, compute="fp32")
 
 
 def test_forks_have_the_road_of_what_is_changed(students: RunFolder) -> None:
@@ -176,20 +176,20 @@ def test_the_plan_is_what_is_applied(trained: RunFolder, students: RunFolder) ->
 def test_a_run_keeps_its_road_and_that_of_each_resumption(tmp_path: Path) -> None:
     (planned,) = plan([job(tmp_path, "mxfp8")])
     folder = claim(planned)
-    assert folder.provenance()["backend"] == "joined"
+    assert folder.provenance()["backend"] == "fused"
     folder.update(state="preempted")
     (again,) = plan([job(tmp_path, "mxfp8")])
     assert again.state == "resume"
     claim(again)
-    assert folder.provenance()["resumed"][0]["backend"] == folder.backend() == "joined"
-    assert job_of(folder).backend == "joined"
+    assert folder.provenance()["resumed"][0]["backend"] == folder.backend() == "fused"
+    assert job_of(folder).backend == "fused"
 
 
 def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> None:
     with planned_for(1):
         (planned,) = plan([job(tmp_path, "mxfp8", train_compile=True)])
         folder = claim(planned)
-    assert folder.backend() == "joined"
+    assert folder.backend() == "fused"
     config = folder.config_path.read_text()
     folder.config_path.write_text(config.replace("device: cuda", "device: cpu"))
     note_the_machine(folder)
@@ -202,9 +202,9 @@ def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> No
 def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "fused"
     jobs = plan(three(tmp_path))
-    sentence = sweep.different_roads(jobs)
+    sentence = sweep.backends_sentence(jobs)
     assert sentence is not None
     assert SENTENCE in sentence
     assert "precision.backend=reference puts all on one" in sentence
@@ -212,16 +212,16 @@ def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     assert capsys.readouterr().out.count(sentence) == 1
     summary = sweep.summarise(plan(three(tmp_path)))
     assert summary["pretrain"].markdown == f"3 arms\n\n{sentence}"
-    assert sweep.different_roads(jobs[1:]) is None
+    assert sweep.backends_sentence(jobs[1:]) is None
 
 
 def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_path: Path, study: FakeStudy) -> None:
     jobs = plan(three(tmp_path))
     for one in jobs:
         claim(one).update(state="finished")
-    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "fused"
     again = plan(three(tmp_path))
-    assert sweep.different_roads(again) is not None
+    assert sweep.backends_sentence(again) is not None
     assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
 
 
@@ -230,7 +230,7 @@ def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> 
         config: Any = type("Config", (), {"precision": None})
         return Job(config, label, Path(label), label, (), {}, backend=backend)
 
-    sentence = sweep.different_roads([asked("checkpoint=a", "joined"), asked("checkpoint=b", "reference")])
+    sentence = sweep.backends_sentence([asked("checkpoint=a", "fused"), asked("checkpoint=b", "reference")])
     assert sentence is not None
     assert sentence.endswith("which differ in the order of sums alone.")
 

@@ -17,7 +17,7 @@ def blocks(mlp):
 
 
 def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", compute=BF16, **options):
-    """Outputs and gradients of a stack of two, one after another and joined."""
+    """Outputs and gradients of a stack of two, one after another and fused."""
     mlp = student(small(activation=activation), NORMS[norm], [0, 1], row, compute, vector_ops=vector_ops, **options)
     x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
     apart = run(mlp, x, dy)
@@ -25,39 +25,39 @@ def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", co
     return mlp, apart, run(mlp, x, dy)
 
 
-def assert_same(apart, joined):
-    assert apart.keys() == joined.keys()
+def assert_same(apart, fused):
+    assert apart.keys() == fused.keys()
     for name, values in apart.items():
-        assert torch.equal(values, joined[name]), name
+        assert torch.equal(values, fused[name]), name
 
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("vector_ops", ["fp32", "bf16"])
 def test_formats(row, vector_ops):
-    mlp, apart, joined = both(row=row, vector_ops=vector_ops)
-    assert all(block.joined for block in blocks(mlp))
-    assert_same(apart, joined)
+    mlp, apart, fused = both(row=row, vector_ops=vector_ops)
+    assert all(block.fused for block in blocks(mlp))
+    assert_same(apart, fused)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("vector_ops", VECTOR_OPS)
 def test_activations(activation, vector_ops):
-    _, apart, joined = both(norm="none", activation=activation, vector_ops=vector_ops)
-    assert_same(apart, joined)
+    _, apart, fused = both(norm="none", activation=activation, vector_ops=vector_ops)
+    assert_same(apart, fused)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("vector_ops", ["fp32", "bf16"])
 def test_norms(norm, vector_ops):
-    _, apart, joined = both(norm=norm, vector_ops=vector_ops)
-    assert_same(apart, joined)
+    _, apart, fused = both(norm=norm, vector_ops=vector_ops)
+    assert_same(apart, fused)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_bias_that_is_rounded_otherwise_than_the_sum(norm):
-    mlp, apart, joined = both(norm=norm, vector_ops="code", norm_ops="fp32")
-    assert all(block.joined for block in blocks(mlp))
-    assert_same(apart, joined)
+    mlp, apart, fused = both(norm=norm, vector_ops="code", norm_ops="fp32")
+    assert all(block.fused for block in blocks(mlp))
+    assert_same(apart, fused)
 
 
 @pytest.mark.parametrize("norm", ["none", "layernorm"])
@@ -67,40 +67,40 @@ def test_a_bias_that_is_rounded_otherwise_than_the_sum(norm):
 )
 def test_fp32_gemms_on_tensor_cores_read_fp32_alone(norm, vector_ops, norm_ops):
     norm_ops = None if norm == "none" else norm_ops
-    mlp, apart, joined = both(norm, vector_ops=vector_ops, row="fp32", compute=FP32, norm_ops=norm_ops)
+    mlp, apart, fused = both(norm, vector_ops=vector_ops, row="fp32", compute=FP32, norm_ops=norm_ops)
     rounds_norm = norm != "none" and (norm_ops or vector_ops) != "fp32"
     assert {block.up.on_tensor_cores for block in blocks(mlp)} == {vector_ops != "bf16" and not rounds_norm}
     assert {block.down.on_tensor_cores for block in blocks(mlp)} == {vector_ops != "bf16"}
     for name, values in apart.items():
-        assert torch.allclose(values, joined[name], rtol=0, atol=1e-5 * values.abs().max().item()), name
+        assert torch.allclose(values, fused[name], rtol=0, atol=1e-5 * values.abs().max().item()), name
 
 
 @pytest.mark.parametrize("gain", ["bf16", "mx"])
 def test_rounded_gains(gain):
-    _, apart, joined = both(gain=gain)
-    assert_same(apart, joined)
+    _, apart, fused = both(gain=gain)
+    assert_same(apart, fused)
 
 
 @pytest.mark.parametrize("row", ["bf16", "fp8_tensor", "nvfp4_forward_only"])
 def test_what_has_no_kernel_stays_apart(row):
     mlp = student(small(), NORMS["layernorm"], [0], row, BF16)
     mlp.join()
-    assert not any(block.joined for block in blocks(mlp))
+    assert not any(block.fused for block in blocks(mlp))
 
 
 def test_a_norm_that_rounds_every_operation_stays_apart():
     mlp = student(small(), NORMS["layernorm"], [0], "mxfp8", BF16, vector_ops="code")
     mlp.join()
-    assert not any(block.joined for block in blocks(mlp))
+    assert not any(block.fused for block in blocks(mlp))
 
 
 @pytest.mark.integration
 def test_compiled():
     configure_torch(compile=True)
-    mlp, _, joined = both()
+    mlp, _, fused = both()
     mlp.compile()
     compiled = run(mlp, samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0))
-    assert compiled.keys() == joined.keys()
-    for name, values in joined.items():
+    assert compiled.keys() == fused.keys()
+    for name, values in fused.items():
         assert torch.allclose(compiled[name], values, rtol=0, atol=1e-4), name
     torch._dynamo.reset()

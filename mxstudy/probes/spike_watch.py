@@ -1,0 +1,61 @@
+"""A watch over a run's loss, which notices a spike as it begins, and keeps what is needed to look into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mxstudy import config
+from mxstudy.probes.base import StepView
+from mxstudy.probes.outliers import FeatureRing
+from mxstudy.probes.spikes import SpikeDetector
+
+
+class SpikeWatch:
+    """As a spike begins, keeps the last checkpoint before it, and writes the ring of features to `folder`/spikes/.
+
+    A quarter of the ring later it writes that file anew, with what followed; if the run ends before, it stays as it is.
+    `pin` keeps the newest checkpoint and returns its name, None if there is none. `losses`: of the run so far.
+    """
+
+    def __init__(
+        self,
+        settings: config.Spikes,
+        ring: FeatureRing | None,
+        folder: Path,
+        pin: Callable[[], str | None],
+        losses: Sequence[float] = (),
+    ) -> None:
+        self.detector = SpikeDetector(settings.window_steps, settings.threshold, losses)
+        self.ring, self.folder, self.pin = ring, folder, pin
+        self.unfinished: dict[int, int] = {}  # the step after which a spike's file is written anew, and the spike's
+
+    def look(self, view: StepView) -> dict[str, Any] | None:
+        """The journal's row of a spike that begins with this step: {"step", "spike": {loss, mean, std, ...}}.
+
+        `ring` and `checkpoint` name what was kept, null where there was nothing to keep. A full disk does not end the
+        training: `ring_error` and `checkpoint_error` say so.
+        """
+        if view.step in self.unfinished:
+            self.keep("ring", lambda: self.write_ring(self.unfinished.pop(view.step)))
+        spike = self.detector.see(view.loss, view.is_finite())
+        if spike is None:
+            return None
+        kept = self.keep("ring", lambda: self.write_ring(view.step)) | self.keep("checkpoint", self.pin)
+        if self.ring:
+            self.unfinished[view.step + self.ring.after_steps] = view.step
+        return {"step": view.step, "spike": spike._asdict() | kept}
+
+    def keep(self, what: str, keep: Callable[[], str | None]) -> dict[str, str | None]:
+        try:
+            return {what: keep()}
+        except OSError as error:
+            return {what: None, f"{what}_error": str(error)}
+
+    def write_ring(self, step: int) -> str | None:
+        if self.ring is None:
+            return None
+        name = f"spikes/step_{step:08d}.safetensors"
+        self.ring.write(self.folder / name)
+        return name

@@ -1,0 +1,327 @@
+"""The mirror: a thread that sends the journal to MLflow, in batches. The journal is the truth, and loses nothing.
+
+Sent is what a durable checkpoint covers, and everything once a run is done: a step that was sent is never superseded.
+What a server does not take is offered again, after pauses that grow; a run does not wait for it before its end, and
+then at most a minute.
+
+Points carry the journal's own timestamps, and a point that MLflow gets twice it keeps once. So `mirror.json` (which
+MLflow run, up to which step) may lag behind what has arrived, and a kill at any moment doubles nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mxstudy.compat.mlflow import PARENT
+from mxstudy.config import Run
+from mxstudy.reader import flatten, plain
+from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.journal import Row, last_segments, read_rows
+from mxstudy.tracking.mlflow_metrics import allowed, metrics_of
+from mxstudy.tracking.mlflow_store import (
+    TEXT_LENGTH,
+    active_run,
+    connect,
+    create_run,
+    find_run,
+    get_experiment,
+    identity,
+    one_line,
+    origin,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0  # between attempts while the server is away
+LAST_CHANCE_S = 30.0  # what a run waits at its end for a server that is away: longer than one takes to start again
+
+TAGS = ("experiment", "study", "seed", "data_seed")  # of a config, beside its choices: model, norm, precision, ...
+DONE = ("finished", "diverged")  # no step can be superseded any more
+
+METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits
+
+# What MLflow calls the state in which a run ends.
+STATES = {
+    "finished": "FINISHED",
+    "diverged": "FINISHED",
+    "failed": "FAILED",
+    "preempted": "KILLED",
+    "cancelled": "KILLED",
+}
+GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # a run that is not there; one that was deleted
+
+
+class Mirror:
+    """The mirror of a run: the training thread tells it what is covered, and waits for it only in `finish`."""
+
+    def __init__(
+        self,
+        uri: str,
+        folder: RunFolder,
+        experiment: str,
+        run_name: str,
+        params: dict[str, Any],
+        tags: dict[str, str],
+    ) -> None:
+        """`params`: the flattened config; `tags` go beside those of provenance."""
+        self.uri, self.folder, self.experiment, self.run_name = uri, folder, experiment, run_name
+        self.params, self.tags = params, tags
+        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+        self._wake = threading.Event()
+        self._session: Session | None = None
+        self._covered = 0
+        self._final: str | None = None
+        self._reason: str | None = None
+        self._problem: str | None = None  # of the last call; None if it succeeded
+        self._failing_since_s = 0.0
+        self._calling = False
+        self._gave_up = False
+
+    def start(self) -> None:
+        self._wake.set()
+        self._thread.start()
+
+    def covered(self, step: int) -> None:
+        """Say that there is a durable checkpoint at `step`: rows of the steps below may be sent."""
+        self._covered = step
+        self._wake.set()
+
+    def finish(self, state: str, reason: str | None = None, timeout_s: float = 60.0) -> str | None:
+        """Send the rest and end the MLflow run. Return None, or in one line why not everything has arrived."""
+        self._reason = reason
+        self._final = state
+        self._wake.set()
+        ended_s = time.monotonic()
+        while self._thread.is_alive() and not self._is_hopeless(ended_s, timeout_s):
+            self._thread.join(0.1)
+        if not self._thread.is_alive():
+            return None
+        self._gave_up = True
+        self._wake.set()
+        return self._problem or f"{self.uri}: has not taken everything within {timeout_s:g} s"
+
+    def _is_hopeless(self, ended_s: float, timeout_s: float) -> bool:
+        """Return whether it is too late for anything, or the server is away.
+
+        Away is a server that is not busy with a call, and has obeyed none for long.
+        """
+        now_s = time.monotonic()
+        away_s = now_s - max(ended_s, self._failing_since_s) if self._problem and not self._calling else 0.0
+        return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S
+
+    def catch_up(self) -> str | None:
+        """Send, of a run that has ended, what the mirror of its own process could not. Returns as `finish` does."""
+        status = self.folder.status()
+        if self.position and self.position.state == status.state:
+            return None
+        self.start()
+        return self.finish(status.state, status.reason)
+
+    @property
+    def position(self) -> Position | None:
+        return position_of(self.folder, self.uri)
+
+    def _follow(self) -> None:
+        pause_s = None  # until there is something to do
+        while not self._gave_up:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            final = self._final
+            self._calling = True
+            try:
+                complete = self._send(final)
+            except Exception as error:  # whatever a server, a driver or a disk comes up with
+                self._failed(error)
+                longer_s = FIRST_PAUSE_S if final or not pause_s else min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = random.uniform(0.75, 1.25) * longer_s  # not all runs at once
+            else:
+                self._problem = None
+                if final and complete:
+                    return
+                pause_s = None if complete else 0.0
+            self._calling = False
+
+    def _failed(self, error: Exception) -> None:
+        problem = one_line(self.uri, error)
+        if self._problem is None:
+            log.warning("MLflow is behind, and will be caught up from the journal: %s", problem)
+            self._failing_since_s = time.monotonic()
+        self._problem = problem
+        if getattr(error, "error_code", None) in GONE:
+            self._session = None  # had again from mirror.json and the journal
+
+    def _send(self, final: str | None) -> bool:
+        """Make the next call, or few; return whether nothing is left."""
+        session = self._session = self._session or self._open()
+        complete = session.send(math.inf if final in DONE else self._covered)
+        if final and complete:
+            session.end(final, self._reason)
+        return complete
+
+    def _open(self) -> Session:
+        client = connect(self.uri)
+        before = self.position
+        self._check_wanted()
+        experiment_id = get_experiment(client, self.experiment)
+        # by the id that is known; by tags where a kill came before the id was kept
+        run = active_run(client, before.run_id) if before else None
+        run = run or find_run(client, experiment_id, identity(self.folder)) or self._create(client, experiment_id)
+        run_id = run.info.run_id
+        position = before if before and before.run_id == run_id else Position(self.uri, run_id)
+        session = Session(client, self.folder, position)
+        session.begin(run.data.params, run.data.tags, self.params)
+        return session
+
+    def _create(self, client: Any, experiment_id: str) -> Any:
+        """Return a new run that began when the folder was made."""
+        tags = origin(self.folder.provenance()) | self.tags | identity(self.folder)
+        return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
+
+    def _check_wanted(self) -> None:
+        """Raise TimeoutError once `finish` has given up: from then on this run's mirror is another process's."""
+        if self._gave_up:
+            raise TimeoutError("too slow for what was left at the end")
+
+
+def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
+    """Return the mirror of a run, under a name that says what varies, with its choices to filter by.
+
+    `label`: of the sweep that asks for the run. Returns None where nothing tracks.
+    """
+    if config.tracking.uri is None:
+        return None
+    facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
+    tags = folder.provenance()["choices"] | facts
+    return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(plain(config)), tags)
+
+
+def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
+    """Send what was measured of a run after its end, into the run that this store has of a folder, if it has one.
+
+    Rows that are sent twice are there once. Returns None, or in one line why they are not there.
+    """
+    position = position_of(folder, uri)
+    if position is None:
+        return None
+    try:
+        client = connect(uri)
+        for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
+            client.log_batch(position.run_id, metrics=batch)
+    except Exception as error:  # whatever a server or a driver comes up with
+        return one_line(uri, error)
+    return None
+
+
+@dataclass(frozen=True)
+class Position:
+    """mirror.json: every row of a step below `next_step` is in that run; `state` is what MLflow was last told."""
+
+    uri: str
+    run_id: str
+    next_step: int = 0
+    state: str = "running"
+
+
+def position_of(folder: RunFolder, uri: str) -> Position | None:
+    """Return how far that store has the run; None if it has nothing of it."""
+    path = folder.path / "mirror.json"
+    position = Position(**json.loads(path.read_text())) if path.exists() else None
+    return position if position and position.uri == uri else None
+
+
+class Session:
+    """A run in MLflow, open for what is sent: call by call, each of which may fail and be tried again.
+
+    Rows are read once, and their points wait here until a call with them has succeeded.
+    """
+
+    def __init__(self, client: Any, folder: RunFolder, position: Position) -> None:
+        self.client, self.folder, self.position = client, folder, position
+        self.offset, self.uncovered, self.spikes = 0, list[Row](), 0
+        self.points: list[Any] = []
+
+    def begin(self, known: Mapping[str, str], tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
+        """Say that it runs. `known`, `tags`: params and tags that MLflow has of it."""
+        from mlflow.entities import Param
+
+        run_id = self.position.run_id
+        # those of an earlier start stay: MLflow refuses to change a param
+        texts = {allowed(key): str(value)[:TEXT_LENGTH] for key, value in params.items()}
+        missing = [Param(key, value) for key, value in texts.items() if key not in known]
+        for batch in chunks(missing, PARAMS_PER_CALL):
+            self.client.log_batch(run_id, params=batch)
+        parent_id = self.folder.status().mlflow_parent_id
+        if parent_id and PARENT not in tags and active_run(self.client, parent_id):
+            self.client.set_tag(run_id, PARENT, parent_id)
+        if (backend := self.folder.backend()) and tags.get("backend") != backend:  # it went on elsewhere
+            self.client.set_tag(run_id, "backend", backend)
+        self.client.set_tag(run_id, "status", "running")
+        self.client.update_run(run_id, status="RUNNING")
+        self.keep(state="running")
+        self.folder.update(mlflow_run_id=run_id)
+
+    def send(self, limit: float) -> bool:
+        """Make one call with what the journal has of steps below `limit`; return whether there was no more.
+
+        Those steps are never superseded.
+        """
+        read = not self.points  # what waits goes first, else an outage would fill the memory
+        if read:
+            self._read(limit)
+        batch = self.points[:METRICS_PER_CALL]
+        if batch:
+            self.client.log_batch(self.position.run_id, metrics=batch)
+            del self.points[: len(batch)]
+            cut = bool(self.points) and self.points[0].step == batch[-1].step  # the rest of a step is in the next batch
+            self.keep(next_step=batch[-1].step + (not cut))
+        return read and not self.points
+
+    def end(self, state: str, reason: str | None) -> None:
+        """Send the folder's files, and say how the run ended."""
+        run_id = self.position.run_id
+        for path in self.folder.artifacts():
+            inside = path.parent.relative_to(self.folder.path).as_posix()
+            self.client.log_artifact(run_id, str(path), None if inside == "." else inside)
+        self.client.set_tag(run_id, "status", state)
+        if reason:
+            self.client.set_tag(run_id, "reason", reason[:TEXT_LENGTH])
+        ended_ms = int(self.folder.journal_path.stat().st_mtime * 1000)
+        self.client.set_terminated(run_id, STATES[state], end_time=ended_ms)
+        self.keep(state=state)
+
+    def keep(self, **changes: Any) -> None:
+        """Write to mirror.json what has changed."""
+        self.position = dataclasses.replace(self.position, **changes)
+        replace_file(self.folder.path / "mirror.json", json.dumps(dataclasses.asdict(self.position)))
+
+    def _read(self, limit: float) -> None:
+        """Read points of rows that stand for good, without those that were sent; count the spikes of all."""
+        new, self.offset = read_rows(self.folder.journal_path, self.offset)
+        rows = last_segments(self.uncovered + new)
+        self.uncovered = [row for row in rows if row["step"] >= limit]
+        for row in rows:
+            if row["step"] < limit:
+                self.spikes += "spike" in row
+                if row["step"] >= self.position.next_step:
+                    self.points += points_of(row, self.spikes)
+
+
+def points_of(row: Row, spikes: int = 0) -> list[Any]:
+    """Return a row as MLflow's metrics, with the row's own time."""
+    from mlflow.entities import Metric
+
+    return [Metric(name, value, int(row["time_s"] * 1000), row["step"]) for name, value in metrics_of(row, spikes)]
+
+
+def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    """Return the items in lists of at most `size`."""
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,97 @@
+"""Hydra: what mxstudy.compat.hydra takes from its inside is there, and does what it is taken for."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from composing import compose, handed_over
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra.errors import ConfigCompositionException
+
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Remembered, product, read_files_once
+
+QUICK = "+experiment=quickstart"
+
+
+def test_the_product_of_overrides_is_hydras() -> None:
+    loader, _, _ = handed_over(QUICK)
+    assert product(loader, ["a=1,2", "b=3", "b=4,5"]) == [
+        ["a=1", "b=4"],
+        ["a=1", "b=5"],
+        ["a=2", "b=4"],
+        ["a=2", "b=5"],
+    ]
+
+
+def test_what_a_repository_is_asked_for_is_what_ours_knows() -> None:
+    assert {name for name in vars(IConfigRepository) if not name.startswith("_")} == {
+        *("get_schema_source", "load_config", "group_exists", "config_exists"),
+        *("get_group_options", "get_sources", "initialize_sources"),
+    }
+    assert list(inspect.signature(ConfigRepository.load_config).parameters) == ["self", "config_path"]
+    assert list(inspect.signature(ConfigRepository.initialize_sources).parameters) == ["self", "config_search_path"]
+
+
+def test_a_file_is_read_once_for_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, master, (job, other) = handed_over(QUICK, "seed=1,2")
+    assert isinstance(loader, ConfigLoaderImpl)
+    read, load = [], ConfigRepository.load_config
+
+    def counted(self: ConfigRepository, config_path: str) -> object:
+        read.append(config_path)
+        return load(self, config_path)
+
+    monkeypatch.setattr(ConfigRepository, "load_config", counted)
+    loader.load_sweep_config(master, list(job))
+    without, read[:] = list(read), []
+    read_files_once(loader)
+    repository = loader.repository
+    assert isinstance(repository, Remembered)
+    read_files_once(loader)
+    assert loader.repository is repository
+    configs = [loader.load_sweep_config(master, list(overrides)) for overrides in (job, other)]
+    assert len(read) == len(set(read)) < 2 * len(without)
+    assert set(read) == set(without)
+    assert [config.seed for config in configs] == [1, 2]
+
+
+def test_a_config_from_memory_is_a_copy() -> None:
+    loader, _, _ = handed_over(QUICK)
+    read_files_once(loader)
+    first = loader.repository.load_config(config_path="config")
+    before = copy.deepcopy(first.config)
+    first.config.clear()
+    assert loader.repository.load_config(config_path="config").config == before
+
+
+@pytest.mark.parametrize(
+    ("word", "pattern"), [("norm=rmsnorm", NOTHING_TO_OVERRIDE), ("+norm=mxnorm_p1", CHOSEN_ALREADY)]
+)
+def test_hydras_words_name_the_group(word: str, pattern: str) -> None:
+    loader, master, _ = handed_over(QUICK)
+    words = [word] if word.startswith("norm") else [QUICK, word]
+    with pytest.raises(ConfigCompositionException, match=pattern):
+        loader.load_configuration("config", words, run_mode=master.hydra.mode)
+
+
+def test_hydra_starts_without_anything_of_ours_that_is_slow() -> None:
+    code = """if True:
+        import sys
+        import hydra.main, hydra._internal.hydra
+        before = set(sys.modules)
+        import hydra_plugins.mxstudy_launcher
+        print(*sorted(set(sys.modules) - before))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {name for name in done.stdout.split() if name.startswith("mxstudy")}
+    assert ours == {"mxstudy", "mxstudy.compat", "mxstudy.compat.hydra"}
+    assert not {"torch", "pandas"} & set(done.stdout.split())
+
+
+def test_a_sweep_is_composed_by_ours(tmp_path: Path) -> None:
+    assert [one.values["seed"] for one in compose(QUICK, "seed=3,4")] == [3, 4]

@@ -1,0 +1,71 @@
+"""MLflow: the variables, loggers, tags and addresses of mxstudy.compat.mlflow are those that MLflow reads."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from mxstudy.compat import mlflow as compat
+
+pytestmark = pytest.mark.integration
+
+
+@functools.cache
+def pages() -> str:
+    """Return the scripts of MLflow's pages, as they are installed."""
+    server = importlib.import_module("mlflow.server")
+    scripts = sorted((Path(str(server.__file__)).parent / "js" / "build" / "static" / "js").glob("*.js"))
+    assert scripts
+    return "\n".join(script.read_text(errors="replace") for script in scripts)
+
+
+@pytest.mark.parametrize("name", [name for name in compat.ENVIRONMENT if name != "DO_NOT_TRACK"])
+def test_mlflow_knows_the_variable(name: str) -> None:
+    variables = importlib.import_module("mlflow.environment_variables")
+    assert getattr(variables, name).name == name
+
+
+def test_mlflow_asks_whether_it_may_track() -> None:
+    telemetry = importlib.import_module("mlflow.telemetry.utils")
+    assert '"DO_NOT_TRACK"' in inspect.getsource(telemetry)
+
+
+def test_sqlite_can_be_had_without_a_pool() -> None:
+    utils = importlib.import_module("mlflow.store.db.utils")
+    assert "MLFLOW_SQLALCHEMYSTORE_POOLCLASS" in inspect.getsource(utils)
+    assert hasattr(importlib.import_module("sqlalchemy.pool"), compat.ENVIRONMENT["MLFLOW_SQLALCHEMYSTORE_POOLCLASS"])
+
+
+def test_the_loggers_have_these_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in compat.ENVIRONMENT.items():
+        monkeypatch.setenv(name, os.environ.get(name, value))
+    compat.quiet_client("http://127.0.0.1:9")
+    utils = importlib.import_module("mlflow.store.db.utils")
+    assert utils._logger.name in compat.LOUD
+    assert {name: logging.getLogger(name).level for name in compat.LOUD} == compat.LOUD
+
+
+def test_the_tags_are_mlflows() -> None:
+    tags = importlib.import_module("mlflow.utils.mlflow_tags")
+    assert compat.PARENT == tags.MLFLOW_PARENT_RUN_ID
+    assert compat.NOTE == tags.MLFLOW_RUN_NOTE
+    assert compat.SOURCE_NAME == tags.MLFLOW_SOURCE_NAME
+    assert compat.SOURCE_COMMIT == tags.MLFLOW_GIT_COMMIT
+
+
+@pytest.mark.parametrize("word", ["mlflow.sharedViewState", "viewStateShareKey", "selectedColumns"])
+def test_the_pages_read_shared_views(word: str) -> None:
+    assert word in pages()
+    assert list(compat.shared_view("mine", ["tags.`norm`"])) == ["mlflow.sharedViewState.mine"]
+
+
+@pytest.mark.parametrize("word", ["compareRunsMode", "searchFilter", "orderByKey", "orderByAsc", "workflowType"])
+def test_the_pages_read_the_address_of_charts(word: str) -> None:
+    assert word in pages()
+    assert f"{word}=" in compat.charts_of_children("1", "abc", "metrics.`val/loss`")

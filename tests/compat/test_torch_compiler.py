@@ -1,0 +1,95 @@
+"""torch.compile: what mxstudy.compat.torch_compiler changes is there, and has the effect that it is changed for.
+
+With a new torch: if a test of the first half fails, look in torch/_dynamo and torch/_inductor for where that part went.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mxstudy.compat.torch_compiler import constant, keep_roundings
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.vector_ops import round_gain
+from mxstudy.train.runtime import configure_torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUND_TRIPS = {
+    "alone": lambda x: x.to(torch.bfloat16).to(torch.float32),
+    "in between": lambda x: (x * 1.0001).to(torch.bfloat16).float() * 3,
+    "a gain": lambda x: round_gain(x, "bf16", None, BlockCast()) + 1,
+    "before a cast": lambda x: torch.nn.functional.gelu(x.to(torch.bfloat16)).float() * 2,
+}
+UNTOUCHED = """
+import inspect
+import torch._inductor.config as inductor
+import torch.compiler.config as compiler
+from torch._inductor.codegen.cpp import CppKernel
+from torch._inductor.fx_passes import joint_graph
+
+handlers = [getattr(e, "handler", None) for entries in joint_graph.patterns.patterns.values() for e in entries]
+assert joint_graph.pointless_convert in handlers, "no pass pointless_convert"
+names = list(inspect.signature(vars(CppKernel)["cache_dtype_convert"]).parameters)
+assert names == ["self", "dst", "dst_dtype", "src", "src_dtype"], names
+assert inductor.emulate_precision_casts is False
+assert inductor.eager_numerics.division_rounding is False
+assert compiler.cache_key_tag == ""
+"""
+
+
+def test_torch_has_what_would_drop_roundings() -> None:
+    """In a fresh process, because this one may have been changed already."""
+    done = subprocess.run([sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_asks_for_the_conversions_that_it_remembers() -> None:
+    from torch._inductor.codegen import cpp
+
+    assert "V.kernel.cache_dtype_convert(" in inspect.getsource(cpp)
+
+
+def test_no_pass_removes_conversions() -> None:
+    import torch._inductor.config as inductor
+    from torch._inductor.fx_passes import joint_graph
+
+    keep_roundings()
+    entries = [entry for entries in joint_graph.patterns.patterns.values() for entry in entries]
+    assert entries
+    assert joint_graph.pointless_convert not in [getattr(entry, "handler", None) for entry in entries]
+    assert inductor.emulate_precision_casts
+    assert inductor.eager_numerics.division_rounding
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_round_trips_stay(name: str) -> None:
+    configure_torch(compile=True)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    eager, compiled = ROUND_TRIPS[name](x), torch.compile(ROUND_TRIPS[name])(x)
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-6)
+    torch.compiler.reset()
+
+
+def test_a_constant_is_marked_as_torch_marks_it() -> None:
+    def ours() -> int:
+        return 1
+
+    def torchs() -> int:
+        return 1
+
+    assert constant(ours) is ours
+    assert vars(ours) == vars(torch.compiler.assume_constant_result(torchs)) != {}
+
+
+def test_a_constant_is_not_traced_into() -> None:
+    @constant
+    def length() -> int:
+        return len(open(__file__).read())  # the compiler cannot trace this
+
+    compiled = torch.compile(lambda x: x + length(), fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(())).item() == length()
