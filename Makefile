@@ -7,7 +7,7 @@ FAST := not slow and not gpu and not slurm and not integration
 WHOLE := not slow and not gpu and not slurm
 SHARED := -n logical --dist worksteal
 
-APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
+APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
 .PHONY: help quickstart approximation test check bench figures report dashboard
 .DEFAULT_GOAL := help

@@ -5,7 +5,7 @@ with a subject of one question, which has none. An average is one of the tasks' 
 to --baseline have 95 % paired bootstrap intervals over questions; p is that of McNemar's exact test. The figure is of
 the differences in bits: left of the line an arm is better.
 
-python -m analysis.mxnorm_table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
+python -m analysis.mxnorm.table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("mxnorm_table02_zero_shot", __doc__)
     help_text = f"the arm to compare with, by {', '.join(NAMING)}, such as asked_in=rmsnorm"
     options.add_argument("--baseline", metavar="COLUMN=WORDS", help=help_text)
     chosen = options.parse_args(arguments)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.student_arms import REPLICA
+from analysis.students.arms import REPLICA
 from analysis.style import ARMS, OTHERS, TWO_COLUMNS, plt
 
 POINTS = 300
@@ -74,7 +74,7 @@ def finite(values: np.ndarray, instead: float = np.nan) -> np.ndarray:
 
 
 def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame], colors: dict[str, Any]) -> None:
-    """Losses of each arm's replicas, of `student_arms.ended`; in the corner how many of them diverged.
+    """Losses of each arm's replicas, of `students.arms.ended`; in the corner how many of them diverged.
 
     FP32 and bf16 are what others are compared with: dashed, and on top.
     """

@@ -4,7 +4,7 @@ Gain: the slope of the decoded tensor against the original, less 1; bars: two st
 to quantisation noise. Last bin: elements beyond the format's max times the scale, which are clamped. Half away from
 zero is shown for operands that were rounded to bf16 first, as microxcaling does: FP32 tensors have next to no ties.
 
-python -m analysis.cast_quality --runs runs/approximation
+python -m analysis.recipe.cast_quality --runs runs/approximation
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def legend() -> tuple[list[plt.Line2D], list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "quality", query=load_last)
+    make_figure("cast_quality", __doc__, arguments, draw, "quality", query=load_last)
 
 
 if __name__ == "__main__":

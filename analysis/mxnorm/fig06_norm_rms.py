@@ -2,7 +2,7 @@
 
 An estimate that is right gives 1 wherever exact RMSNorm does (dashed). Needs runs with probe=activations.
 
-python -m analysis.mxnorm_fig06_norm_rms --runs runs/quickstart
+python -m analysis.mxnorm.fig06_norm_rms --runs runs/quickstart
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "norm_output_rms")
+    make_figure("mxnorm_fig06_norm_rms", __doc__, arguments, draw, "norm_output_rms")
 
 
 if __name__ == "__main__":

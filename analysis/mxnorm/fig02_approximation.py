@@ -5,7 +5,7 @@ of the same rows without a norm (grey, by standard deviation). Middle: elements 
 a norm all standard deviations are the same. Right: r^2 of the decoded tensors against RMSNorm + MXCast, by blocks a
 row; bars: one standard deviation over draws.
 
-python -m analysis.mxnorm_fig02_approximation --runs runs/approximation
+python -m analysis.mxnorm.fig02_approximation --runs runs/approximation
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "distributions", "fidelity", query=load_last)
+    make_figure("mxnorm_fig02_approximation", __doc__, arguments, draw, "distributions", "fidelity", query=load_last)
 
 
 if __name__ == "__main__":
