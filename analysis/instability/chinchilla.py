@@ -137,7 +137,8 @@ def best(function: Objective, starts: Iterable[Point]) -> Chinchilla:
     found = [minimize(function, start, jac=True, method="L-BFGS-B", options=limits) for start in starts]
     log_a, log_b, log_e, alpha, beta = map(float, min(found, key=lambda one: one.fun).x)
     with np.errstate(over="ignore"):  # infinite where the runs follow no such law
-        return Chinchilla(*map(float, np.exp([log_a, log_b, log_e])), alpha, beta)
+        a, b, e = map(float, np.exp([log_a, log_b, log_e]))
+    return Chinchilla(a, b, e, alpha, beta)
 
 
 def as_point(law: Chinchilla) -> Point:

@@ -35,8 +35,8 @@ def rows_of(last_bin: pd.DataFrame) -> list[Row]:
     found = []
     if gains:
         hues = plt.cm.viridis_r([(i + 0.5) / len(gains) for i in range(len(gains))])
-        lines = {gain_of(name, gains): (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
-        found.append(Row("gains in\nthe last bin, %", identity.join(shares[gains]), lines, thin=False))
+        of_layers = {gain_of(name, gains): (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
+        found.append(Row("gains in\nthe last bin, %", identity.join(shares[gains]), of_layers, thin=False))
     for kind, places in TENSORS.items():
         means = {name: shares.filter(regex=rf"^layers\.\d+\.{place}/").mean(axis=1) for name, place in places.items()}
         lines = {name: (name, color) for name, color in zip(means, COLORS, strict=False)}

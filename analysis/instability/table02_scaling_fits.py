@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
@@ -106,7 +107,7 @@ def draw(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla]) -> Figure:
     return figure
 
 
-def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> object:
+def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> PathCollection:
     params, tokens = runs["params"].to_numpy(float), runs["tokens"].to_numpy(float)
     flops = 6 * params * tokens
     points = axes.scatter(flops, runs[LOSS], c=params, norm=norm, cmap="viridis", s=5, linewidths=0)

@@ -115,9 +115,15 @@ def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mappi
     for each in answers.index.unique("form"):
         scores = differences(answers, arm, baseline, SCORE, each)
         columns[f"{each}: score, percentage points"] = {task: interval(one, 100, 1) for task, one in scores.items()}
-        columns[f"{each}: p"] = {task: "<0.001" if one.p < 0.001 else f"{one.p:.3f}" for task, one in scores.items()}
+        columns[f"{each}: p"] = {task: chance(one.p) for task, one in scores.items()}
     columns[f"{form}: bits per character"] = {task: interval(one, 1, 4) for task, one in bits.items()}
     return markdown(pd.DataFrame(columns).loc[list(bits)].fillna("-"))
+
+
+def chance(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def interval(found: Difference, times: float, digits: int) -> str:

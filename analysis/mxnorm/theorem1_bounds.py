@@ -11,6 +11,7 @@ python -m analysis.mxnorm.theorem1_bounds --runs runs/approximation
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +62,7 @@ def draw_spread(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(xlabel="blocks in a row", ylabel="standard deviation over rows", yscale="log")
 
 
-def lines(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame, dict[str, object]]]:
+def lines(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame, dict[str, Any]]]:
     """Each distribution and p, its rows, and how it is drawn."""
     found = []
     for name, color in DISTRIBUTIONS.items():

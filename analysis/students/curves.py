@@ -22,7 +22,7 @@ POINTS = 300
 DOTTED = 10  # with fewer points each is seen
 QUANTILES = (0.25, 0.5, 0.75)
 BASELINES = ("fp32", "bf16")
-THIN = {"linewidth": 0.4, "alpha": 0.55}
+THIN: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.55}
 HEADROOM = 100.0  # times the highest loss at the start: above it a loss is gone
 
 
@@ -53,7 +53,7 @@ def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **st
     low, middle, high = np.nanquantile(middles.to_numpy(), QUANTILES, axis=1, method="inverted_cdf")
     if spread and values.shape[1] > 1:
         axes.fill_between(middles.index, low, finite(high, 1e30), color=color, alpha=0.18, linewidth=0)
-    dots = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
+    dots: dict[str, Any] = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
     axes.plot(middles.index, finite(middle), color=color, **dots, **style)
 
 

@@ -94,7 +94,7 @@ def draw(runs: pd.DataFrame) -> Figure:
     arms, main = list(dict.fromkeys(runs["arm"])), effects(runs)
     above, below = 0.6 + 0.19 * len(arms), 0.7 + 0.28 * len(main)
     figure = plt.figure(figsize=(TWO_COLUMNS, above + below))
-    top, bottom = figure.subfigures(2, height_ratios=(above, below))
+    (top,), (bottom,) = figure.subfigures(2, 1, squeeze=False, height_ratios=(above, below))
     by_arm = [(str(arm), list(own.groupby("teacher"))) for arm, own in runs.groupby("arm", sort=False)]
     titles = {"fraction that diverged": fractions} | {name: less(runs, arm) for name, arm in BASELINES.items()}
     for axes, (title, interval_of) in zip(top.subplots(1, len(titles), sharey=True), titles.items(), strict=True):
