@@ -29,7 +29,19 @@ def test_every_script_is_in_the_list_and_every_name_once() -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_the_commands_that_make_its_runs_are_there(figure: Figure) -> None:
+def test_a_figure_is_true(figure: Figure, capsys) -> None:
+    the_commands_that_make_its_runs_are_there(figure)
+    script = importlib.import_module(figure.module)
+    assert f"python -m {figure.module} --runs {figure.runs.partition('/')[0]}" in script.__doc__
+    with pytest.raises(SystemExit):
+        script.main(figure.options("nowhere"))
+    assert "nowhere" in capsys.readouterr().err  # the script takes its arguments: what is wrong is the runs alone
+    if figure.results:
+        assert figure.backing()
+        assert [path for path in figure.backing() if not (ROOT / path).exists()] == []
+
+
+def the_commands_that_make_its_runs_are_there(figure: Figure) -> None:
     made = re.findall(r"\+(sweep|experiment)=(\w+)", figure.command)
     for group, name in made:
         folder = ROOT / {"sweep": "sweeps", "experiment": "conf/experiment"}[group]
@@ -38,24 +50,6 @@ def test_the_commands_that_make_its_runs_are_there(figure: Figure) -> None:
     assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in benchmarks)
     places = {f"runs/{name}" for _, name in made} | {f"runs/{name}.json" for name in benchmarks}
     assert {*figure.runs.split()} <= places
-
-
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_its_script_takes_its_arguments(figure: Figure, capsys) -> None:
-    with pytest.raises(SystemExit):
-        importlib.import_module(figure.module).main(figure.options("nowhere"))
-    assert "nowhere" in capsys.readouterr().err  # what is wrong is the runs alone
-
-
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_a_script_says_how_to_run_it(figure: Figure) -> None:
-    script = importlib.import_module(figure.module)
-    assert f"python -m {figure.module} --runs {figure.runs.partition('/')[0]}" in script.__doc__
-
-
-@pytest.mark.parametrize("figure", BACKED, ids=lambda figure: figure.name)
-def test_what_backs_a_figure_is_there(figure: Figure) -> None:
-    assert [path for path in figure.backing() if not (ROOT / path).exists()] == []
 
 
 def test_published_files_are_small() -> None:
