@@ -40,6 +40,11 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def changed(value: T, **fields: Any) -> T:
+    """Return a copy of a schema's value with these fields changed."""
+    return dataclasses.replace(value, **fields)  # type: ignore[type-var]
+
+
 def suggest(word: str, choices: Iterable[object]) -> str:
     """'did you mean X?' where something is near, else the whole list."""
     names = [str(choice) for choice in choices]

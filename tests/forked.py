@@ -9,13 +9,15 @@ import gc
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
-from mxstudy.config import STUDIES
+from mxstudy.studies import MODULES
 
 PRELOAD = [
     "mxstudy.launch.start",
     "mxstudy.train.parallel",
     "torch._inductor",  # train.deterministic imports it
-    *(f"mxstudy.studies.{kind}" for kind in STUDIES),
+    *MODULES.values(),
+    "mxstudy.studies.pretrain.run",
+    "mxstudy.students.train",
 ]
 
 

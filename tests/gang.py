@@ -18,7 +18,7 @@ import forked
 import torch
 
 from mxstudy.data.batches import Batches
-from mxstudy.studies import STUDIES
+from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train import watch
 
@@ -92,7 +92,7 @@ def train(path: Path, mishap: str = "", patience_s: float | None = None) -> str:
     if mishap and rank == (0 if "first" in mishap else 1):
         befall(mishap)
     try:
-        return STUDIES["pretrain"].run(folder.config(), folder, "test")
+        return study_of("pretrain").run(folder.config(), folder, "test")
     except Exception as error:
         (folder.path / "error.log").write_text(traceback.format_exc())
         folder.update(state="failed", reason=f"{type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from fingerprints import fingerprint_of, recorded
 from mxstudy import cli
 from mxstudy.config import Decoder
 from mxstudy.reader import ConfigError, flatten, plain
-from mxstudy.studies.pretrain import check as pretrain
+from mxstudy.studies.pretrain import study as pretrain
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
@@ -138,7 +138,7 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
         validated(compose_job("+experiment=quickstart", "tokenizer=pretrained", f"tokenizer.name={name}"))
         for name in ("a.json", "b.json")
     ]
-    assert len({pretrain.identity_key(job) for job in jobs}) == 2
+    assert len({pretrain.STUDY.identity_key(job) for job in jobs}) == 2
 
 
 @pytest.mark.integration

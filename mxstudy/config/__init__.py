@@ -22,6 +22,7 @@ from mxstudy.config.observation import (
 from mxstudy.config.recipes import PRECISIONS
 from mxstudy.config.run import (
     STUDIES,
+    AnyRun,
     Approximation,
     Evaluate,
     Fork,
@@ -59,6 +60,7 @@ __all__ = [
     "ActivationHistograms",
     "Adam",
     "AdamW",
+    "AnyRun",
     "Approximation",
     "BlockCast",
     "Bytes",

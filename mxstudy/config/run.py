@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from mxstudy.config.data import Data, Tokenizer
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
@@ -275,10 +275,14 @@ STUDIES: dict[str, type[Run]] = {
 }
 
 
-def read_run(values: Mapping[str, Any]) -> Run:
+AnyRun: TypeAlias = Pretrain | PrepareData | StudentTeacher | Fork | Approximation | Evaluate | Perplexity
+
+
+def read_run(values: Mapping[str, Any]) -> AnyRun:
     """A composed config, as plain data, to the frozen dataclass of its kind of run."""
     kind = values.get("study")
     require(kind is not None, "study: missing; start from an experiment: +experiment=NAME")
     if kind not in STUDIES:
         raise ConfigError(f"study: {kind!r} is not a choice; {suggest(str(kind), STUDIES)}")
-    return read(STUDIES[kind], values)
+    config: AnyRun = read(STUDIES[kind], values)
+    return config

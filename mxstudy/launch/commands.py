@@ -22,7 +22,7 @@ from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, read, require, suggest
-from mxstudy.studies.checks import CHECKS, backend_of
+from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import planned_for
 
@@ -127,7 +127,8 @@ def jobs_of(folders: Sequence[RunFolder], settings: Local | Slurm, cwd: str) -> 
 def job_of(folder: RunFolder) -> Job:
     """The job that the run was, from its folder. Raises ConfigError where today's code cannot run it."""
     config: Any = folder.config()
-    CHECKS[config.study].check(config)
+    study = study_of(config.study)
+    study.check(config)
     asked, known = folder.provenance(), folder.status()
     return Job(
         config,
@@ -138,5 +139,5 @@ def job_of(folder: RunFolder) -> Job:
         choices=asked["choices"],
         state="resume",
         parent_id=known.mlflow_parent_id,
-        backend=backend_of(config),
+        backend=study.backends(config),
     )

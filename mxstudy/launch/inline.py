@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mxstudy.config import OfCheckpoint
 from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.plan import Job, claim, compare, differences
 from mxstudy.launch.run_state import DONE
-from mxstudy.launch.sweep import begin, end, say, summarize
+from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.worker import attempt
+from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder, RunLocked
 from mxstudy.tracking.mlflow import mirror_of
 from mxstudy.tracking.sweep import Summary
@@ -37,7 +37,7 @@ def run(jobs: list[Job]) -> int:
         if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the others have left
             conclude(done + jobs[number:], {})
             return stopped(done[-1], number, len(jobs)) if is_stopped else 1
-    conclude(done, summarize(done) if is_first() and len(done) > 1 else {})
+    conclude(done, summarise(done) if is_first() and len(done) > 1 else {})
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))
@@ -80,10 +80,7 @@ def catch_up(job: Job) -> None:
     """A skipped run may have ended while its tracking server was away."""
     follow = mirror_of(job.config, RunFolder(job.folder), job.label)
     behind = follow.catch_up() if follow else None
-    if isinstance(job.config, OfCheckpoint) and not behind:
-        from mxstudy.studies.trained_model import tell_training_run  # loads what evaluates
-
-        behind = tell_training_run(job.config, RunFolder(job.folder))
+    behind = behind or study_of(job.config.study).tell_others(job.config, RunFolder(job.folder))
     if behind:
         say(f"tracking: {behind}; the journal has everything")
 

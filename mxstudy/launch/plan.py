@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mxstudy.config import fingerprint, read_run
+from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.many import spread
 from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then
@@ -16,10 +16,9 @@ from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import DONE, observe
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
-from mxstudy.studies.checks import CHECKS, backend_of
+from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
-from mxstudy.train.runtime import is_planned, resolve_device
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Job:
     `backend`: those that its blocks will run on, None without a model.
     """
 
-    config: Any  # a mxstudy.config.Run
+    config: AnyRun
     fingerprint: str
     folder: Path
     label: str
@@ -57,10 +56,10 @@ def plan(composed: list[Composed]) -> list[Job]:
             if isinstance(found, ConfigError):
                 raise found
             config, backend = found
-            known = CHECKS[config.study]
-            key = (config.study, known.identity_key(config))
+            study = study_of(config.study)
+            key = (config.study, study.identity_key(config))
             if key not in identities:
-                identities[key] = known.identity(config)
+                identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
                 for probe in off_then(jobs[digest].config, config):
@@ -94,23 +93,11 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
                 raise one.values
             config: Any = read_run(one.values)
             check_used(config)
-            CHECKS[config.study].check(config)
-            yield Valid(pinned(config), backend_of(config))
+            study = study_of(config.study)
+            study.check(config)
+            yield Valid(study.pinned(config), study.backends(config))
         except ConfigError as error:
             yield error
-
-
-def pinned(config: Any) -> Any:
-    """What is hashed is what will run: the checkpoint that is the newest now; elsewhere, on this kind of device."""
-    known = CHECKS[config.study]
-    if hasattr(known, "pinned"):
-        config = known.pinned(config)
-    if hasattr(config, "train") and is_planned():
-        device = resolve_device(config.train.device).type
-        return replace(config, train=replace(config.train, device=device))
-    if hasattr(config, "device") and is_planned():
-        return replace(config, device=resolve_device(config.device, "device").type)
-    return config
 
 
 def compare(job: Job, queues: Queues | None = None) -> Job:

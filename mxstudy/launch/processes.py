@@ -10,11 +10,8 @@ from mxstudy.distributed import world_size
 from mxstudy.launch import local
 from mxstudy.launch.plan import Job
 from mxstudy.reader import require
-from mxstudy.studies.pretrain import check as pretrain
-
-# A task each, or all in one process that shares the work out itself.
-TASK_EACH, ONE_TASK, ONE_GPU = "a task each", "one task", "one GPU"
-USES = {"pretrain": TASK_EACH, "evaluate": ONE_TASK, "perplexity": ONE_TASK}
+from mxstudy.studies import study_of
+from mxstudy.studies.protocol import Uses
 
 
 def gpus_per_node(settings: Launcher) -> int | None:
@@ -26,12 +23,13 @@ def gpus_per_node(settings: Launcher) -> int | None:
 
 def tasks_per_node(study: str, settings: Local | Slurm) -> int:
     """Raises ConfigError where that kind of run cannot use what was asked for."""
-    uses, gpus, nodes = USES.get(study, ONE_GPU), settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
-    require(uses == TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} is one process, not {nodes}; give 1")
+    uses, gpus, nodes = study_of(study).uses, settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
+    require(uses == Uses.TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} is one process, not {nodes}; give 1")
     require(
-        uses != ONE_GPU or gpus <= 1, f"hydra.launcher.gpus_per_node: {study} has use for one GPU, not {gpus}; give 1"
+        uses != Uses.ONE_GPU or gpus <= 1,
+        f"hydra.launcher.gpus_per_node: {study} has use for one GPU, not {gpus}; give 1",
     )
-    return max(1, gpus) if uses == TASK_EACH else 1
+    return max(1, gpus) if uses == Uses.TASK_EACH else 1
 
 
 def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
@@ -52,7 +50,7 @@ def check_started(jobs: Sequence[Job]) -> None:
     for job in jobs:
         study = job.config.study
         require(
-            ranks == 1 or USES.get(study) == TASK_EACH,
+            ranks == 1 or study_of(study).uses == Uses.TASK_EACH,
             f"study: {study} is one process, and {ranks} were started together; start it without torchrun or srun",
         )
         check(job.config, ranks)
@@ -61,4 +59,4 @@ def check_started(jobs: Sequence[Job]) -> None:
 def check(config: Any, ranks: int) -> None:
     """Only some kinds of run can be shared at all."""
     if ranks > 1:
-        pretrain.check(config, ranks)
+        study_of(config.study).check(config, ranks)

@@ -19,7 +19,7 @@ from mxstudy.launch.plan import Job, claim, compare, newest_aside
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import DONE
-from mxstudy.launch.sweep import begin, end, say, summarize
+from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
@@ -51,7 +51,7 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
     for job in done:
         if job.state in DONE:
             catch_up(job)
-    end(done, summarize(done) if len(done) > 1 else {})
+    end(done, summarise(done) if len(done) > 1 else {})
     return int(any(job.state not in DONE for job in done))
 
 

@@ -13,7 +13,7 @@ from mxstudy import config
 from mxstudy.distributed import is_first
 from mxstudy.launch.plan import Job, varying
 from mxstudy.launch.run_state import DONE
-from mxstudy.studies import STUDIES
+from mxstudy.studies import study_of
 from mxstudy.tracking.arms import REMEDY, different_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow import create_store, one_line
@@ -27,7 +27,7 @@ def begin(jobs: list[Job]) -> list[Job]:
 
     A store that cannot be reached is a line, and the jobs go on with their journals.
     """
-    uris = {job.config.tracking.uri for job in jobs} - {None}
+    uris = {uri for job in jobs if (uri := job.config.tracking.uri) is not None}
     away = {uri: reason for uri in sorted(uris) if (reason := create_store(uri))}
     for reason in away.values():
         say(f"tracking: {reason}; the runs go on with their journals")
@@ -59,14 +59,14 @@ def different_roads(jobs: Sequence[Job]) -> str | None:
     return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
 
 
-def summarize(jobs: list[Job]) -> dict[str, Summary]:
+def summarise(jobs: list[Job]) -> dict[str, Summary]:
     """Each kind of run sums up what it has, runs that were skipped included, and says on what they ran: by `study`."""
     summaries = {}
     for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
         if done:
             arms = {job.label: RunFolder(job.folder) for job in done}
-            summary = STUDIES[kind].summarize(arms, done[0].config.baseline)
+            summary = study_of(kind).summarise(arms, done[0].config.baseline)
             if sentence := different_roads([replace(job, backend=RunFolder(job.folder).backend()) for job in done]):
                 say(sentence)
                 summary = replace(summary, markdown=f"{summary.markdown}\n\n{sentence}")

@@ -22,8 +22,7 @@ from mxstudy.launch.queues import is_being_preempted
 from mxstudy.launch.run_state import is_alive
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.reader import ConfigError
-from mxstudy.studies import STUDIES
-from mxstudy.studies.checks import backend_of
+from mxstudy.studies import study_of
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.process_group import find_place
@@ -70,7 +69,7 @@ def attempt(folder: RunFolder, config: Any, label: str) -> str:
     """Runs the study and returns the run's state. What it raises stays in the run's folder; RunLocked is passed on."""
     try:
         with raising_on_signals():
-            return str(STUDIES[config.study].run(config, folder, label))
+            return study_of(config.study).run(config, folder, label)
     except RunLocked:
         raise
     except KeyboardInterrupt as stop:
@@ -122,7 +121,8 @@ def note_the_machine(folder: RunFolder) -> None:
     here, about = provenance(), folder.provenance()
     noted = {key: here[key] for key in OF_THE_MACHINE}
     with suppress(ConfigError):  # what cannot run here fails when it is tried, and says why
-        noted |= {"backend": backend} if (backend := backend_of(folder.config())) else {}
+        config = folder.config()
+        noted |= {"backend": backends} if (backends := study_of(config.study).backends(config)) else {}
     [about, *about.get("resumed", [])][-1].update(noted)
     folder.set_provenance(about)
 

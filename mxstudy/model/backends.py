@@ -10,41 +10,15 @@ anything else is a reason not to take it. `auto` takes the fastest that has no s
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from mxstudy.blocks.decoder_block import JoinedBlock
-from mxstudy.blocks.operands import ANY
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.native import why_not_native
-from mxstudy.model.decoder import Block, relu2, swiglu
+from mxstudy.model.fusable import Fusable, Place, Road, is_plain, linears_in
 from mxstudy.model.linear import MXLinear
-from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 from mxstudy.reader import ConfigError
-from mxstudy.students.model import Block as StudentBlock
-
-# Activations that fused kernels compute, by the very function that the reference applies.
-KERNEL_ACTIVATIONS = {swiglu: "swiglu", F.gelu: "gelu", relu2: "relu2"}
-
-
-@dataclass(frozen=True)
-class Road:
-    """The backend of a block, and why it is not the fastest one; None where it is."""
-
-    backend: str
-    why: str | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Say where a model is going to run."""
-
-    compute: torch.dtype
-    device: torch.device
-    compiled: bool = False
 
 
 def plan_roads(model: nn.Module, backend: str, place: Place) -> dict[str, Road]:
@@ -57,7 +31,7 @@ def plan_roads(model: nn.Module, backend: str, place: Place) -> dict[str, Road]:
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that have a road of their own: blocks, and linears that are in none."""
-    blocks = {name: m for name, m in model.named_modules() if isinstance(m, Block | StudentBlock)}
+    blocks = {name: m for name, m in model.named_modules() if isinstance(m, Fusable)}
     outside = {
         name: module
         for name, module in model.named_modules()
@@ -93,18 +67,8 @@ def take_roads(model: nn.Module, roads: dict[str, Road], place: Place) -> None:
         module.road = road  # type: ignore[assignment]
         for linear in linears_in(module):
             linear.native = road.backend == "native" and linear.gemms != Gemms()
-        if isinstance(module, Block):
-            module.joined = joined_block(module) if road.backend == "joined" else None
-        if isinstance(module, StudentBlock):
+        if isinstance(module, Fusable):
             module.take(road.backend == "joined")
-
-
-def linears_in(module: nn.Module) -> list[MXLinear]:
-    return [one for one in module.modules() if isinstance(one, MXLinear)]
-
-
-def is_plain(module: nn.Module) -> bool:
-    return all(linear.gemms == Gemms() for linear in linears_in(module))
 
 
 def why_no_native(module: nn.Module, place: Place) -> str | None:
@@ -122,52 +86,7 @@ def why_no_native(module: nn.Module, place: Place) -> str | None:
 
 def why_not_joined(module: nn.Module, place: Place) -> str | None:
     """Return what keeps the module from fused kernels; None if nothing does."""
-    if isinstance(module, Block):
-        return why_not_joined_block(module, place)
-    if isinstance(module, StudentBlock):
-        return module.why_not_joined() if place.device.type == "cuda" else "the kernels of students run on a GPU"
-    return "it is in no block"
-
-
-def why_not_joined_block(block: Block, place: Place) -> str | None:
-    """Return the first reason why a decoder's block cannot run in two fused functions."""
-    linears = block.linears()
-    wqkv, _, up, w2 = linears
-    if place.compute != torch.bfloat16:
-        return f"kernels compute in bf16, and train.compute is {place.compute}"
-    if place.compiled and place.device.type == "cpu":
-        return "compiled on CPU, where a compiler fuses what operators would hide"
-    if is_plain(block):
-        return "nothing is quantised"  # there is nothing to cast, and nothing to gain
-    if any(linear.compute is not None or linear.on_tensor_cores for linear in linears):
-        return "its linears compute in a dtype of their own"
-    for linear in linears:
-        if reason := ANY.why_not(linear.gemms):
-            return reason
-    for linear in (wqkv, up):
-        if linear.gain is not None:
-            return f"its gain is rounded ({linear.gain})"
-        if reason := why_no_kernel_norm(linear.norm, linear.cast.block_size):
-            return reason
-    if type(wqkv.norm) is not type(up.norm):
-        return "its two norms are not alike"
-    if block.feed_forward.activation not in KERNEL_ACTIVATIONS:
-        return f"its activation ({block.feed_forward.kind}) has no kernel"
-    sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()} | {wqkv.cast.block_size}
-    for what, size in (("keys", block.attention.sizes[1]), ("the MLP's inner size", w2.in_features)):
-        if uneven := [block_size for block_size in sizes if size % block_size]:
-            return f"blocks of {uneven[0]} do not divide {what}, {size}"
-    return None
-
-
-def joined_block(block: Block) -> JoinedBlock:
-    """Return the settings of the block's two fused functions."""
-    linears = block.linears()
-    wqkv = linears[0]
-    activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes
-    gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)
-    cast = wqkv.cast if wqkv.cast.rounding in ("even", "away") else replace(wqkv.cast, rounding="even")
-    return JoinedBlock(norm, wqkv.norm.fold_gain, activation, sizes, block.attention.head_size, cast, *gemms)
+    return module.why_not_joined(place) if isinstance(module, Fusable) else "it is in no block"
 
 
 def backends_of(model: nn.Module) -> dict[str, str]:

@@ -20,6 +20,9 @@ from mxstudy import config
 from mxstudy.blocks.decoder_block import JoinedBlock, after_attention, before_attention, split_heads
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
+from mxstudy.model.activations import relu2, swiglu
+from mxstudy.model.fusable import Fusable, Place
+from mxstudy.model.fused_block import joined_block, why_not_joined_block
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
@@ -59,15 +62,6 @@ class MLP(NamedTuple):
     up: str  # the name of the first linear
     parts: int  # how many are fused in it
     activation: Callable[[Tensor], Tensor]  # [..., parts * ffn_size] -> [..., ffn_size]
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def relu2(x: Tensor) -> Tensor:
-    return F.relu(x).square()
 
 
 MLPS = {
@@ -141,7 +135,7 @@ class FeedForward(nn.Module):
         return self.w2(self.activation(self.up(x_BTD)))
 
 
-class Block(nn.Module):
+class Block(Fusable):
     """`joined`: in two functions, with kernels; None: module by module. `mxstudy.model.backends` decides."""
 
     joined: JoinedBlock | None = None
@@ -181,6 +175,12 @@ class Block(nn.Module):
         keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
         return out_BTD, seen | {"ffn_norm": h_BTD}
+
+    def why_not_joined(self, place: Place) -> str | None:
+        return why_not_joined_block(self, place)
+
+    def take(self, joined: bool) -> None:
+        self.joined = joined_block(self) if joined else None
 
     def check_hooks(self) -> None:
         """Raise ConfigError where somebody waits for what goes through a linear by itself: nothing does here."""

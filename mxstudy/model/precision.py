@@ -15,8 +15,9 @@ from torch import nn
 from mxstudy import config
 from mxstudy.config.casts import TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
-from mxstudy.model.backends import Place, describe_roads, joined_block, plan_roads, take_roads
+from mxstudy.model.backends import describe_roads, plan_roads, take_roads
 from mxstudy.model.decoder import Block
+from mxstudy.model.fusable import Place
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
@@ -81,7 +82,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         for linear in before:
             linear.gemms = linears[linear]
         for block in joined:
-            block.joined = joined_block(block)
+            block.take(True)
         yield
     finally:
         for linear, gemms in before.items():

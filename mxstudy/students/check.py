@@ -1,8 +1,6 @@
-"""Whether students and their teacher can be made, and which they are."""
+"""What students and their teacher need before they can train: models that fit together."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +20,7 @@ from mxstudy.train.runtime import resolve_device
 _passed: dict[str, str | None] = {}
 
 
-def check(config: StudentTeacher) -> None:
-    """Everything that can be wrong and be known before the run: raises ConfigError."""
-    backend(config)
-
-
-def backend(config: StudentTeacher, device: torch.device | None = None) -> str | None:
+def backends_on(config: StudentTeacher, device: torch.device | None = None) -> str | None:
     """Return the backends of the students' blocks, over all rows of the schedule; raises ConfigError as `check_models`.
 
     `device`: the config's own if not given.
@@ -84,12 +77,3 @@ def check_gain(model: nn.Module, gain: str) -> None:
                 f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format, or rounds "
                 "them at random; take bf16 or fp32",
             )
-
-
-def identity_key(config: StudentTeacher) -> Any:
-    return config.train.device
-
-
-def identity(config: StudentTeacher) -> tuple[str, dict[str, Any]]:
-    """Kind of device; there is no corpus."""
-    return resolve_device(config.train.device).type, {}

@@ -23,6 +23,7 @@ from mxstudy import config
 from mxstudy.blocks.norm_mlp import NormMLP, hold, norm_mlp, why_not
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels.operators import Held
+from mxstudy.model.fusable import Fusable, Place
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
 from mxstudy.model.seeds import generator_for
@@ -102,7 +103,7 @@ INITS = {
 }
 
 
-class Block(nn.Module):
+class Block(Fusable):
     """`joined`: norm, both linears and the activation in one, with kernels; None for one after another.
 
     `held`: then also the operands of up and down, if whoever trains keeps them up to date; else every forward casts.
@@ -163,10 +164,13 @@ class Block(nn.Module):
             )
 
     def join(self) -> None:
-        """Take kernels where there are some."""
-        self.take(self.why_not_joined() is None)
+        """Take kernels where there are some, on whatever device."""
+        self.take(self.why_no_kernel() is None)
 
-    def why_not_joined(self) -> str | None:
+    def why_not_joined(self, place: Place) -> str | None:
+        return self.why_no_kernel() if place.device.type == "cuda" else "the kernels of students run on a GPU"
+
+    def why_no_kernel(self) -> str | None:
         """Return what keeps the block from kernels: from the fused one in MX, and from those of FP32 linears."""
         if any(self.has_fp32_kernel(linear) for linear in (self.up, self.down)):
             return None

@@ -21,7 +21,7 @@ NOTES = (
 )
 
 
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """The table of the arms, on the terminal and for MLflow. Nothing is tested here, and so no arm is the baseline."""
     cells = show_arms(arms)
     return Summary("\n\n".join([markdown(TITLE, COLUMNS, cells), *NOTES]))

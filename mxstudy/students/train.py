@@ -20,7 +20,6 @@ from mxstudy.reader import plain
 from mxstudy.students.stack import Stack
 from mxstudy.students.stack_probes import StackProbes, fp32_twin
 from mxstudy.students.tables import show_arms
-from mxstudy.students.tables import summarize as summarize
 from mxstudy.tracking.columnar_journal import NAMES, ROWS, Columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Row

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from mxstudy.config import OfCheckpoint
 from mxstudy.evaluation import checkpoints
@@ -15,6 +15,8 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
+from mxstudy.reader import changed
+from mxstudy.studies.protocol import Identity, Study, Uses, on_planned_device
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, read_journal
@@ -22,10 +24,27 @@ from mxstudy.tracking.mlflow import add_rows
 from mxstudy.train.ending import end_mirrored
 from mxstudy.train.runtime import configure_torch, resolve_device
 
+C = TypeVar("C", bound=OfCheckpoint)
 
-def pinned(config: Any) -> Any:
-    """With the checkpoint's folder for its name: what a run's newest is, training or a retry may change."""
-    return replace(config, checkpoint=str(checkpoints.find(config.checkpoint, Path(config.runs_dir))))
+
+class TrainedModelStudy(Study[C]):
+    """A kind of run that does not train a model but reads one from a checkpoint."""
+
+    uses: ClassVar[Uses] = Uses.ONE_TASK
+
+    def pinned(self, config: C) -> C:
+        """Return the config with the checkpoint's folder for its name: a run's newest checkpoint may be replaced."""
+        path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
+        return on_planned_device(changed(config, checkpoint=str(path)), "device")
+
+    def backends(self, config: C) -> str | None:
+        key = built_key(config)
+        if key not in _built:
+            check_model(config)
+        return _built[key]
+
+    def tell_others(self, config: C, folder: RunFolder) -> str | None:
+        return tell_training_run(config, folder)
 
 
 def described(config: OfCheckpoint) -> tuple[Path, Trained]:
@@ -36,7 +55,7 @@ def described(config: OfCheckpoint) -> tuple[Path, Trained]:
     return path, replace(trained, **{name: value for name, value in asked.items() if value is not None})
 
 
-def identity_of(config: OfCheckpoint, **asked: Any) -> tuple[str, dict[str, Any]]:
+def identity_of(config: OfCheckpoint, **asked: Any) -> Identity:
     """What a fingerprint has beside the config: the kind of device; the checkpoint, and what it is `asked`."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
     return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
@@ -53,14 +72,6 @@ def check_model(config: OfCheckpoint) -> Trained:
     _built[built_key(config)] = all_backends(backends_of(model).values())
     devices_of(device, config.processes)
     return trained
-
-
-def backend(config: OfCheckpoint) -> str | None:
-    """Return the backends of the model's blocks, where and as it is asked. Raises ConfigError as `check_model`."""
-    key = built_key(config)
-    if key not in _built:
-        check_model(config)
-    return _built[key]
 
 
 def built_key(config: OfCheckpoint) -> str:

@@ -130,7 +130,7 @@ class RunFolder:
     def set_provenance(self, about: dict[str, Any]) -> None:
         replace_file(self.path / "provenance.json", json.dumps(about, indent=2))
 
-    def config(self) -> schemas.Run:
+    def config(self) -> schemas.AnyRun:
         try:
             return schemas.read_run(yaml.safe_load(self.config_path.read_text()))
         except (OSError, yaml.YAMLError, ConfigError) as error:

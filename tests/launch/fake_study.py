@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mxstudy.config import Pretrain
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim
 from mxstudy.reader import ConfigError
+from mxstudy.studies.protocol import Study
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.sweep import Summary
 
 Outcome = Callable[[RunFolder], str]
 
 
-class FakeStudy:
-    """Stands in for mxstudy.studies.pretrain.run; what a job does is told by the label it runs under."""
+class FakeStudy(Study[Pretrain]):
+    """Stands in for mxstudy.studies.pretrain; what a job does is told by the label it runs under."""
 
     def __init__(self) -> None:
         self.invalid: set[int] = set()  # seeds that check() refuses
@@ -27,7 +29,7 @@ class FakeStudy:
         self.summarized: list[tuple[str, str]] = []  # label and state
         self.baseline: Mapping[str, str] = {}
 
-    def check(self, config: Any) -> None:
+    def check(self, config: Any, ranks: int = 1) -> None:
         if config.seed in self.invalid:
             raise ConfigError(f"seed: {config.seed} is unlucky")
 
@@ -45,7 +47,7 @@ class FakeStudy:
         folder.update(state=state)
         return state
 
-    def summarize(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         self.summarized += [(label, folder.status().state) for label, folder in arms.items()]
         self.baseline = baseline
         return Summary(f"{len(arms)} arms")

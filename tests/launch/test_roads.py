@@ -10,7 +10,7 @@ import torch
 from commands import call
 from fake_study import FakeStudy, composed
 
-from mxstudy.config import read_run
+from mxstudy.config import AnyRun, read_run
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.commands import job_of
 from mxstudy.launch.composed import Composed
@@ -18,7 +18,7 @@ from mxstudy.launch.plan import Job, claim, plan
 from mxstudy.launch.worker import note_the_machine
 from mxstudy.reader import ConfigError
 from mxstudy.students import check as student_teacher
-from mxstudy.studies.checks import backend_of
+from mxstudy.studies import study_of
 from mxstudy.studies.pretrain import check as pretrain
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
@@ -39,6 +39,10 @@ def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
     one.values["model"] |= {"num_layers": 2, "vocab_size": 320}
     one.values["train"] |= train
     return one
+
+
+def backend_of(config: AnyRun) -> str | None:
+    return study_of(config.study).backends(config)
 
 
 def backend(*job_of: Any, **values: Any) -> str | None:
@@ -128,8 +132,8 @@ def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
 
 def test_students_have_a_road_too(students: RunFolder) -> None:
     config: Any = students.config()
-    assert student_teacher.backend(config, torch.device("cpu")) == students.backend() == "reference"
-    assert student_teacher.backend(config, torch.device("cuda")) == "joined"
+    assert student_teacher.backends_on(config, torch.device("cpu")) == students.backend() == "reference"
+    assert student_teacher.backends_on(config, torch.device("cuda")) == "joined"
 
 
 @pytest.mark.integration
@@ -196,7 +200,7 @@ def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> No
 def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study.backend = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
     jobs = plan(three(tmp_path))
     sentence = sweep.different_roads(jobs)
     assert sentence is not None
@@ -204,7 +208,7 @@ def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     assert "precision.backend=reference puts all on one" in sentence
     assert inline.run(jobs) == 0
     assert capsys.readouterr().out.count(sentence) == 1
-    summary = sweep.summarize(plan(three(tmp_path)))
+    summary = sweep.summarise(plan(three(tmp_path)))
     assert summary["pretrain"].markdown == f"3 arms\n\n{sentence}"
     assert sweep.different_roads(jobs[1:]) is None
 
@@ -213,10 +217,10 @@ def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_pat
     jobs = plan(three(tmp_path))
     for one in jobs:
         claim(one).update(state="finished")
-    study.backend = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
+    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "joined"
     again = plan(three(tmp_path))
     assert sweep.different_roads(again) is not None
-    assert sweep.summarize(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
+    assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
 
 
 def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> None:

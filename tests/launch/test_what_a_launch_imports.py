@@ -37,5 +37,5 @@ def test_planning_imports_nothing_that_trains(tmp_path: Path) -> None:
         one.values["model"]["vocab_size"] = 257
         (job,) = start.plan([one])
         assert job.state == "new" """)
-    assert {"torch", "mxstudy.studies.pretrain.check"} <= modules
+    assert {"torch", "mxstudy.studies.pretrain.study"} <= modules
     assert not TRAINS_OR_REPORTS & modules

@@ -20,9 +20,9 @@ from mxstudy import config
 from mxstudy.blocks import operands as block_operands
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.kernels.implements import Implements
-from mxstudy.model import backends
-from mxstudy.model.backends import Place, plan_roads, take_roads
+from mxstudy.model.backends import plan_roads, take_roads
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.fusable import Place, Road
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.model.random_streams import move_to
@@ -126,7 +126,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def road(model: Decoder) -> backends.Road:
+def road(model: Decoder) -> Road:
     return plan_roads(model, "auto", HERE)["layers.0"]
 
 
@@ -255,6 +255,6 @@ def test_roads_are_those_of_the_block_alone() -> None:
         odd = recipe(wgrad_x=replace(E2M1, headroom=0.75))
         linear.gemms = (recipe() if i < 4 else odd).filled(BlockCast())
     planned = plan_roads(model, "auto", HERE)
-    assert planned["layers.0"] == backends.Road("joined")
+    assert planned["layers.0"] == Road("joined")
     assert planned["layers.1"].backend == "reference"
     assert "wgrad_x: headroom is 0.75" in str(planned["layers.1"].why)

@@ -7,7 +7,8 @@ import torch
 from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.model import Decoder
-from mxstudy.model.backends import Place, Road, backends_of, plan_roads
+from mxstudy.model.backends import backends_of, plan_roads
+from mxstudy.model.fusable import Place, Road
 from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
 from mxstudy.reader import ConfigError
 
@@ -228,7 +229,7 @@ def test_the_native_backend_where_there_is_one(backend, row, taken, monkeypatch)
     decoder, rows = applied({"layers.*": row}, backend=backend, device="cuda")
     linear = decoder.layers[0].attention.wo
     assert linear.gemms == PRECISIONS[row].filled(BlockCast())
-    assert linear.native == linear.arithmetic.native == (taken == "native")
+    assert linear.native == (linear.arithmetic.decode is not None) == (taken == "native")
     assert not decoder.output.native
     assert decoder.output.gemms == Gemms()
     assert describe(decoder, rows).splitlines()[2].startswith(f"2 blocks: {taken}")

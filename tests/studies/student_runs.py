@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mxstudy.config import StudentTeacher, fingerprint, read_run
-from mxstudy.students import check as checks
+from mxstudy.students import study as checks
 from mxstudy.students import train as student_teacher
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import RunFolder
@@ -53,7 +53,7 @@ def configured(**dotted: Any) -> StudentTeacher:
 
 
 def make(path: Path, config: StudentTeacher, label: str = "arm") -> RunFolder:
-    digest = fingerprint(config, *checks.identity(config))
+    digest = fingerprint(config, *checks.STUDY.identity(config))
     folder = path / "runs" / config.experiment / digest[:12]
     return RunFolder.create(folder, config, digest, provenance() | {"label": label, "choices": {}})
 

@@ -19,7 +19,7 @@ from mxstudy.config import read_run
 from mxstudy.evaluation.export import main as export_main
 from mxstudy.launch.plan import plan
 from mxstudy.studies import trained_model as of_checkpoint
-from mxstudy.studies.evaluate import check as checks
+from mxstudy.studies.evaluate import study as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.mlflow_run import connect
 
@@ -133,7 +133,7 @@ def test_what_was_evaluated_is_skipped_wherever_its_data_comes_from(
     run_here(tmp_path, *elsewhere, "tracking=none", runs_dir)
     assert "skipped: finished" in capsys.readouterr().out
     (copy / "csqa.validation.jsonl").write_text((evaluation_sets / "csqa.validation.jsonl").read_text() * 2)
-    assert checks.identity(settings(*elsewhere)) != checks.identity(settings(*asked))
+    assert checks.STUDY.identity(settings(*elsewhere)) != checks.STUDY.identity(settings(*asked))
 
 
 def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], evaluation_sets: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from student_runs import trained
 from mxstudy import results
 from mxstudy.config import Fork, fingerprint, read_run
 from mxstudy.reader import ConfigError
-from mxstudy.students.fork import check as checks
 from mxstudy.students.fork import run as fork
+from mxstudy.students.fork import study as checks
 from mxstudy.students.fork.points import ForkPoint, fork_points
 from mxstudy.tracking.columnar_journal import part_path, read_columns, write_part
 from mxstudy.tracking.folder import RunFolder
@@ -33,8 +33,8 @@ def configured(of: RunFolder, **options: Any) -> Fork:
 
 def forked(path: Path, parent: RunFolder, **options: Any) -> RunFolder:
     config = configured(parent, **options)
-    checks.check(config)
-    digest = fingerprint(config, *checks.identity(config))
+    checks.STUDY.check(config)
+    digest = fingerprint(config, *checks.STUDY.identity(config))
     about = provenance() | {"label": "fork", "choices": {}}
     folder = RunFolder.create(path / "runs" / "forks" / digest[:12], config, digest, about)
     assert fork.run(config, folder, "fork") == "finished"
@@ -129,17 +129,17 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
     }
     for message, options in refused.items():
         with pytest.raises(ConfigError) as error:
-            checks.check(configured(parent, **options))
+            checks.STUDY.check(configured(parent, **options))
         assert str(error.value).startswith(message)
     for options in ({"intervene_before": 20}, {"fractions": [0.5]}):
         with pytest.raises(ConfigError, match="at_step: replicas are forked there and nowhere else"):
             configured(parent, at_step=3, **options)
     several = trained(tmp_path)
     with pytest.raises(ConfigError, match="several rows; fork a run that has one"):
-        checks.check(configured(several, at_step=3))
+        checks.STUDY.check(configured(several, at_step=3))
     control = forked(tmp_path, parent, at_step=3)
     with pytest.raises(ConfigError, match="is no student-teacher run"):
-        checks.check(configured(control, at_step=3))
+        checks.STUDY.check(configured(control, at_step=3))
 
 
 @pytest.mark.parametrize("options", [{"steps": 0}, {"intervene_before": 0}, {"fractions": [1.0]}, {"at_step": -1}])

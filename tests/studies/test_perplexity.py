@@ -27,6 +27,7 @@ from mxstudy.studies.perplexity import check as checks
 from mxstudy.studies.perplexity import run as perplexity
 from mxstudy.studies.perplexity import tables as perplexity_tables
 from mxstudy.studies.perplexity.check import Document, Windows
+from mxstudy.studies.perplexity.study import STUDY
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_run import connect
@@ -244,7 +245,7 @@ def test_checkpoints_are_compared_document_by_document(
     assert "bits/byte, less mxnorm p=2, mxfp8, compute bf16" in said
     first, second = find_runs(tmp_path / "runs")
     totals = [results.load([one.path], "perplexity")["bits_per_byte"][0] for one in (first, second)]
-    summary = perplexity_tables.summarize({"a": first, "b": second}, {}).markdown
+    summary = perplexity_tables.summarise({"a": first, "b": second}, {}).markdown
     rows = [
         [cell.strip() for cell in line.split("|")[2:5]] for line in summary.splitlines() if "compute bf16 |" in line
     ]
@@ -289,7 +290,7 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], tmp_path: Pat
 
 @pytest.mark.integration
 def test_another_corpus_or_checkpoint_is_another_run(asked: list[str], trained: RunFolder, tmp_path: Path) -> None:
-    first = checks.identity(settings(*asked))
+    first = STUDY.identity(settings(*asked))
     earlier = settings(
         *[word for word in asked if "checkpoint" not in word],
         "checkpoint=" + str(trained.checkpoints / "step_00000005"),
@@ -297,4 +298,4 @@ def test_another_corpus_or_checkpoint_is_another_run(asked: list[str], trained: 
     (tmp_path / "a.txt").write_text("another text")
     other = settings(*[word for word in asked if "data.paths" not in word], f"data.paths=[{tmp_path}/a.txt]")
     assert first[0] == "cpu"
-    assert len({json.dumps(checks.identity(one)) for one in (settings(*asked), earlier, other)}) == 3
+    assert len({json.dumps(STUDY.identity(one)) for one in (settings(*asked), earlier, other)}) == 3

@@ -21,8 +21,7 @@ from mxstudy.data.shards import prepare
 from mxstudy.evaluation.checkpoints import describe, load, newest
 from mxstudy.probes.outliers import read_ring
 from mxstudy.reader import ConfigError
-from mxstudy.studies import STUDIES
-from mxstudy.studies.checks import CHECKS
+from mxstudy.studies import study_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 
@@ -47,7 +46,7 @@ def made(folder: Path, cache: str, *overrides: str) -> Path:
 def ran(folder: Path, run: Path, ranks: int) -> None:
     """Alone, in this process, where it is one."""
     if ranks == 1:
-        assert STUDIES["pretrain"].run(RunFolder(run).config(), RunFolder(run), "test") == "finished"
+        assert study_of("pretrain").run(RunFolder(run).config(), RunFolder(run), "test") == "finished"
     else:
         assert gang.together(folder / "processes", ranks, gang.train, run) == ["finished"] * ranks
 
@@ -246,7 +245,7 @@ def test_what_several_ranks_cannot_do_is_refused(changes: list[str], says: str) 
     values: Any = compose_job(*TINY, *changes).values
     settings = read_run(values)
     with pytest.raises(ConfigError, match=says):
-        CHECKS["pretrain"].check(settings, 4)
+        study_of("pretrain").check(settings, 4)
 
 
 def test_a_divergence_of_two_ranks_is_a_result_with_its_ring(tmp_path: Path, cache: str) -> None:

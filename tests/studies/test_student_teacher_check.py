@@ -10,7 +10,7 @@ from student_runs import configured
 
 from mxstudy.launch.probe_compatibility import check_used, off_then
 from mxstudy.reader import ConfigError
-from mxstudy.students import check as student_teacher
+from mxstudy.students import study as student_teacher
 
 
 def schedule(*rows: tuple[int, str], pattern: str = "layers.*") -> list[dict[str, Any]]:
@@ -111,14 +111,14 @@ ACCEPTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize(("dotted", "words"), REFUSED, ids=[words for _, words in REFUSED])
 def test_it_is_refused(dotted: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        student_teacher.check(configured(**dotted))
+        student_teacher.STUDY.check(configured(**dotted))
     assert words in str(refusal.value)
     assert len(str(refusal.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("dotted", ACCEPTED, ids=str)
 def test_it_is_not_refused(dotted: dict[str, Any]) -> None:
-    student_teacher.check(configured(**dotted))
+    student_teacher.STUDY.check(configured(**dotted))
 
 
 def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:

@@ -141,7 +141,7 @@ def record(folder: RunFolder, steps: int) -> None:
     journal.close()
 
 
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     return Summary("\n\n".join([markdown(TITLE, COLUMNS, show_forks(arms)), *NOTES]))
 
 

@@ -7,7 +7,6 @@ folder, which analysis/ draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,6 @@ from mxstudy.results import terminal as tables
 from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.tracking.sweep import Summary
 from mxstudy.train.ending import end_mirrored
 
 FIGURES = ("mxnorm.fig02_approximation", "mxnorm.theorem1_bounds", "recipe.cast_quality", "recipe.formats_table")
@@ -53,13 +51,6 @@ def record(folder: RunFolder) -> None:
         values |= {f"rms_ratio/{name}_p{p:g}": v for (n, name, p), v in ratios.items() if n == blocks}
         journal.write({"step": int(blocks), "probe": "approximation", "values": values})
     journal.close()
-
-
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Each run has printed its tables; here is where the figures of all of them come from."""
-    commands = how_to_draw(*arms.values())
-    print(commands, flush=True)
-    return Summary(commands)
 
 
 # ------------------------------------------------------------------------------------------------- on the terminal

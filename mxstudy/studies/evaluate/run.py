@@ -20,7 +20,6 @@ from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import checkpoints, questions
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.studies.evaluate.tables import show_scores
-from mxstudy.studies.evaluate.tables import summarize as summarize
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder, replace_file
 

@@ -46,7 +46,7 @@ def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
     return row["task"], row["form"] + "*" * star, score, bits, f"{row['documents']:,}"
 
 
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Of each checkpoint its scores less those of the first one (or of `baseline`), on the questions that both have."""
     arms = named(arms)
     against = baseline_arm(arms, baseline)

@@ -1,18 +1,15 @@
-"""Whether a checkpoint can read a corpus, and which of both they are."""
+"""Which documents and windows a checkpoint reads, and whether the corpus has them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mxstudy.config import Corpus, Perplexity
 from mxstudy.data import corpus
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.reader import require
-from mxstudy.studies.trained_model import backend as backend
-from mxstudy.studies.trained_model import check_model, identity_of
-from mxstudy.studies.trained_model import pinned as pinned
 
 CHUNK_CHARACTERS = 2**19  # of documents that are scored, and kept, together
 
@@ -32,18 +29,6 @@ class Windows(NamedTuple):
     stride: int
 
 
-def check(config: Perplexity) -> None:
-    """That there is such a checkpoint, that norm, precision, windows and split fit it, and that there is text."""
-    trained = check_model(config)
-    windows_of(config, trained)
-    check_split(config, trained)
-    remedy = "the corpus has no text" if config.split == "all" else "split=all takes every document"
-    require(
-        next(documents_of(config), None) is not None,
-        f"split: no document of the corpus is in its {config.split} split; {remedy}",
-    )
-
-
 def check_split(config: Perplexity, trained: Trained) -> None:
     """That no document counts as held out that the model was trained on: a smaller share is a part of a larger one."""
     asked = config.data.validation_fraction
@@ -58,14 +43,6 @@ def check_split(config: Perplexity, trained: Trained) -> None:
             f"data.validation_fraction: {asked} is more than the {held_out} that {trained.name} was trained without; "
             f"data.validation_fraction={held_out} is its own, and of another corpus split=all takes every document",
         )
-
-
-def identity_key(config: Perplexity) -> Any:
-    return config.checkpoint, config.runs_dir, config.device, config.data
-
-
-def identity(config: Perplexity) -> tuple[str, dict[str, Any]]:
-    return identity_of(config, corpus=corpus.identity(config.data))
 
 
 def windows_of(config: Perplexity, trained: Trained) -> Windows:

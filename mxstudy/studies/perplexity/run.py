@@ -28,7 +28,6 @@ from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.windows import sliding_windows
 from mxstudy.studies.perplexity.check import Document, Windows, documents_of, windows_of
 from mxstudy.studies.perplexity.tables import show_totals, totals_of
-from mxstudy.studies.perplexity.tables import summarize as summarize
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder, replace_file
 

@@ -94,7 +94,7 @@ class Difference(NamedTuple):
         return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
 
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Of each checkpoint its loss, and that less the loss of the first one (or of `baseline`), by byte and by token.
 
     Differences are over the documents that both have; between two tokenizers only those by byte say anything.

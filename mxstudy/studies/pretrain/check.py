@@ -1,15 +1,13 @@
-"""Whether a pre-training can run, and which it is."""
+"""What a pre-training needs before it can run: a model that fits together, and questions that can be had."""
 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any
 
 import torch
 
 from mxstudy import config as schemas
 from mxstudy.config import Pretrain
-from mxstudy.data import corpus, tokenizer
 from mxstudy.data.batches import rows_of_rank
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
@@ -28,23 +26,24 @@ _passed: dict[str, str | None] = {}
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
-    """Everything that can be wrong and be known before a run over so many ranks: raises ConfigError."""
-    backend(config, ranks)
+    """Raise ConfigError for all that is wrong and can be known before a run over so many ranks."""
+    backends_over(config, ranks)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
-            f"{name}.every_steps: it needs all weights on one GPU, and each of {ranks} ranks has but a part; set it "
-            "to 0, or train on one. +experiment=olmes evaluates checkpoints of any run",
+            f"{name}.every_steps: it needs all weights on one GPU, and each of {ranks} ranks has but a part; set "
+            "it to 0, or train on one. +experiment=olmes evaluates checkpoints of any run",
         )
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
-    vocab_size = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}.get(type(config.tokenizer))
+    sizes = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}
+    vocab_size = sizes.get(type(config.tokenizer))
     if vocab_size is not None:
         check_vocabulary(config, vocab_size(config.tokenizer))
 
 
-def backend(config: Pretrain, ranks: int = 1) -> str | None:
-    """Return the backends of its blocks, over all rows of the schedule. Raises ConfigError as `check_model`."""
+def backends_over(config: Pretrain, ranks: int) -> str | None:
+    """Return the backends of the blocks, over all rows of the schedule. Raises ConfigError as `check_model`."""
     device = resolve_device(config.train.device)
     parts = repr((config.model, config.norm, config.precision, config.train, device, ranks))
     if parts not in _passed:
@@ -81,18 +80,6 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
         vocab_size <= config.model.vocab_size,
         f"model.vocab_size: {config.model.vocab_size} is smaller than the tokenizer's {vocab_size}",
     )
-
-
-def identity_key(config: Pretrain) -> Any:
-    """What `identity` depends on: it may hash every file of the corpus, and is asked once for all that share this."""
-    return config.data, config.tokenizer, config.train.device
-
-
-def identity(config: Pretrain) -> tuple[str, dict[str, Any]]:
-    """Kind of device, and identity of corpus and tokenizer, as the fingerprint takes them."""
-    return resolve_device(config.train.device).type, corpus.identity(config.data) | {
-        "tokenizer": tokenizer.identity(config.tokenizer)
-    }
 
 
 def build_model(config: Pretrain) -> Decoder:

@@ -30,7 +30,6 @@ from mxstudy.probes.spikes import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import plain, require
 from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
-from mxstudy.studies.pretrain.summary import summarize as summarize
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors

@@ -21,7 +21,7 @@ FIGURES = Path("figures")
 COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 
 
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Print the table of the arms, by label, and the path of their figure; the same for MLflow.
 
     `baseline`: the choices by config group of the arm that the others are compared with; {}: the first.

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mxstudy.config import PrepareData
+from mxstudy.data import corpus, tokenizer
 from mxstudy.data.growing_shards import Counts
 from mxstudy.data.shards import Shards, locate, prepare, verify
 from mxstudy.results.terminal import markdown, show
+from mxstudy.studies.protocol import Identity, Study
 from mxstudy.tracking.folder import RunFolder, replace_file
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.sweep import Summary
@@ -26,6 +28,32 @@ from mxstudy.train.ending import end_mirrored
 PROBE = "prepare_data"  # what its rows in a journal are called
 RECORD_EVERY_S = 10.0
 COUNTED = ("documents", "duplicates", "bytes", "tokens")
+
+
+class PrepareDataStudy(Study[PrepareData]):
+    def check(self, config: PrepareData, ranks: int = 1) -> None:
+        """Raise ConfigError if the corpus is neither prepared nor to be had with text."""
+        if not locate(config.data, config.tokenizer, Path(config.cache_dir))[0].exists():
+            corpus.check(config.data)
+
+    def identity_key(self, config: PrepareData) -> Hashable:
+        return config.data, config.tokenizer
+
+    def identity(self, config: PrepareData) -> Identity:
+        return "cpu", corpus.identity(config.data) | {"tokenizer": tokenizer.identity(config.tokenizer)}
+
+    def run(self, config: PrepareData, folder: RunFolder, label: str) -> str:
+        return run(config, folder, label)
+
+    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+        """Print a line for every corpus with its totals; a corpus whose shards have been deleted since says so."""
+        columns = ("arm", *COUNTED, "shards")
+        cells = [(label, *summary_of(folder)) for label, folder in arms.items()]
+        show("prepared", columns, cells, [])
+        return Summary(markdown("prepared", columns, cells))
+
+
+STUDY = PrepareDataStudy()
 
 
 def run(config: PrepareData, folder: RunFolder, label: str) -> str:
@@ -95,14 +123,6 @@ def rows_of(shards: Shards) -> list[tuple[str, ...]]:
         (split, *(f"{count[name]:,}" for name in COUNTED), f"{count['bytes'] / max(count['tokens'], 1):.3f}")
         for split, count in shards.manifest["splits"].items()
     ]
-
-
-def summarize(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Every corpus with its totals; one whose shards have been deleted since says so."""
-    columns = ("arm", *COUNTED, "shards")
-    cells = [(label, *summary_of(folder)) for label, folder in arms.items()]
-    show("prepared", columns, cells, [])
-    return Summary(markdown("prepared", columns, cells))
 
 
 def summary_of(folder: RunFolder) -> tuple[str, ...]:

@@ -1,0 +1,58 @@
+"""Whether a decoder's block can run in two fused functions, and with which settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from mxstudy.blocks.decoder_block import JoinedBlock
+from mxstudy.blocks.operands import ANY
+from mxstudy.model.activations import KERNEL_ACTIVATIONS
+from mxstudy.model.fusable import Place, is_plain
+from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
+
+if TYPE_CHECKING:
+    from mxstudy.model.decoder import Block
+
+
+def why_not_joined_block(block: Block, place: Place) -> str | None:
+    """Return the first reason why a decoder's block cannot run in two fused functions."""
+    linears = block.linears()
+    wqkv, _, up, w2 = linears
+    if place.compute != torch.bfloat16:
+        return f"kernels compute in bf16, and train.compute is {place.compute}"
+    if place.compiled and place.device.type == "cpu":
+        return "compiled on CPU, where a compiler fuses what operators would hide"
+    if is_plain(block):
+        return "nothing is quantised"  # there is nothing to cast, and nothing to gain
+    if any(linear.compute is not None or linear.on_tensor_cores for linear in linears):
+        return "its linears compute in a dtype of their own"
+    for linear in linears:
+        if reason := ANY.why_not(linear.gemms):
+            return reason
+    for linear in (wqkv, up):
+        if linear.gain is not None:
+            return f"its gain is rounded ({linear.gain})"
+        if reason := why_no_kernel_norm(linear.norm, linear.cast.block_size):
+            return reason
+    if type(wqkv.norm) is not type(up.norm):
+        return "its two norms are not alike"
+    if block.feed_forward.activation not in KERNEL_ACTIVATIONS:
+        return f"its activation ({block.feed_forward.kind}) has no kernel"
+    sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()} | {wqkv.cast.block_size}
+    for what, size in (("keys", block.attention.sizes[1]), ("the MLP's inner size", w2.in_features)):
+        if uneven := [block_size for block_size in sizes if size % block_size]:
+            return f"blocks of {uneven[0]} do not divide {what}, {size}"
+    return None
+
+
+def joined_block(block: Block) -> JoinedBlock:
+    """Return the settings of the block's two fused functions."""
+    linears = block.linears()
+    wqkv = linears[0]
+    activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes
+    gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)
+    cast = wqkv.cast if wqkv.cast.rounding in ("even", "away") else replace(wqkv.cast, rounding="even")
+    return JoinedBlock(norm, wqkv.norm.fold_gain, activation, sizes, block.attention.head_size, cast, *gemms)

@@ -1,0 +1,54 @@
+"""Students that learn a fixed teacher as a kind of run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import torch
+
+from mxstudy.config import StudentTeacher
+from mxstudy.reader import changed
+from mxstudy.students.check import backends_on
+from mxstudy.students.stack import build_student
+from mxstudy.studies.protocol import Cost, Identity, Study, on_planned_device
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+from mxstudy.train.runtime import resolve_device
+
+
+class StudentTeacherStudy(Study[StudentTeacher]):
+    def check(self, config: StudentTeacher, ranks: int = 1) -> None:
+        backends_on(config)
+
+    def pinned(self, config: StudentTeacher) -> StudentTeacher:
+        return changed(config, train=on_planned_device(config.train))
+
+    def identity_key(self, config: StudentTeacher) -> Hashable:
+        return config.train.device
+
+    def identity(self, config: StudentTeacher) -> Identity:
+        return resolve_device(config.train.device).type, {}
+
+    def backends(self, config: StudentTeacher) -> str | None:
+        return backends_on(config)
+
+    def cost(self, config: StudentTeacher, done: int) -> Cost:
+        """Return the cost of the steps that are left. The GPU waits more than it computes, so no rate gives hours."""
+        with torch.device("meta"):
+            model = build_student(config)
+        weights = sum(p.numel() for p in model.parameters() if p.dim() > 2 and p.shape[-2] > 1)  # [replicas, out, in]
+        inputs = config.train.batch_size
+        return Cost(inputs * len(config.replicas), 6.0 * weights * inputs) * (config.train.steps - done)
+
+    def run(self, config: StudentTeacher, folder: RunFolder, label: str) -> str:
+        from mxstudy.students.train import run
+
+        return run(config, folder, label)
+
+    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+        from mxstudy.students.tables import summarise
+
+        return summarise(arms, baseline)
+
+
+STUDY = StudentTeacherStudy()

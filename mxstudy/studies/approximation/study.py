@@ -1,0 +1,34 @@
+"""What MXNorm approximates and how well, and what each format does to a tensor (MXNorm paper, sections 3.3 to 3.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mxstudy.config import Approximation
+from mxstudy.studies.protocol import Identity, Study
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+
+
+class ApproximationStudy(Study[Approximation]):
+    def check(self, config: Approximation, ranks: int = 1) -> None:
+        """Accept every config that the schema has accepted."""
+
+    def identity(self, config: Approximation) -> Identity:
+        return "cpu", {}
+
+    def run(self, config: Approximation, folder: RunFolder, label: str) -> str:
+        from mxstudy.studies.approximation.run import run
+
+        return run(config, folder, label)
+
+    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+        """Print the commands that draw the runs' figures: each run has printed its tables."""
+        from mxstudy.studies.approximation.run import how_to_draw
+
+        commands = how_to_draw(*arms.values())
+        print(commands, flush=True)
+        return Summary(commands)
+
+
+STUDY = ApproximationStudy()

@@ -1,1 +1,0 @@
-"""Preparing a corpus."""

@@ -1,0 +1,67 @@
+"""Pre-training as a kind of run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import ClassVar
+
+import torch
+
+from mxstudy.config import Pretrain
+from mxstudy.data import corpus, tokenizer
+from mxstudy.reader import changed
+from mxstudy.studies.pretrain.check import backends_over, build_model, check
+from mxstudy.studies.protocol import Cost, Identity, Study, Uses, on_planned_device
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.sweep import Summary
+from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
+
+# The part of its bf16 rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md, bf16 and MXFP8.
+GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
+UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
+
+
+class PretrainStudy(Study[Pretrain]):
+    uses: ClassVar[Uses] = Uses.TASK_EACH
+
+    def check(self, config: Pretrain, ranks: int = 1) -> None:
+        check(config, ranks)
+
+    def pinned(self, config: Pretrain) -> Pretrain:
+        return changed(config, train=on_planned_device(config.train))
+
+    def identity_key(self, config: Pretrain) -> Hashable:
+        return config.data, config.tokenizer, config.train.device
+
+    def identity(self, config: Pretrain) -> Identity:
+        """Return the device's type, and the identities of corpus and tokenizer; may hash every file of the corpus."""
+        return resolve_device(config.train.device).type, corpus.identity(config.data) | {
+            "tokenizer": tokenizer.identity(config.tokenizer)
+        }
+
+    def backends(self, config: Pretrain) -> str | None:
+        return backends_over(config, 1)
+
+    def cost(self, config: Pretrain, done: int) -> Cost:
+        """Return the cost of the steps that are left, without validation, probes and recomputation."""
+        with torch.device("meta"):
+            model = build_model(config)
+        tokens = config.train.batch_size * config.train.sequence_length
+        flops = float(tokens * model.flops_per_token(config.train.sequence_length))
+        recipes = {name for row in config.precision.schedule for name in row.plan.values()}
+        rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
+        is_known = config.train.compute == "bf16"  # nobody has measured FP32
+        return Cost(tokens, flops, flops / rate / 3600 if is_known else None) * (config.train.steps - done)
+
+    def run(self, config: Pretrain, folder: RunFolder, label: str) -> str:
+        from mxstudy.studies.pretrain.run import run
+
+        return run(config, folder, label)
+
+    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+        from mxstudy.studies.pretrain.summary import summarise
+
+        return summarise(arms, baseline)
+
+
+STUDY = PretrainStudy()
