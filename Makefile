@@ -7,13 +7,13 @@ FAST := not slow and not gpu and not slurm and not integration
 WHOLE := not slow and not gpu and not slurm
 SHARED := -n logical --dist worksteal
 
-APPROXIMATION := mxnorm_fig02_approximation mxnorm_theorem1_bounds cast_quality formats_table
+APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
-.PHONY: help quickstart approximation test check bench figures report dashboard
+.PHONY: help quickstart approximation test test-gpu check bench figures report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 quickstart: $(READY)  ## train a small Llama four ways and compare: RMSNorm and MXNorm, bf16 and MXFP8
 	$(BIN)/python -m mxstudy +sweep=quickstart wait=true
@@ -30,6 +30,10 @@ check: $(READY)  ## format, lint, types and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q $(SHARED) -m "$(FAST)"
+
+test-gpu: $(READY)  ## the tests that need GPUs, and why some of them were skipped; without a GPU that is all of them
+	@$(BIN)/python -c 'import torch; n = torch.cuda.device_count(); print(f"GPUs: {n}" if n else "NO GPU HERE: nothing that needs one is tested")'
+	$(BIN)/python -m pytest -q -rfEs -m gpu
 
 bench: $(READY)  ## benchmarks, a list of them, or NAME=kernels ARGS="--seconds 300" for one
 ifdef NAME

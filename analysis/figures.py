@@ -20,9 +20,9 @@ BENCHMARK = ("benchmark",)
 
 @dataclass(frozen=True)
 class Figure:
-    """`name`: of its files, and of the module of analysis unless `script` is. `kinds`: the rows that it is drawn from;
-    `results`: the tables of results/ that have them, by what their names begin with, in words, or None. `command`: what
-    makes such `runs`. `arguments`: what the script has beside them."""
+    """`name`: of its files. `script`: its module of analysis; without it, the name's first word and the others.
+    `kinds`: the rows that it is drawn from; `results`: the tables of results/ that have them, by what their names begin
+    with, in words, or None. `command`: what makes such `runs`. `arguments`: what the script has beside them."""
 
     name: str
     shows: str
@@ -35,7 +35,7 @@ class Figure:
 
     @property
     def module(self) -> str:
-        return f"analysis.{self.script or self.name}"
+        return f"analysis.{self.script or self.name.replace('_', '.', 1)}"
 
     @property
     def tables(self) -> list[Path]:
@@ -62,7 +62,7 @@ def benchmark(name: str) -> tuple[str, str]:
 
 def students(number: int, name: str, arguments: str, results: str | None = None) -> Figure:
     """Losses of the instability paper's students, of the sweep of that name."""
-    about, losses = f"instability paper, figure {number}", partial(Figure, script="student_losses")
+    about, losses = f"instability paper, figure {number}", partial(Figure, script="students.losses")
     return losses(f"instability_fig{number:02}_{name}", about, TRAINED, *sweep(name), results, arguments=arguments)
 
 
@@ -78,11 +78,11 @@ TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b train_step_llama_125m_s
 RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
 
 comparison = partial(Figure, script="loss_comparison")
-curves = partial(Figure, script="loss_and_gradient_norm")
-fits = partial(Figure, script="instability_table02_scaling_fits")
+curves = partial(Figure, script="instability.loss_and_gradient_norm")
+fits = partial(Figure, script="instability.table02_scaling_fits")
 models = partial(Figure, script="models_table")
 FIGURES = (
-    Figure("loss_curves", "training losses", ("metrics",), *PROBED),
+    Figure("loss_curves", "training losses", ("metrics",), *PROBED, script="loss_curves"),
     Figure("mxnorm_fig02_approximation", "MXNorm paper, figure 2", ("distributions", "fidelity"), *APPROXIMATION),
     Figure("mxnorm_theorem1_bounds", "MXNorm paper, Theorem 1, lemmas", ("convergence", "bounds"), *APPROXIMATION),
     Figure("mxnorm_fig03_lr_sensitivity", "MXNorm paper, figure 3", RUNS, *sweep("lr_sensitivity"), "lr_sensitivity"),
@@ -128,7 +128,13 @@ FIGURES = (
         *sweep("lr_sensitivity", "convergence"),
         arguments="--paper mxnorm",
     ),
-    Figure("cast_quality", "every format, scale rule and rounding", ("quality",), *APPROXIMATION),
+    Figure(
+        "cast_quality",
+        "every format, scale rule and rounding",
+        ("quality",),
+        *APPROXIMATION,
+        script="recipe.cast_quality",
+    ),
     curves("instability_fig01_losses", "instability paper, figure 1", TRAINED, *sweep("olmo_precision_grid")),
     students(2, "activations_and_norm", "--columns model.activation --rows norm model.num_layers"),
     Figure("instability_fig03_overflow", "instability paper, figure 3", (*TRAINED, "last_bin"), *OVERFLOW),
@@ -146,13 +152,19 @@ FIGURES = (
         (*TRAINED, "gradient_bias", "coupled_gradient_bias"),
         *GRADIENT_BIAS,
     ),
-    Figure("student_sharpness", "instability paper, Eq. 10", (*TRAINED, "sharpness"), *GRADIENT_BIAS),
+    Figure(
+        "student_sharpness",
+        "instability paper, Eq. 10",
+        (*TRAINED, "sharpness"),
+        *GRADIENT_BIAS,
+        script="students.sharpness",
+    ),
     Figure(
         "student_sharpness_at_divergence",
         "the same around each replica's divergence",
         (*TRAINED, "sharpness"),
         *GRADIENT_BIAS,
-        script="student_sharpness",
+        script="students.sharpness",
         arguments="--around-divergence 2000",
     ),
     Figure("instability_fig06_learning_rate_grid", "instability paper, figure 6", TRAINED, *GRID),
@@ -161,8 +173,22 @@ FIGURES = (
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
     students(10, "optimizers", "--columns optimizer"),
     students(11, "initialisation", "--columns model.init", "initialisation"),
-    Figure("student_decisive", "why students diverge, arm by arm", RUNS, *sweep("decisive"), DECISIVE),
-    Figure("train_step_cost", "the price of a step", BENCHMARK, *benchmark("train_step"), TRAIN_STEPS),
+    Figure(
+        "student_decisive",
+        "why students diverge, arm by arm",
+        RUNS,
+        *sweep("decisive"),
+        DECISIVE,
+        script="students.decisive",
+    ),
+    Figure(
+        "train_step_cost",
+        "the price of a step",
+        BENCHMARK,
+        *benchmark("train_step"),
+        TRAIN_STEPS,
+        script="recipe.train_step_cost",
+    ),
     curves("instability_fig12_layernorm_affine", "instability paper, figure 12", TRAINED, *sweep("layernorm_affine")),
     fits(
         "instability_fig13_bf16_activations",
@@ -229,7 +255,7 @@ FIGURES = (
         arguments="--paper instability",
     ),
     Figure("instability_table04_mitigations", "instability paper, tables 1, 4 and 5", RUNS, *MITIGATIONS),
-    Figure("formats_table", "MXFP8 recipe, table 1", ("formats",), *APPROXIMATION),
+    Figure("formats_table", "MXFP8 recipe, table 1", ("formats",), *APPROXIMATION, script="recipe.formats_table"),
     comparison(
         "mxfp8_fig02_scale_rounding",
         "MXFP8 recipe, figure 2",

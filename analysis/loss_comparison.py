@@ -85,7 +85,7 @@ def band(axes: Axes, losses: pd.DataFrame, color: str, **style: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("loss_comparison", __doc__)
     options.add_argument("--of", choices=QUANTITIES, default="training_loss")
     options.add_argument("--baseline", metavar="WORD", help="of an arm's name, such as norm=rmsnorm")
     chosen = options.parse_args(arguments)

@@ -26,7 +26,7 @@ def draw(metrics: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "metrics")
+    make_figure("loss_curves", __doc__, arguments, draw, "metrics")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def short(value: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("models_table", __doc__)
     options.add_argument("--paper", choices=PRINTED, required=True, help="whose numbers stand beside")
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")

@@ -14,15 +14,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import (
-    loss_curves,
-    mxnorm_fig03_lr_sensitivity,
-    mxnorm_fig06_norm_rms,
-    mxnorm_fig07_histograms,
-    mxnorm_figa3_spike_scores,
-)
+from analysis import loss_curves
 from analysis.claims import judged
 from analysis.compare import Mean, differing, ended, mean, paired
+from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from analysis.style import FIGURES, arm_of, load, parser, plt
 from mxstudy import results
 
@@ -207,7 +202,7 @@ def embedded(title: str, figure: Figure) -> str:
 def histograms(rows: pd.DataFrame) -> Figure:
     last = rows.groupby("fingerprint", sort=False).tail(1)
     norms = [column.removesuffix("/input") for column in last if column.endswith("/input")]
-    return mxnorm_fig07_histograms.draw(last, [norms[0], norms[-1]])
+    return fig07_histograms.draw(last, [norms[0], norms[-1]])
 
 
 def is_few(rows: pd.DataFrame) -> bool:
@@ -215,7 +210,7 @@ def is_few(rows: pd.DataFrame) -> bool:
 
 
 def has_rates(runs: pd.DataFrame) -> bool:
-    return runs[mxnorm_fig03_lr_sensitivity.RATE].nunique() > 2
+    return runs[fig03_lr_sensitivity.RATE].nunique() > 2
 
 
 def always(rows: pd.DataFrame) -> bool:
@@ -224,10 +219,10 @@ def always(rows: pd.DataFrame) -> bool:
 
 # What is drawn of the runs that have it: title, kind of rows, when, how.
 DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFrame], Figure]], ...] = (
-    ("Validation loss by learning rate", "runs", has_rates, mxnorm_fig03_lr_sensitivity.draw),
+    ("Validation loss by learning rate", "runs", has_rates, fig03_lr_sensitivity.draw),
     ("Training loss", "metrics", is_few, loss_curves.draw),
-    ("Spike scores", "runs", always, mxnorm_figa3_spike_scores.draw),
-    ("RMS of the norms' outputs", "norm_output_rms", is_few, mxnorm_fig06_norm_rms.draw),
+    ("Spike scores", "runs", always, figa3_spike_scores.draw),
+    ("RMS of the norms' outputs", "norm_output_rms", is_few, fig06_norm_rms.draw),
     ("Norms' inputs and outputs at the last step", "activation_histograms", is_few, histograms),
 )
 

@@ -69,7 +69,7 @@ def colors(labels: Iterable[str]) -> dict[str, str]:
 
 
 def make_figure(
-    script: str,
+    name: str,
     shows: str | None,
     arguments: Sequence[str] | None,
     draw: Callable[..., Figure],
@@ -78,9 +78,9 @@ def make_figure(
 ) -> None:
     """The whole command of a script without options of its own: `draw` has a frame of each of `kinds`.
 
-    `script`: its file, by which the figure is called; `shows`: its docstring; `query`: load_chosen or load_last.
+    `name`: of the figure's files; `shows`: the script's docstring; `query`: load_chosen, load_ended or load_last.
     """
-    options = figure_parser(script, shows)
+    options = figure_parser(name, shows)
     chosen = options.parse_args(arguments)
     frames = (query or load_chosen)(options, chosen, *kinds)
     save(draw(*frames), chosen.name, caption(frames[0], shows))
@@ -99,9 +99,9 @@ def runs_option(options: argparse._ActionsContainer, required: bool = False) -> 
 
 
 def figure_parser(
-    script: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
+    name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.ArgumentParser:
-    """The options that every figure has; `source` adds others in place of --runs."""
+    """The options of every figure: `name` is that of its files without --name; `source` adds others than --runs."""
     options = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     (source or partial(runs_option, required=True))(options)
     what = {
@@ -110,7 +110,7 @@ def figure_parser(
     }
     for option, chooses_runs in what.items():
         options.add_argument(option, nargs="+", default=[], metavar="WORD", help=chooses_runs)
-    options.add_argument("--name", default=Path(script).stem, help="of the files in figures/")
+    options.add_argument("--name", default=name, help="of the files in figures/")
     return options
 
 

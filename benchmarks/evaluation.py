@@ -60,10 +60,10 @@ def hflm(folder: Path, device: torch.device, batch_size: int, max_length: int) -
     from lm_eval.models.huggingface import HFLM
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    model: torch.nn.Module = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     settings = {"softmax_dtype": "float32", "add_bos_token": False, "max_length": max_length}
-    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, **settings)
+    return HFLM(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, **settings)
 
 
 class Timed(torch.nn.Module):
@@ -116,11 +116,12 @@ def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int],
     device = resolve_device("auto")
     configure_torch()
     trained = checkpoints.describe(path)
-    require(isinstance(trained.norm, config.RMSNorm), "--checkpoint: the export is exact for RMSNorm alone")
+    if not isinstance(trained.norm, config.RMSNorm):
+        raise ConfigError("--checkpoint: the export is exact for RMSNorm alone")
     trained = replace(trained, norm=replace(trained.norm, fold_gain=False))
     asked = {name: questions.build_questions(name, "cf", settings) for name in questions.at_hand(settings)}
     warm_up = {name: {group: own[:4] for group, own in groups.items()} for name, groups in asked.items()}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, answers in contenders(path, trained, device, settings, batch_sizes):
         torch.cuda.empty_cache()
         try:

@@ -48,9 +48,7 @@ Forward = Callable[[Tensor, Tensor], object]
 def random_weights(size: Size, precision: Precision, device: torch.device) -> list[Weights]:
     """Of every layer, on the format's grid: bf16."""
     qkv = (size.heads + 2 * size.kv_heads) * size.head
-    shapes = Weights(
-        (qkv, size.hidden), (size.hidden, size.hidden), (2 * size.ffn, size.hidden), (size.hidden, size.ffn)
-    )
+    shapes = (qkv, size.hidden), (size.hidden, size.hidden), (2 * size.ffn, size.hidden), (size.hidden, size.ffn)
 
     def drawn(shape: tuple[int, int]) -> Tensor:
         weight = torch.randn(shape, device=device, dtype=torch.bfloat16) * 0.02

@@ -122,9 +122,8 @@ def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str,
 
 
 def make_run(uri: str, runs: Path, number: int) -> RunFolder:
-    size = dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), 64)
     settings = config.Pretrain(
-        model=config.Decoder(**size, num_layers=1, num_heads=1, num_kv_heads=1),
+        model=config.Decoder(hidden_size=64, ffn_size=64, vocab_size=64, num_layers=1, num_heads=1, num_kv_heads=1),
         norm=config.RMSNorm(),
         precision=config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "bf16"}),)),
         data=config.PySource(),
@@ -144,6 +143,7 @@ def train(load: Load, run: RunFolder, begin: Any, said: Any) -> None:
     warned = Warned()
     logging.getLogger("mxstudy").addHandler(warned)
     journal, mirror = Journal(run.journal_path), mirror_of(run.config(), run, run.path.name)
+    assert mirror is not None
     values, log_s, late_s = np.random.default_rng(0).standard_normal((load.steps, load.metrics)), [], 0.0
     begin.wait(timeout=120)
     mirror.start()

@@ -12,10 +12,9 @@ import functools
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-schema = dataclass(frozen=True, kw_only=True)
 
 
 class ConfigError(ValueError):
@@ -25,6 +24,12 @@ class ConfigError(ValueError):
 def cosmetic(default: Any = MISSING, **kwargs: Any) -> Any:
     """A field that cannot change a run's numbers and so stays out of its fingerprint."""
     return field(default=default, metadata={"cosmetic": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def schema(of: type[T]) -> type[T]:
+    """Make it a frozen dataclass whose fields are given by name."""
+    return dataclass(frozen=True, kw_only=True)(of)
 
 
 type_hints = functools.cache(get_type_hints)

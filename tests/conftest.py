@@ -65,5 +65,10 @@ def given_to(trained: RunFolder, students: RunFolder, evaluation_sets: Path) -> 
     return lambda name: given.get(name, [])
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 def pytest_collection_finish() -> None:
     forked.leave_imports_alone()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis import student_arms
+from analysis.students import arms
 
 
 def replica(fingerprint: str, number: int = 0, *, lost: float = math.nan, **columns: object) -> dict[str, object]:
@@ -33,7 +33,7 @@ def replica(fingerprint: str, number: int = 0, *, lost: float = math.nan, **colu
 
 
 def frame(*rows: dict[str, object]) -> pd.DataFrame:
-    return student_arms.ended(pd.DataFrame(rows))
+    return arms.ended(pd.DataFrame(rows))
 
 
 def curve(fingerprint: str, number: int, losses: np.ndarray, **columns: object) -> pd.DataFrame:

@@ -12,12 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 from tracked import make_folder, training_row, write_rows
 
-from analysis import loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, mxnorm_figa3_spike_scores, style
+from analysis import loss_curves, style
+from analysis.figures import FIGURES as ALL
+from analysis.mxnorm import fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from mxstudy.probes import spike_score
 from mxstudy.results import bin_edges, folders_of, load_metrics, load_probe, write_table
 from mxstudy.tracking.folder import RunFolder
 
-FIGURES = [loss_curves, mxnorm_fig06_norm_rms, mxnorm_fig07_histograms, mxnorm_figa3_spike_scores]
+FIGURES = [loss_curves, fig06_norm_rms, fig07_histograms, figa3_spike_scores]
 LABELS = ["precision=bf16 norm=rmsnorm", "precision=mxfp8 norm=rmsnorm", "precision=mxfp8 norm=mxnorm_p2"]
 NORMS = ["layers.0.attention_norm", "layers.0.ffn_norm", "layers.1.attention_norm", "layers.1.ffn_norm", "norm"]
 
@@ -52,6 +54,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def name_of(script: ModuleType) -> str:
+    """What the table of figures calls the only one of the script."""
+    (name,) = (figure.name for figure in ALL if figure.module == script.__name__)
+    return name
+
+
 def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Figure:
     """The figure that the script would save."""
     figures: list[Figure] = []
@@ -68,7 +76,7 @@ def test_a_figure_is_saved_twice_and_its_path_is_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script.main(["--runs", str(runs)])
-    name = script.__name__.removeprefix("analysis.")
+    name = name_of(script)
     assert capsys.readouterr().out == f"figures/{name}.png\n"
     assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -97,7 +105,7 @@ def test_curves_from_a_table_are_those_of_the_folders(runs: Path, tmp_path: Path
 
 
 def test_every_norm_of_every_run_has_its_rms(runs: Path, monkeypatch) -> None:
-    *panels, bar = drawn(mxnorm_fig06_norm_rms, monkeypatch, "--runs", str(runs)).axes
+    *panels, bar = drawn(fig06_norm_rms, monkeypatch, "--runs", str(runs)).axes
     assert [axes.get_title().replace("\n", " ") for axes in panels] == LABELS
     for axes, folder in zip(panels, folders_of([runs]), strict=True):
         rows = load_probe([folder], "norm_output_rms")
@@ -109,7 +117,7 @@ def test_every_norm_of_every_run_has_its_rms(runs: Path, monkeypatch) -> None:
 
 
 def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path, monkeypatch) -> None:
-    panels = drawn(mxnorm_fig07_histograms, monkeypatch, "--runs", str(runs)).axes
+    panels = drawn(fig07_histograms, monkeypatch, "--runs", str(runs)).axes
     assert [axes.get_title() for axes in panels] == [
         f"{norm}: {side}" for norm in (NORMS[0], NORMS[2], NORMS[4]) for side in ("input", "output")
     ]
@@ -126,7 +134,7 @@ def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path,
 
 
 def test_spike_scores_are_a_point_a_run_by_arm(runs: Path, monkeypatch) -> None:
-    (axes,) = drawn(mxnorm_figa3_spike_scores, monkeypatch, "--runs", str(runs)).axes
+    (axes,) = drawn(figa3_spike_scores, monkeypatch, "--runs", str(runs)).axes
     names = [text.get_text() for text in axes.get_xticklabels()]
     assert names == ["bf16\nrmsnorm\n1 run", "mxfp8\nrmsnorm\n1 run", "mxfp8\nmxnorm_p2\n1 run"]
     points = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
@@ -137,18 +145,18 @@ def test_spike_scores_are_a_point_a_run_by_arm(runs: Path, monkeypatch) -> None:
 def test_spike_scores_of_runs_that_go_on_are_no_results(tmp_path: Path, monkeypatch, capsys) -> None:
     training(tmp_path, 0).update(state="running")
     with pytest.raises(SystemExit):
-        mxnorm_figa3_spike_scores.main(["--runs", str(tmp_path)])
+        figa3_spike_scores.main(["--runs", str(tmp_path)])
     assert "--runs: none of these has ended" in capsys.readouterr().err
     training(tmp_path, 1)
-    (axes,) = drawn(mxnorm_figa3_spike_scores, monkeypatch, "--runs", str(tmp_path)).axes
+    (axes,) = drawn(figa3_spike_scores, monkeypatch, "--runs", str(tmp_path)).axes
     assert len(axes.get_xticklabels()) == 1
 
 
 def test_norms_can_be_chosen_by_name(runs: Path, monkeypatch, capsys) -> None:
     arguments = ["--runs", str(runs), "--norms", "norm"]
-    assert len(drawn(mxnorm_fig07_histograms, monkeypatch, *arguments).axes) == 2
+    assert len(drawn(fig07_histograms, monkeypatch, *arguments).axes) == 2
     with pytest.raises(SystemExit):
-        mxnorm_fig07_histograms.main([*arguments, "nrom"])
+        fig07_histograms.main([*arguments, "nrom"])
     assert "--norms: no norm is called nrom; choose from layers.0.attention_norm" in capsys.readouterr().err
 
 
@@ -158,7 +166,7 @@ def test_runs_that_cannot_be_drawn_end_in_a_line(tmp_path: Path, capsys) -> None
     assert "nothing: has no runs; give a run's folder" in capsys.readouterr().err
     write_rows(make_folder(tmp_path), [training_row(0)])
     with pytest.raises(SystemExit):
-        mxnorm_fig06_norm_rms.main(["--runs", str(tmp_path)])
+        fig06_norm_rms.main(["--runs", str(tmp_path)])
     assert "no run there has any norm_output_rms; was the probe on?" in capsys.readouterr().err
 
 

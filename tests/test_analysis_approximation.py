@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_analysis import drawn
+from test_analysis import drawn, name_of
 from tracked import make_folder, training_row, write_rows
 
-from analysis import cast_quality, formats_table, mxnorm_fig02_approximation, mxnorm_theorem1_bounds
+from analysis.mxnorm import fig02_approximation, theorem1_bounds
+from analysis.recipe import cast_quality, formats_table
 from mxstudy.config import Approximation
 from mxstudy.results import load_table, table_path, write_table
 from mxstudy.studies.approximation import run as approximation
@@ -18,7 +19,7 @@ from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
 
-FIGURES = [mxnorm_fig02_approximation, mxnorm_theorem1_bounds, cast_quality]
+FIGURES = [fig02_approximation, theorem1_bounds, cast_quality]
 
 
 def measured(runs: Path, name: str, **values: object) -> RunFolder:
@@ -42,7 +43,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_figures_are_saved_twice(script, study: RunFolder, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     script.main(["--runs", str(study.path)])
-    name = script.__name__.removeprefix("analysis.")
+    name = name_of(script)
     assert capsys.readouterr().out == f"figures/{name}.png\n"
     assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -54,7 +55,7 @@ def test_the_study_names_the_figures_that_there_are() -> None:
 
 
 def test_figure_2_shows_the_counts_and_r_squared(study: RunFolder, monkeypatch) -> None:
-    scales, elements, fidelity = drawn(mxnorm_fig02_approximation, monkeypatch, "--runs", str(study.path)).axes
+    scales, elements, fidelity = drawn(fig02_approximation, monkeypatch, "--runs", str(study.path)).axes
     rows = load_table([study], "distributions")
     exponents = rows[rows["quantity"] == "scale exponent"]
     bars = [
@@ -83,13 +84,13 @@ def test_a_density_is_that_of_what_was_rounded() -> None:
     """Even numbers in -6..6, each of E2M1's values with the share of what rounds to it: flat, but for the ends."""
     grid = np.array([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
     middles = np.concatenate(([-7], (grid[1:] + grid[:-1]) / 2, [7]))
-    density, edges = mxnorm_fig02_approximation.density(pd.DataFrame({"value": grid, "count": np.diff(middles) * 1000}))
+    density, edges = fig02_approximation.density(pd.DataFrame({"value": grid, "count": np.diff(middles) * 1000}))
     assert (edges == np.arange(-7, 8)).all()
     assert density == pytest.approx(1 / 14)
 
 
 def test_theorem_1_and_the_bounds_are_as_in_the_tables(study: RunFolder, monkeypatch) -> None:
-    mean, spread, reach, ratio = drawn(mxnorm_theorem1_bounds, monkeypatch, "--runs", str(study.path)).axes
+    mean, spread, reach, ratio = drawn(theorem1_bounds, monkeypatch, "--runs", str(study.path)).axes
     convergence = load_table([study], "convergence").set_index(["distribution", "p"])
     curves = {line.get_label(): line for line in mean.lines if not line.get_label().startswith("_")}
     limits = [line.get_ydata()[0] for line in mean.lines if line.get_label().startswith("_")]
@@ -147,7 +148,7 @@ def test_the_table_of_formats_stands_beside_the_papers(study: RunFolder, tmp_pat
 def test_of_several_runs_the_last_is_drawn_and_named(tmp_path: Path, monkeypatch, capsys) -> None:
     measured(tmp_path, "a" * 12, max_blocks=1)
     last = measured(tmp_path, "b" * 12, max_blocks=1, seed=3)
-    *_, reach, _ = drawn(mxnorm_theorem1_bounds, monkeypatch, "--runs", str(tmp_path)).axes
+    *_, reach, _ = drawn(theorem1_bounds, monkeypatch, "--runs", str(tmp_path)).axes
     assert capsys.readouterr().err == "of several runs the last: seed=3, bbbbbbbbbbbb\n"
     heights = [bar.get_height() for bar in reach.containers[0]]
     assert heights == pytest.approx(list(load_table([last], "bounds").query("norm == 'RMSNorm'")["absmax"]))

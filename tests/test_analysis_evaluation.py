@@ -9,7 +9,8 @@ import pytest
 from test_analysis import drawn
 from tracked import make_folder, training_row, write_rows
 
-from analysis import export, mxnorm_table02_zero_shot
+from analysis import export
+from analysis.mxnorm import table02_zero_shot
 from mxstudy import results
 from mxstudy.tracking.folder import RunFolder
 
@@ -59,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(where: Path, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, list[list[str]]]:
     """The cells of each of the page's tables, by title."""
     monkeypatch.chdir(where)
-    mxnorm_table02_zero_shot.main(["--runs", *map(str, arguments)])
+    table02_zero_shot.main(["--runs", *map(str, arguments)])
     text = (where / "figures" / "mxnorm_table02_zero_shot.md").read_text()
     parts = [part.split("**", 1) for part in text.split("\n**")[1:]]
     return {title: [line.strip("| ").split(" | ") for line in body.split("\n") if line] for title, body in parts}
@@ -136,7 +137,7 @@ def test_the_baseline_can_be_chosen(words: str, runs: Path, tmp_path: Path, monk
 
 
 def test_the_figure_has_an_arm_a_colour_and_a_task_a_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (axes,) = drawn(mxnorm_table02_zero_shot, monkeypatch, "--runs", str(runs)).axes
+    (axes,) = drawn(table02_zero_shot, monkeypatch, "--runs", str(runs)).axes
     first, second, zero = axes.lines
     assert [line.get_label() for line in (first, second)] == ["mxnorm_p1", "mxnorm_p2"]
     assert first.get_color() != second.get_color()
@@ -157,7 +158,7 @@ def test_one_arm_has_no_differences_and_no_figure(tmp_path: Path, monkeypatch: p
 
 def test_arms_that_were_asked_in_the_same_are_named_by_label(runs: Path) -> None:
     scores = results.load([runs], "scores").assign(asked_in="rmsnorm, mxfp8, compute bf16")
-    names = mxnorm_table02_zero_shot.named(scores)
+    names = table02_zero_shot.named(scores)
     assert names == {arm * 64: f"checkpoint={arm}" for arm in ASKED_IN}
 
 
@@ -165,7 +166,7 @@ def test_unequal_questions_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     evaluated(tmp_path, "a")
     evaluated(tmp_path, "b", questions=3)
     with pytest.raises(SystemExit):
-        mxnorm_table02_zero_shot.main(["--runs", str(tmp_path)])
+        table02_zero_shot.main(["--runs", str(tmp_path)])
     assert "6 questions are not asked of every arm, of boolq, mmlu, piqa" in capsys.readouterr().err
 
 
@@ -181,7 +182,7 @@ def test_a_baseline_that_is_not_one_arm_is_refused(
     words: str, message: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        mxnorm_table02_zero_shot.main(["--runs", str(runs), "--baseline", words])
+        table02_zero_shot.main(["--runs", str(runs), "--baseline", words])
     assert message in capsys.readouterr().err
 
 
@@ -214,5 +215,5 @@ def test_a_training_run_has_no_samples_and_is_exported(tmp_path: Path, monkeypat
 
 def test_a_run_given_twice_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        mxnorm_table02_zero_shot.main(["--runs", str(runs), str(next((runs / "olmes").iterdir()))])
+        table02_zero_shot.main(["--runs", str(runs), str(next((runs / "olmes").iterdir()))])
     assert "a run is given twice" in capsys.readouterr().err

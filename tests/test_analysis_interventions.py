@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import instability_fig04_interventions as figure
+from analysis.instability import fig04_interventions as figure
 from mxstudy import results
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,8 @@ from matplotlib.colors import to_hex
 from scipy import stats
 from student_frames import frame, replica
 
-from analysis import student_arms, student_decisive, student_effects, style
+from analysis import style
+from analysis.students import arms, decisive, effects
 
 DATA_SEEDS, SEEDS = (0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 6, 7)
 
@@ -33,7 +34,7 @@ def test_a_line_of_the_table_is_an_arm_with_what_is_open_apart() -> None:
         replica("b", 0, state="running"),
     )
     assert list(runs["diverged"].fillna(-1)) == [1, 1, 0, -1]
-    line = student_arms.table(runs, pd.Series("arm", runs.index)).splitlines()[2]
+    line = arms.table(runs, pd.Series("arm", runs.index)).splitlines()[2]
     wilson = stats.binomtest(2, 3).proportion_ci(method="wilson")
     interval = f"{wilson.low:.2f} .. {wilson.high:.2f}"
     assert line == f"| arm | 4 | 4 | 3 | 2 | 1 | 1 | 2 of 3 | {interval} | 200 | 200 | 1 | 0.75 .. inf |"
@@ -42,16 +43,16 @@ def test_a_line_of_the_table_is_an_arm_with_what_is_open_apart() -> None:
 def test_an_arm_is_named_by_choices_or_fields_and_numbers_are_in_order() -> None:
     depths = (12, 4, 4, 6)
     runs = frame(*(replica("a", i, **{"config.model.num_layers": depth}) for i, depth in enumerate(depths)))
-    names = student_arms.named(runs, ["precision", "model.num_layers"])
+    names = arms.named(runs, ["precision", "model.num_layers"])
     ordered = [f"precision mxfp8, num_layers {depth}" for depth in (4, 6, 12)]
-    assert student_arms.sorted_arms(names) == ordered
+    assert arms.sorted_arms(names) == ordered
     with pytest.raises(ValueError, match=r"model\.depth: neither a group nor a field of these runs"):
-        student_arms.named(runs, ["model.depth"])
+        arms.named(runs, ["model.depth"])
 
 
 def test_replicas_with_the_same_seeds_are_no_one_arm() -> None:
     with pytest.raises(ValueError, match="share their seeds: a; b"):
-        student_arms.by_seeds(frame(replica("a"), replica("b")))
+        arms.by_seeds(frame(replica("a"), replica("b")))
 
 
 # ------------------------------------------------------------------------------------------------------- main effects
@@ -60,13 +61,13 @@ def test_replicas_with_the_same_seeds_are_no_one_arm() -> None:
 def by_seeds(values: np.ndarray) -> pd.Series:
     """[data seeds, seeds]."""
     pairs = [(seed, data) for data, seed in product(range(values.shape[0]), range(values.shape[1]))]
-    return pd.Series(values.ravel(), index=pd.MultiIndex.from_tuples(pairs, names=student_effects.SEEDS))
+    return pd.Series(values.ravel(), index=pd.MultiIndex.from_tuples(pairs, names=effects.SEEDS))
 
 
 def test_an_effect_of_ones_and_zeros_has_agresti_and_min_s_interval() -> None:
     """Their formula, for 3 pairs where only the first diverged, 1 where only the second did, and 12 alike."""
     values = np.array([[1, 1, 1, -1] + [0] * 12]).T.astype(float)  # 16 data seeds, one initial seed each
-    found = student_effects.effect(by_seeds(values))
+    found = effects.effect(by_seeds(values))
     b, c, n = 3.5, 1.5, 18
     half = 1.959964 / n * math.sqrt(b + c - (b - c) ** 2 / n)
     by_teacher = stats.ttest_1samp(values.ravel(), 0).confidence_interval()
@@ -78,14 +79,14 @@ def test_an_effect_of_ones_and_zeros_has_agresti_and_min_s_interval() -> None:
 def test_an_effect_that_is_one_teacher_s_is_told_from_one_that_all_teachers_have() -> None:
     one, all_of_them = np.zeros((4, 8)), np.full((4, 8), 0.25)
     one[2] = 1.0
-    only = student_effects.effect(by_seeds(one))
+    only = effects.effect(by_seeds(one))
     half = stats.t.ppf(0.975, 3) * np.std([0, 0, 1, 0], ddof=1) / 2
     assert (only.value, only.low, only.high) == pytest.approx((0.25, 0.25 - half, min(1, 0.25 + half)))
-    assert (only.verdict, student_effects.effect(by_seeds(all_of_them)).verdict) == ("cannot tell", "more often")
+    assert (only.verdict, effects.effect(by_seeds(all_of_them)).verdict) == ("cannot tell", "more often")
 
 
 def test_nothing_that_ever_happens_has_an_interval_all_the_same() -> None:
-    nothing = student_effects.effect(by_seeds(np.zeros((4, 8))))
+    nothing = effects.effect(by_seeds(np.zeros((4, 8))))
     assert (nothing.value, nothing.verdict) == (0, "cannot tell")
     assert -0.07 < nothing.low < -0.05 < 0.05 < nothing.high < 0.07
 
@@ -127,8 +128,8 @@ def by_gain_and_teacher(gain: str, rounding: str, rule: str, teacher: str, data:
 
 
 def test_main_effects_are_the_mean_differences_of_fractions() -> None:
-    runs = student_decisive.with_factors(factorial(by_gain_and_teacher))
-    found = student_decisive.effects(runs)
+    runs = decisive.with_factors(factorial(by_gain_and_teacher))
+    found = decisive.effects(runs)
     mx, fp32 = found["gain: mx less bf16"], found["gain: fp32 less bf16"]
     assert [mx[teacher].value for teacher in ("all", "code", "paper")] == pytest.approx([0.125, 0.25, 0])
     assert (fp32["code"].value, found["rounding: away less even"]["all"].value) == (0, 0)
@@ -138,8 +139,8 @@ def test_main_effects_are_the_mean_differences_of_fractions() -> None:
 
 
 def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
-    runs = student_decisive.with_factors(factorial(by_gain_and_teacher))
-    figure = student_decisive.draw(runs)
+    runs = decisive.with_factors(factorial(by_gain_and_teacher))
+    figure = decisive.draw(runs)
     fractions, to_fp32, to_bf16, to_reference, effects = figure.axes
     names = [label.get_text() for label in fractions.get_yticklabels()]
     assert (names[0], names[-1], len(names)) == ("gain bf16, even, floor", "fp32", 13)
@@ -154,13 +155,13 @@ def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
 
 
 def test_the_decisive_tables_say_what_they_cannot_tell() -> None:
-    runs = student_decisive.with_factors(factorial(by_gain_and_teacher))
-    lines = student_decisive.differences_table(runs).splitlines()
+    runs = decisive.with_factors(factorial(by_gain_and_teacher))
+    lines = decisive.differences_table(runs).splitlines()
     by_name = {tuple(line.split(" | ")[:2]): line for line in lines}
     assert "+0.50 (" in by_name["| gain mx, even, floor", "code"]
     assert by_name["| gain mx, even, floor", "code"].count("more often") >= 1
     assert by_name["| gain mx, even, floor", "paper"].count("cannot tell") == 2
     assert by_name["| fp32", "code"].split(" | ")[2] == "-"
-    table = student_decisive.effects_table(student_decisive.effects(runs)).splitlines()
+    table = decisive.effects_table(decisive.effects(runs)).splitlines()
     assert table[0] == "| main effect | all teachers | teacher code | teacher paper |"
     assert table[-3].endswith("| - | - |")  # the teacher's own

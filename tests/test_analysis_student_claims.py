@@ -9,14 +9,14 @@ import pytest
 from scipy import stats
 from student_frames import frame, replica
 
-from analysis import student_claims
-from analysis.instability_fig03_overflow import COUNT
-from analysis.student_claims import CLAIMS, CONTRADICTED, NOT_RUN, RATE, REPRODUCED, UNCLEAR, WIDTH, Finding, judged
+from analysis.instability import claims
+from analysis.instability.claims import CLAIMS, CONTRADICTED, NOT_RUN, RATE, REPRODUCED, UNCLEAR, WIDTH, Finding, judged
+from analysis.instability.fig03_overflow import COUNT
 from mxstudy.results import write_table
 
 NONE = pd.DataFrame()
 OF_MX, OF_GAINS, OF_INPUTS = (claim for claim in CLAIMS if claim.figure == 3)
-(COMES_BACK,) = (claim for claim in CLAIMS if claim.of is student_claims.came_back)
+(COMES_BACK,) = (claim for claim in CLAIMS if claim.of is claims.came_back)
 
 
 RATES, OPEN = (2e-4, 4e-4, 6e-4), -1.0
@@ -81,7 +81,7 @@ def test_one_that_came_back_is_below_ten_times_its_best() -> None:
     rows = arm("mxfp8", {0: [5, 5, math.nan]}, **{"config.loss": "kl"})
     rows[0] |= {"loss": 0.9}
     runs = frame(*rows)
-    assert student_claims.came_back(runs, NONE).fillna(-1).tolist() == [1, 0, -1]
+    assert claims.came_back(runs, NONE).fillna(-1).tolist() == [1, 0, -1]
     found = judged(COMES_BACK, runs, NONE, 1)
     assert (found.arm.to_dict(), found.verdict) == ({0: 0.5}, NOT_RUN)
 
@@ -110,7 +110,7 @@ def test_what_filled_the_last_bin_is_counted_to_the_divergence() -> None:
         for name, number in (("mxfp80", 0), ("mxfp80", 1), ("fp320", 0))
         for step, share in ((100, 0.8), (200, 1.0), (300, 0.25), (400, 1.0))
     ]
-    lines = student_claims.filled(runs, pd.DataFrame(rows)).splitlines()
+    lines = claims.filled(runs, pd.DataFrame(rows)).splitlines()
     mx, fp32 = "precision mxfp8, fidelity public_code", "precision fp32, fidelity none"
     assert lines[2] == f"| {mx}, teacher code | 2 of 2 | 1 of 2 | 100 | 300 | 0 of 1 | 0.25 |"
     assert lines[3] == f"| {fp32}, teacher code | 1 of 1 | 0 of 1 | 100 | 400 | 0 of 0 | - |"
@@ -119,7 +119,7 @@ def test_what_filled_the_last_bin_is_counted_to_the_divergence() -> None:
 def test_the_report_has_a_line_a_claim(tmp_path, capsys) -> None:
     runs = pd.DataFrame(arm("mxfp8", {0: [1.0], 1: [1.0]}, **{"config.model.init": "torch"}))
     write_table(runs, tmp_path / "t_runs.parquet", {})
-    student_claims.main(["--runs", str(tmp_path / "t"), "--figure", "11"])
+    claims.main(["--runs", str(tmp_path / "t"), "--figure", "11"])
     printed = capsys.readouterr().out
     assert "| smaller initial weights diverge less often in MXFP8 | - | - | 0 | not run | - |" in printed
     assert "0: 1, 1: 1" in printed
@@ -199,7 +199,7 @@ def test_figure_6_is_described_by_width_and_rate(tmp_path, capsys) -> None:
     lost = {0: [math.nan, math.nan, 900, OPEN, 900, 900]}
     rows = [*grid("mx_mix", 512, lost), *grid("fp32", 512, {0: [*NEVER[:4], 70, math.nan]})]
     write_table(pd.DataFrame(rows), tmp_path / "t_runs.parquet", {})
-    student_claims.main(["--runs", str(tmp_path / "t"), "--figure", "6"])
+    claims.main(["--runs", str(tmp_path / "t"), "--figure", "6"])
     printed = capsys.readouterr().out
     assert "| in MX mix instabilities come with larger rates | arm, width 512 | 0: 1 |" in printed
     assert "| 512 | 0.0004 | 0 of 2 | 1 of 1 | 1 | 0 | 1 |" in printed

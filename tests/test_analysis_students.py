@@ -13,18 +13,9 @@ from student_frames import curve, frame, replica
 from test_analysis import drawn
 from test_results_stacks import stack_folder
 
-from analysis import (
-    instability_fig03_overflow,
-    instability_fig05_gradient_bias,
-    instability_fig06_learning_rate_grid,
-    instability_fig09_depth_width,
-    student_arms,
-    student_curves,
-    student_losses,
-    student_measures,
-    student_sharpness,
-    style,
-)
+from analysis import style
+from analysis.instability import fig03_overflow, fig05_gradient_bias, fig06_learning_rate_grid, fig09_depth_width
+from analysis.students import arms, curves, losses, measures, sharpness
 
 STEPS = 900
 
@@ -49,10 +40,10 @@ def two_arms() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def test_a_panel_has_medians_a_line_of_what_diverged_and_a_cross_where_it_ends() -> None:
     runs, metrics = two_arms()
-    figure = student_losses.draw(runs, metrics, [], [], ["precision"])
+    figure = losses.draw(runs, metrics, [], [], ["precision"])
     (axes,) = figure.axes
     fp32, mx, thin, cross = axes.lines
-    point = -(-STEPS // student_curves.POINTS)
+    point = -(-STEPS // curves.POINTS)
     assert list(fp32.get_xdata()[:2]) == [0, point]
     assert fp32.get_ydata()[0] == pytest.approx(1.1 * np.linspace(1.0, 0.1, STEPS)[point // 2])
     assert mx.get_ydata()[-1] == pytest.approx(0.2, rel=0.02)  # of 0.1, 0.2 and what is no longer finite
@@ -70,7 +61,7 @@ def test_a_panel_has_medians_a_line_of_what_diverged_and_a_cross_where_it_ends()
 def test_losses_of_two_kinds_have_axes_and_units_of_their_own() -> None:
     runs, metrics = two_arms()
     runs["config.loss"] = runs["fingerprint"].map({"fp32": "mse", "mx": "kl"})
-    figure = student_losses.draw(runs, metrics, ["loss"], [], ["precision"])
+    figure = losses.draw(runs, metrics, ["loss"], [], ["precision"])
     titles = {axes.get_title(): axes.get_ylabel() for axes in figure.axes}
     assert titles == {"loss mse": "mean squared error", "loss kl": "KL divergence, nats"}
     assert figure.axes[0].get_ylim() != figure.axes[1].get_ylim()
@@ -79,11 +70,11 @@ def test_losses_of_two_kinds_have_axes_and_units_of_their_own() -> None:
 def test_a_stack_is_drawn_and_its_table_is_in_the_caption(tmp_path: Path, monkeypatch) -> None:
     stack_folder(tmp_path / "runs")
     arguments = ["--runs", str(tmp_path / "runs"), "--columns", "lr", "--lines", "norm"]
-    figure = drawn(student_losses, monkeypatch, *arguments)
+    figure = drawn(losses, monkeypatch, *arguments)
     assert [axes.get_title() for axes in figure.axes] == ["lr 0.0005", "lr 0.001"]
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    student_losses.main(arguments)
+    losses.main(arguments)
     text = (tmp_path / "figures" / "student_losses.md").read_text()
     assert "- lr 0.0005, norm layernorm: 2 replicas (cccccccccccc)" in text
     assert "| lr 0.001, norm layernorm | 2 |" in text
@@ -92,7 +83,7 @@ def test_a_stack_is_drawn_and_its_table_is_in_the_caption(tmp_path: Path, monkey
 def test_a_key_that_no_run_has_is_refused(tmp_path: Path, capsys) -> None:
     stack_folder(tmp_path / "runs")
     with pytest.raises(SystemExit):
-        student_losses.main(["--runs", str(tmp_path / "runs"), "--columns", "colour"])
+        losses.main(["--runs", str(tmp_path / "runs"), "--columns", "colour"])
     assert "colour: neither a group nor a field of these runs" in capsys.readouterr().err
 
 
@@ -106,7 +97,7 @@ def test_learning_rates_are_columns_in_order_with_the_cosine_last() -> None:
         sizes = {"config.model.num_layers": depth, "config.model.hidden_size": 256}
         runs.append(replica(name, lr=lr, **sizes, **{"config.schedule.kind": kind}))
         metrics.append(curve(name, 0, np.linspace(1, 0.1, STEPS)))
-    figure = instability_fig06_learning_rate_grid.draw(frame(*runs), pd.concat(metrics))
+    figure = fig06_learning_rate_grid.draw(frame(*runs), pd.concat(metrics))
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert {title: len(axes.lines) for title, axes in panels.items()} == {  # a line a size
         "lr 1e-05": 2,
@@ -124,7 +115,7 @@ def test_a_cell_of_depth_and_width_counts_its_replicas() -> None:
         for depth, width, i in product((3, 6), (256, 512), range(2))
         for sizes in [{"config.model.num_layers": depth, "config.model.hidden_size": width}]
     ]
-    figure = instability_fig09_depth_width.draw(frame(*rows))
+    figure = fig09_depth_width.draw(frame(*rows))
     spikes, lost = figure.axes[:2]
     assert [text.get_text() for text in spikes.texts] == ["0", "0", "0.5", "0.5"]
     assert [text.get_text() for text in lost.texts] == ["0/2", "0/2", "1/2", "1/2"]
@@ -147,7 +138,7 @@ def measured(**columns: object) -> pd.DataFrame:
 def test_a_layer_s_several_gains_have_a_line_each() -> None:
     names = ("layers.0.attention.qkv.norm.weight", "layers.0.up.norm.weight", "layers.1.up.norm.weight")
     frame = measured(**{f"{name}/floor/overflow_fraction": 0.5 for name in names})
-    gains = instability_fig03_overflow.rows_of(frame)[0]
+    gains = fig03_overflow.rows_of(frame)[0]
     assert list(gains.lines) == ["layer 0, qkv", "layer 0, up", "layer 1"]
 
 
@@ -156,7 +147,7 @@ def test_fractions_in_the_last_bin_are_percent_by_layer_or_over_layers() -> None
     places |= {"up.weight": (0.2, 0.2), "down.weight": (0.3, 0.1)}
     count = "floor/overflow_fraction"
     columns = {f"layers.{i}.{name}/{count}": value[i] for name, value in places.items() for i in (0, 1)}
-    rows = instability_fig03_overflow.rows_of(measured(**columns, **{f"gaussian.E4M3/{count}": 0.0086}))
+    rows = fig03_overflow.rows_of(measured(**columns, **{f"gaussian.E4M3/{count}": 0.0086}))
     gains, activations, _ = rows
     assert list(gains.lines) == ["layer 0", "layer 1"]
     assert gains.frame[gains.lines["layer 1"][0]].iloc[0] == 100
@@ -164,7 +155,7 @@ def test_fractions_in_the_last_bin_are_percent_by_layer_or_over_layers() -> None
     assert means == pytest.approx([1.5, 1.0, 5.0])
     assert list(activations.levels.values()) == pytest.approx([0.86])
     runs, metrics = two_arms()
-    figure = student_measures.draw(runs, metrics, student_arms.named(runs, ["precision"]), rows)
+    figure = measures.draw(runs, metrics, arms.named(runs, ["precision"]), rows)
     panels = np.array(figure.axes).reshape(4, 2)
     assert [axes.get_title() for axes in panels[0]] == ["precision fp32", "precision mxfp8"]
     assert np.allclose(panels[0, 0].lines[1].get_ydata(), 100)
@@ -175,10 +166,10 @@ def test_both_kinds_of_gradient_bias_are_in_one_panel() -> None:
     def bias(ratio: float) -> pd.DataFrame:
         return measured(**{"model/ratio": ratio, "model/squared_ratio": ratio**2, "model/cosine": 1 - ratio**2 / 2})
 
-    rows = instability_fig05_gradient_bias.rows_of(bias(0.1), bias(1.4))
+    rows = fig05_gradient_bias.rows_of(bias(0.1), bias(1.4))
     assert [level for row in rows for level in row.levels.values()] == pytest.approx([math.sqrt(2), 2, 0])
     runs, metrics = two_arms()
-    figure = student_measures.draw(runs, metrics, student_arms.named(runs, ["precision"]), rows)
+    figure = measures.draw(runs, metrics, arms.named(runs, ["precision"]), rows)
     ratio = figure.axes[1]
     levels = [line.get_ydata()[0] for line in ratio.lines]
     assert sorted({round(level, 3) for level in levels}) == [0.1, 1.4, 1.414]
@@ -188,7 +179,7 @@ def test_both_kinds_of_gradient_bias_are_in_one_panel() -> None:
 
 def test_sharpness_is_in_units_of_the_learning_rate() -> None:
     columns = {"lr": 1e-3, "hessian/eigenvalue": 1500.0, "hessian/stability": 1.7}
-    of_sgd = student_sharpness.rows_of(measured(**columns))
+    of_sgd = sharpness.rows_of(measured(**columns))
     assert [list(row.lines) for row in of_sgd] == [["Hessian"], ["Hessian"]]
     assert of_sgd[0].frame[of_sgd[0].lines["Hessian"][0]].iloc[0] == pytest.approx(1.5)
     assert list(of_sgd[0].levels.values()) == [2.0]
@@ -197,14 +188,14 @@ def test_sharpness_is_in_units_of_the_learning_rate() -> None:
 def test_around_a_divergence_steps_are_those_from_there() -> None:
     runs, metrics = two_arms()
     rows = pd.concat([measured().assign(step=step) for step in (0, 100, 500, 590, 600, 700)]).drop_duplicates()
-    found = student_measures.around_divergence(runs, rows[rows["step"] % 100 == 0], 300)
+    found = measures.around_divergence(runs, rows[rows["step"] % 100 == 0], 300)
     assert found[["fingerprint", "replica"]].drop_duplicates().to_numpy().tolist() == [["mx", 2]]
     assert dict(zip(found["step"], rows["step"][rows["step"] % 100 == 0].unique()[2:], strict=True)) == {
         0: 500,
         100: 600,
         200: 700,
     }
-    assert list(student_measures.around_divergence(runs, metrics, 2)["step"]) == [-2, -1, 0, 1, 2]
+    assert list(measures.around_divergence(runs, metrics, 2)["step"]) == [-2, -1, 0, 1, 2]
 
 
 def test_what_was_measured_before_a_divergence_is_told_from_what_was_after_it() -> None:
@@ -214,14 +205,14 @@ def test_what_was_measured_before_a_divergence_is_told_from_what_was_after_it() 
         measured().drop_duplicates("fingerprint").assign(step=step, replica=2) for step in range(0, 900, 9)
     )
     rows = pd.concat([first, *later])
-    row = student_measures.Row("size", rows.assign(size=rows["step"]), {"this": ("size", "red")})
-    said = student_measures.medians(runs, student_arms.named(runs, ["precision"]), [row])
+    row = measures.Row("size", rows.assign(size=rows["step"]), {"this": ("size", "red")})
+    said = measures.medians(runs, arms.named(runs, ["precision"]), [row])
     assert [line for line in said.splitlines() if line.startswith("| precision")] == [
         "| precision fp32 | size of this | 446 (446 .. 446) | - | - | - | - |",
         "| precision mxfp8 | size of this | 292 (292 .. 292) | 585 (585 .. 585) | 5 .. 5 | 1 of 1 | 742 (742 .. 742) |",
     ]
-    row = student_measures.Row("size", rows.assign(size=-rows["step"]), {"this": ("size", "red")})
-    assert "| 0 of 1 |" in student_measures.medians(runs, student_arms.named(runs, ["precision"]), [row])
+    row = measures.Row("size", rows.assign(size=-rows["step"]), {"this": ("size", "red")})
+    assert "| 0 of 1 |" in measures.medians(runs, arms.named(runs, ["precision"]), [row])
 
 
 def test_a_stack_that_ended_early_counts_as_infinite_in_the_median() -> None:
@@ -229,11 +220,11 @@ def test_a_stack_that_ended_early_counts_as_infinite_in_the_median() -> None:
     lives, *dead = curve("lives", 0, fall), curve("dead", 0, fall[:600]), curve("dead", 1, fall[:600])
     for record in dead:
         record.loc[599, "grad_norm"] = np.inf  # the record's last step, whose loss may be finite
-    losses = student_curves.losses_by_replica(pd.concat([lives, *dead]))
+    losses = curves.losses_by_replica(pd.concat([lives, *dead]))
     assert np.isfinite(losses.loc[:598]).all(axis=None)
     assert {run: np.isinf(losses[run]).sum() for run in losses} == {("lives", 0): 0, ("dead", 0): 301, ("dead", 1): 301}
     axes = style.plt.figure().subplots()
-    student_curves.band(axes, losses, "black")
+    curves.band(axes, losses, "black")
     (median,) = axes.lines
     assert np.nanmax(median.get_xdata()[np.isfinite(median.get_ydata())]) < 600
 
@@ -241,6 +232,6 @@ def test_a_stack_that_ended_early_counts_as_infinite_in_the_median() -> None:
 def test_a_record_that_ends_while_its_replica_is_finite_is_not_infinite_after_it() -> None:
     """So it is of replicas that are drawn from where each diverged: they have other steps left."""
     fall = np.linspace(1.0, 0.1, STEPS)
-    losses = student_curves.losses_by_replica(pd.concat([curve("longer", 0, fall), curve("shorter", 0, fall[:600])]))
+    losses = curves.losses_by_replica(pd.concat([curve("longer", 0, fall), curve("shorter", 0, fall[:600])]))
     assert not np.isinf(losses).any(axis=None)
     assert losses["shorter", 0].isna().sum() == STEPS - 600

@@ -9,16 +9,10 @@ import pandas as pd
 import pytest
 from test_analysis import drawn
 
-from analysis import (
-    instability_table04_mitigations,
-    loss_and_gradient_norm,
-    loss_comparison,
-    models_table,
-    mxnorm_fig03_lr_sensitivity,
-    mxnorm_fig05_outlier_feature,
-    style,
-)
-from analysis.scaling_runs import from_runs
+from analysis import loss_comparison, models_table, style
+from analysis.instability import loss_and_gradient_norm, table04_mitigations
+from analysis.instability.scaling_runs import from_runs
+from analysis.mxnorm import fig03_lr_sensitivity, fig05_outlier_feature
 from mxstudy.results import write_table
 
 STEPS = 50
@@ -57,7 +51,7 @@ def of_rates() -> pd.DataFrame:
 
 
 def test_losses_by_rate_are_means_with_the_range_of_the_seeds_below() -> None:
-    figure = mxnorm_fig03_lr_sensitivity.draw(of_rates())
+    figure = fig03_lr_sensitivity.draw(of_rates())
     tops, bottoms = figure.axes[:2], figure.axes[2:]
     assert [axes.get_title() for axes in tops] == ["llama_125m, 2 seeds", "llama_1b, 2 seeds"]
     assert figure.get_figwidth() == style.TWO_COLUMNS
@@ -71,7 +65,7 @@ def test_losses_by_rate_are_means_with_the_range_of_the_seeds_below() -> None:
 
 
 def test_the_loss_at_the_best_rate_stands_beside_the_paper_s() -> None:
-    lines = mxnorm_fig03_lr_sensitivity.best(of_rates()).splitlines()
+    lines = fig03_lr_sensitivity.best(of_rates()).splitlines()
     assert lines[2] == "| llama_125m | rmsnorm | 2^-9 | 3.0500 ± 0.6353 (2) | 3.090 ± 0.004 |"
     assert lines[5] == "| llama_1b | mxnorm_p1 | 2^-9 | 3.0500 ± 0.6353 (2) | 2.684 ± 0.009 |"
 
@@ -170,16 +164,16 @@ def rings() -> pd.DataFrame:
 
 
 def test_the_feature_that_explodes_is_on_top_at_the_norm_where_it_does() -> None:
-    maps = mxnorm_fig05_outlier_feature.around_spikes(rings(), None)
+    maps = fig05_outlier_feature.around_spikes(rings(), None)
     heat, spike = maps["a"]
     assert (heat.index.name, heat.index[0], len(heat), spike) == ("feature at norm", 7, 24, 5)
     assert heat.loc[7, 5] > 100 > 2 > heat.loc[7, 4]
     metrics = curve("seed=0", 0.0, fingerprint="a")
-    top, bottom, _ = mxnorm_fig05_outlier_feature.draw(maps, metrics).axes
+    top, bottom, _ = fig05_outlier_feature.draw(maps, metrics).axes
     assert list(top.lines[0].get_xdata()) == list(range(8))
     assert np.array_equal(np.asarray(bottom.collections[0].get_array()).reshape(heat.shape), heat)
     with pytest.raises(ValueError, match=r"no norm is called nrom; choose from layers\.0\.ffn_norm, norm"):
-        mxnorm_fig05_outlier_feature.around_spikes(rings(), "nrom")
+        fig05_outlier_feature.around_spikes(rings(), "nrom")
 
 
 def test_without_a_spike_the_largest_activation_of_every_norm_is_drawn(tmp_path: Path, monkeypatch) -> None:
@@ -187,7 +181,7 @@ def test_without_a_spike_the_largest_activation_of_every_norm_is_drawn(tmp_path:
     steps = pd.DataFrame({"fingerprint": "a", "label": "seed=0", "step": range(4)} | heights)
     write_table(steps, tmp_path / "x_outlier_features.parquet", {})
     write_table(curve("seed=0", 0.0, fingerprint="a"), tmp_path / "x_metrics.parquet", {})
-    _, bottom, _ = drawn(mxnorm_fig05_outlier_feature, monkeypatch, "--runs", str(tmp_path / "x")).axes
+    _, bottom, _ = drawn(fig05_outlier_feature, monkeypatch, "--runs", str(tmp_path / "x")).axes
     shown = np.asarray(bottom.collections[0].get_array()).reshape(2, 4)
     assert shown.tolist() == list(heights.values())
     assert [text.get_text() for text in bottom.get_yticklabels()] == ["layers.0.ffn_norm", "norm"]
@@ -200,14 +194,14 @@ def sized(arm: str, loss: float, params: int = 161279040, tokens: int = 22734700
 def test_differences_to_bf16_stand_beside_those_that_are_printed() -> None:
     runs = [sized("bfloat16_bfloat16", 0.71), sized("e5m2_bfloat16", 0.815), sized("e4m3_bfloat16", 0.7)]
     small = [sized("bfloat16_bfloat16", 2.0, 1000, 9000), sized("e4m3_bfloat16", 2.5, 1000, 9000)]
-    table = instability_table04_mitigations.differences(pd.DataFrame(runs + small))
-    lines = instability_table04_mitigations.markdown(table).splitlines()
+    table = table04_mitigations.differences(pd.DataFrame(runs + small))
+    lines = table04_mitigations.markdown(table).splitlines()
     assert lines[0] == "| FLOPs | N | D/N | bf16 | E4M3 / bf16 | E5M2 / bf16 |"
     assert lines[2] == "| 5.40e+07 | 0.0M | 9.00 | 2.0000 | +0.5000 | - |"
     assert lines[3] == "| 2.20e+19 | 161.3M | 140.97 | 0.7100 (0.71) | -0.0100 (+0) | +0.1050 (+0.105) |"
     assert lines[5] == "Of 2 printed differences 1 are within 0.001 of those here."
     with pytest.raises(ValueError, match="no run is in bf16"):
-        instability_table04_mitigations.differences(pd.DataFrame(runs[1:]))
+        table04_mitigations.differences(pd.DataFrame(runs[1:]))
 
 
 def test_precisions_with_layernorm_are_the_paper_s_arms() -> None:

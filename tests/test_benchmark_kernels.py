@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from analysis import mxnorm_fig08_kernels
+from analysis.mxnorm import fig08_kernels
 from benchmarks import compilers, kernel_tiles, kernels
 from benchmarks.compilers import Compilers
 from benchmarks.plain_norms import NORMS
@@ -67,12 +67,12 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [mean["cases"] for mean in written["settings"]["geometric_means"]] == [4] * 4
     assert "over_compiled_rmsnorm" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
-    mxnorm_fig08_kernels.main(["--runs", "made/kernels.json"])
+    fig08_kernels.main(["--runs", "made/kernels.json"])
     caption = (tmp_path / "figures" / "mxnorm_fig08_kernels.md").read_text()
     assert f"- CPU: 1 run ({written['provenance']['commit'][:12]})" in caption
     frame = results.load(["made/kernels"], "benchmark")
     assert frame["over_compiled_rmsnorm"].tolist() == [row["over_compiled_rmsnorm"] for row in written["rows"]]
-    panels = mxnorm_fig08_kernels.draw(frame).axes
+    panels = fig08_kernels.draw(frame).axes
     assert [axes.get_title()[:13] for axes in panels] == [f"{f}, B = {b}:" for f in ("E2M1", "E4M3") for b in (16, 32)]
     drawn = {(x, y) for axes in panels for line in axes.lines[1:] for x, y in line.get_xydata().tolist()}
     assert {(row["hidden_size"], row["over_compiled_rmsnorm"]) for row in written["rows"]} <= drawn

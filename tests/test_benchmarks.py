@@ -16,7 +16,7 @@ import torch
 from commands import run_here
 from pyarrow import parquet
 
-from analysis import train_step_cost
+from analysis.recipe import train_step_cost
 from benchmarks import data, evaluation, launch, operands, probes, scaling, student_teacher, tracking, train_step
 from benchmarks.kept import Kept
 from mxstudy import results

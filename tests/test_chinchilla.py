@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import instability_table02_scaling_fits as table
-from analysis.chinchilla import Chinchilla, bootstrap, fit, objective
+from analysis.instability import table02_scaling_fits as table
+from analysis.instability.chinchilla import Chinchilla, bootstrap, fit, objective
+from analysis.instability.scaling_runs import from_runs
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "scaling_law" / "validation_losses.csv"
 published = pytest.mark.skipif(not PUBLISHED.exists(), reason="needs the losses that the paper's authors published")
@@ -209,10 +210,10 @@ def test_finished_runs_of_a_runs_table_are_rows_like_the_paper_s() -> None:
     states = ["finished", "diverged"]
     runs = pd.DataFrame({name: [2, 3] for name in RUNS_COLUMNS} | {"state": states, "step": 10})
     runs = runs.assign(**{"choice.precision": "bf16", "choice.norm": "rmsnorm", "fingerprint": states, "label": "x"})
-    rows, said = table.from_runs(runs)
+    rows, said = from_runs(runs)
     assert rows.to_dict("records") == [
         {"weight_activation": "bf16 rmsnorm", "params": 2, "tokens": 40, "min_val_loss": 2}
     ]
     assert "- x: 1 run (finished)" in said
     with pytest.raises(ValueError, match="no column 'parameters'"):
-        table.from_runs(runs.drop(columns="parameters"))
+        from_runs(runs.drop(columns="parameters"))

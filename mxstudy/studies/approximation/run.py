@@ -21,7 +21,7 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.train.ending import end_mirrored
 
-FIGURES = ("mxnorm_fig02_approximation", "mxnorm_theorem1_bounds", "cast_quality", "formats_table")
+FIGURES = ("mxnorm.fig02_approximation", "mxnorm.theorem1_bounds", "recipe.cast_quality", "recipe.formats_table")
 
 
 def run(config: Approximation, folder: RunFolder, label: str) -> str:

@@ -5,7 +5,7 @@ with a subject of one question, which has none. An average is one of the tasks' 
 to --baseline have 95 % paired bootstrap intervals over questions; p is that of McNemar's exact test. The figure is of
 the differences in bits: left of the line an arm is better.
 
-python -m analysis.mxnorm_table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
+python -m analysis.mxnorm.table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
 """
 
 from __future__ import annotations
@@ -115,9 +115,15 @@ def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mappi
     for each in answers.index.unique("form"):
         scores = differences(answers, arm, baseline, SCORE, each)
         columns[f"{each}: score, percentage points"] = {task: interval(one, 100, 1) for task, one in scores.items()}
-        columns[f"{each}: p"] = {task: "<0.001" if one.p < 0.001 else f"{one.p:.3f}" for task, one in scores.items()}
+        columns[f"{each}: p"] = {task: chance(one.p) for task, one in scores.items()}
     columns[f"{form}: bits per character"] = {task: interval(one, 1, 4) for task, one in bits.items()}
     return markdown(pd.DataFrame(columns).loc[list(bits)].fillna("-"))
+
+
+def chance(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def interval(found: Difference, times: float, digits: int) -> str:
@@ -146,7 +152,7 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("mxnorm_table02_zero_shot", __doc__)
     help_text = f"the arm to compare with, by {', '.join(NAMING)}, such as asked_in=rmsnorm"
     options.add_argument("--baseline", metavar="COLUMN=WORDS", help=help_text)
     chosen = options.parse_args(arguments)

@@ -4,7 +4,7 @@ Spikes: losses over 100 times the one before, on average in a replica. Divergenc
 loss stays over 10 times its best for more than 500 steps; below it how many these are, less those that are too late to
 tell.
 
-python -m analysis.instability_fig09_depth_width --runs runs/depth_width
+python -m analysis.instability.fig09_depth_width --runs runs/depth_width
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from analysis.student_arms import ended, named, of_arms, sorted_arms, table
+from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 
 DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
@@ -57,7 +57,7 @@ def heat(axes: Axes, values: pd.Series, texts: pd.Series, top: float) -> AxesIma
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("instability_fig09_depth_width", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
     runs = ended(runs)

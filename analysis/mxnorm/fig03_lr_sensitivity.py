@@ -3,7 +3,7 @@
 Top: mean validation loss, and from the lowest to the highest of the seeds (band); crosses at the edge: diverged runs.
 Bottom: highest less lowest of the seeds, which is what a difference between norms has to be seen against.
 
-python -m analysis.mxnorm_fig03_lr_sensitivity --runs runs/lr_sensitivity
+python -m analysis.mxnorm.fig03_lr_sensitivity --runs runs/lr_sensitivity
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def best(runs: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("mxnorm_fig03_lr_sensitivity", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_ended(options, chosen, "runs")
     save(draw(runs), chosen.name, f"{caption(runs, __doc__)}\n{best(runs)}")

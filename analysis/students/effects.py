@@ -37,7 +37,7 @@ class Effect(NamedTuple):
 def main_effect(runs: pd.DataFrame, factor: str, level: str, reference: str, others: Sequence[str]) -> Effect | None:
     """How much more often runs of `level` diverged than those of `reference`, with the same `others` and seeds.
 
-    `runs` of `student_arms.ended`, columns by name; what is open is left out. None where no seeds have both.
+    `runs` of `students.arms.ended`, columns by name; what is open is left out. None where no seeds have both.
     """
     keys = [*SEEDS, *others]
     ours, theirs = (

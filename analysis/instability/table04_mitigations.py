@@ -3,8 +3,8 @@
 As the instability paper prints them in its tables 1, 4 and 5: the lowest validation loss in bf16, and for each pair of
 formats, weights / activations, how much is added to it. In brackets what is printed there for that size and budget.
 
-python -m analysis.instability_table04_mitigations --losses validation_losses.csv
-python -m analysis.instability_table04_mitigations --runs runs/mitigations
+python -m analysis.instability.table04_mitigations --losses validation_losses.csv
+python -m analysis.instability.table04_mitigations --runs runs/mitigations
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.chinchilla import need_columns
-from analysis.scaling_runs import LOSS, read, source_options
+from analysis.instability.chinchilla import need_columns
+from analysis.instability.scaling_runs import LOSS, read, source_options
 from analysis.style import figure_parser, save_table
 from mxstudy import results
 
-PRINTED = Path(__file__).parent / "printed" / "instability_tables_1_4_5.csv"
+PRINTED = Path(__file__).parent / "printed_tables_1_4_5.csv"
 BASELINE = "bfloat16_bfloat16"
 TOLERANCE = {"tokens_per_parameter": 0.01, "flops": 0.02}  # relative: by which a size here is one that is printed
 SHOWN = {
@@ -85,7 +85,7 @@ def cell(ours: float, printed: float, sign: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__, source_options)
+    options = figure_parser("instability_table04_mitigations", __doc__, source_options)
     chosen = options.parse_args(arguments)
     try:
         runs, said = read(options, chosen, __doc__)

@@ -5,12 +5,13 @@ distribution by quadrature (dotted); and that standard deviation alone. Bottom: 
 (outline), and the estimate over the true RMS, for a lone spike, Gaussian rows, and Gaussian rows in which four features
 are 10, 100 or 1000 times as large.
 
-python -m analysis.mxnorm_theorem1_bounds --runs runs/approximation
+python -m analysis.mxnorm.theorem1_bounds --runs runs/approximation
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +62,7 @@ def draw_spread(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(xlabel="blocks in a row", ylabel="standard deviation over rows", yscale="log")
 
 
-def lines(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame, dict[str, object]]]:
+def lines(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame, dict[str, Any]]]:
     """Each distribution and p, its rows, and how it is drawn."""
     found = []
     for name, color in DISTRIBUTIONS.items():
@@ -86,7 +87,7 @@ def draw_by_input(axes: Axes, rows: pd.DataFrame, column: str, outline: str | No
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "convergence", "bounds", query=load_last)
+    make_figure("mxnorm_theorem1_bounds", __doc__, arguments, draw, "convergence", "bounds", query=load_last)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Time: medians over rounds, and half the range between the quartiles. The dashed line is bf16's. mxfp8: our kernels;
 plain: the same, module by module, compiled by PyTorch; torchao: its MXTensor.
 
-python -m analysis.train_step_cost --runs runs/train_step.json
+python -m analysis.recipe.train_step_cost --runs runs/train_step.json
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "benchmark")
+    make_figure("train_step_cost", __doc__, arguments, draw, "benchmark")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.chinchilla import need_columns
+from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
 
 LOSS = "min_val_loss"  # of the losses that the paper's authors published, the one that gives their constants

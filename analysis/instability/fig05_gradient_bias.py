@@ -6,7 +6,7 @@ seeds at the same step, as in the paper. Dotted: two gradients of one length tha
 Lines: medians over replicas; bands: their middle half. Thin lines: replicas that
 diverged.
 
-python -m analysis.instability_fig05_gradient_bias --runs runs/gradient_bias
+python -m analysis.instability.fig05_gradient_bias --runs runs/gradient_bias
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.student_measures import Row, make_measures
+from analysis.students.measures import Row, make_measures
 
 COLORS = {"same weights": "#0072B2", "coupled": "#D55E00"}
 QUANTITIES = {  # of the whole model: title, unrelated gradients of one length, axis
@@ -44,7 +44,7 @@ def rows_of(same: pd.DataFrame, coupled: pd.DataFrame) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     probes = ("gradient_bias", "coupled_gradient_bias")
-    make_measures(__file__, __doc__, arguments, rows_of, ["precision", "fidelity"], *probes)
+    make_measures("instability_fig05_gradient_bias", __doc__, arguments, rows_of, ["precision", "fidelity"], *probes)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 
 DELTA = 1e-3  # where the Huber loss turns from quadratic to linear, in nats of log L
 STARTS = [(a, b, 0.5, 0.4, 0.4) for a, b in product((5, 10, 15, 20), repeat=2)]  # log A, log B, log E, alpha, beta
@@ -132,12 +133,17 @@ def objective(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray) -> Obj
 
 
 def best(function: Objective, starts: Iterable[Point]) -> Chinchilla:
-    """The lowest of the minima that L-BFGS finds from the starts."""
+    """The lowest of the minima that L-BFGS finds from the starts.
+
+    On one thread: SciPy hands matrices of 10 x 10 to BLAS, whose threads wait for each other on a machine that is busy.
+    """
     limits = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-14, "gtol": 1e-9}
-    found = [minimize(function, start, jac=True, method="L-BFGS-B", options=limits) for start in starts]
+    with threadpool_limits(1, "blas"):
+        found = [minimize(function, start, jac=True, method="L-BFGS-B", options=limits) for start in starts]
     log_a, log_b, log_e, alpha, beta = map(float, min(found, key=lambda one: one.fun).x)
     with np.errstate(over="ignore"):  # infinite where the runs follow no such law
-        return Chinchilla(*map(float, np.exp([log_a, log_b, log_e])), alpha, beta)
+        a, b, e = map(float, np.exp([log_a, log_b, log_e]))
+    return Chinchilla(a, b, e, alpha, beta)
 
 
 def as_point(law: Chinchilla) -> Point:

@@ -2,7 +2,7 @@
 
 As in the instability paper, figures 1, 12 and 16 to 20. A cross: where a run ends that has diverged.
 
-python -m analysis.loss_and_gradient_norm --runs runs/olmo_precision_grid
+python -m analysis.instability.loss_and_gradient_norm --runs runs/olmo_precision_grid
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def draw_run(panels: tuple[Axes, Axes], curve: pd.DataFrame, color: np.ndarray, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "runs", "metrics")
+    make_figure("loss_and_gradient_norm", __doc__, arguments, draw, "runs", "metrics")
 
 
 if __name__ == "__main__":

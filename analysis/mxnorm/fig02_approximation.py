@@ -5,12 +5,13 @@ of the same rows without a norm (grey, by standard deviation). Middle: elements 
 a norm all standard deviations are the same. Right: r^2 of the decoded tensors against RMSNorm + MXCast, by blocks a
 row; bars: one standard deviation over draws.
 
-python -m analysis.mxnorm_fig02_approximation --runs runs/approximation
+python -m analysis.mxnorm.fig02_approximation --runs runs/approximation
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,7 @@ def draw_scales(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_elements(axes: Axes, rows: pd.DataFrame) -> None:
     color = colors(ARMS.values())
     for i, (std, one) in enumerate(rows[rows["norm"] == "no norm"].groupby("std")):
-        style = {"color": GREYS[i % len(GREYS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 0.8}
+        style: dict[str, Any] = {"color": GREYS[i % len(GREYS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 0.8}
         axes.stairs(*density(one), baseline=None, label=f"no norm, std {std:g}", **style)
     for i, (name, arm) in enumerate(ARMS.items()):
         after = rows[rows["norm"] == name]
@@ -82,7 +83,11 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
     color, sizes = colors(ARMS.values()), sorted(rows["block_size"].unique())
     for (block_size, p), one in rows.groupby(["block_size", "p"]):
         spread = one.groupby("blocks")["r_squared"].agg(["mean", "std"])
-        style = {"color": color[f"mxnorm_p{p:g}"], "linestyle": DASHES[sizes.index(block_size)], "linewidth": 0.9}
+        style: dict[str, Any] = {
+            "color": color[f"mxnorm_p{p:g}"],
+            "linestyle": DASHES[sizes.index(block_size)],
+            "linewidth": 0.9,
+        }
         axes.errorbar(spread.index, 1 - spread["mean"], spread["std"], label=f"p={p:g}, B={block_size}", **style)
     axes.set_xscale("log", base=4)
     axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -96,7 +101,7 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "distributions", "fidelity", query=load_last)
+    make_figure("mxnorm_fig02_approximation", __doc__, arguments, draw, "distributions", "fidelity", query=load_last)
 
 
 if __name__ == "__main__":

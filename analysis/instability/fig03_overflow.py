@@ -5,7 +5,7 @@ Lines: medians over replicas, of gains those of each layer, else means over laye
 what it is for normal numbers, exactly. Where gains are not in MX blocks it is what would happen if they were. Thin
 lines: losses of replicas that diverged.
 
-python -m analysis.instability_fig03_overflow --runs runs/overflow
+python -m analysis.instability.fig03_overflow --runs runs/overflow
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.student_measures import Row, make_measures
+from analysis.students.measures import Row, make_measures
 from analysis.style import plt
 
 COUNT = "floor/overflow_fraction"
@@ -35,8 +35,8 @@ def rows_of(last_bin: pd.DataFrame) -> list[Row]:
     found = []
     if gains:
         hues = plt.cm.viridis_r([(i + 0.5) / len(gains) for i in range(len(gains))])
-        lines = {gain_of(name, gains): (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
-        found.append(Row("gains in\nthe last bin, %", identity.join(shares[gains]), lines, thin=False))
+        of_layers = {gain_of(name, gains): (name, tuple(hue)) for name, hue in zip(gains, hues, strict=True)}
+        found.append(Row("gains in\nthe last bin, %", identity.join(shares[gains]), of_layers, thin=False))
     for kind, places in TENSORS.items():
         means = {name: shares.filter(regex=rf"^layers\.\d+\.{place}/").mean(axis=1) for name, place in places.items()}
         lines = {name: (name, color) for name, color in zip(means, COLORS, strict=False)}
@@ -56,7 +56,8 @@ def gain_of(name: str, gains: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_measures(__file__, __doc__, arguments, rows_of, ["precision", "fidelity", "teacher"], "last_bin")
+    columns = ["precision", "fidelity", "teacher"]
+    make_measures("instability_fig03_overflow", __doc__, arguments, rows_of, columns, "last_bin")
 
 
 if __name__ == "__main__":

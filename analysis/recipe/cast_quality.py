@@ -4,12 +4,13 @@ Gain: the slope of the decoded tensor against the original, less 1; bars: two st
 to quantisation noise. Last bin: elements beyond the format's max times the scale, which are clamped. Half away from
 zero is shown for operands that were rounded to bf16 first, as microxcaling does: FP32 tensors have next to no ties.
 
-python -m analysis.cast_quality --runs runs/approximation
+python -m analysis.recipe.cast_quality --runs runs/approximation
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def series(rows: pd.DataFrame, formats: list[str]) -> list[tuple[dict[str, object], pd.Series, pd.DataFrame]]:
+def series(rows: pd.DataFrame, formats: list[str]) -> list[tuple[dict[str, Any], pd.Series, pd.DataFrame]]:
     """For each scale rule and rounding: how its points look, where they lie, and its rows."""
     found = []
     for rule, color in RULES.items():
@@ -73,7 +74,7 @@ def in_percent(axes: Axes, label: str, limits: tuple[float, float]) -> None:
 
 
 def legend() -> tuple[list[plt.Line2D], list[str]]:
-    style = {"marker": "o", "linestyle": "", "markersize": 4}
+    style: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 4}
     handles = [plt.Line2D([], [], color=color, **style) for color in RULES.values()]
     for marker, _ in ROUNDINGS.values():
         handles.append(plt.Line2D([], [], color="black", fillstyle="none", **style | {"marker": marker}))
@@ -81,7 +82,7 @@ def legend() -> tuple[list[plt.Line2D], list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "quality", query=load_last)
+    make_figure("cast_quality", __doc__, arguments, draw, "quality", query=load_last)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Lines: medians over replicas. Bands: their middle half. Thin lines: the replicas that diverged, with a cross where they
 stop being finite.
 
-python -m analysis.student_losses --runs runs/loss --columns loss
+python -m analysis.students.losses --runs runs/loss --columns loss
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.student_arms import ended, named, of_arms, sorted_arms, table
-from analysis.student_curves import grid, legend, limit, loss_lines, strokes
+from analysis.students.arms import ended, named, of_arms, sorted_arms, table
+from analysis.students.curves import grid, legend, limit, loss_lines, strokes
 from analysis.style import figure_parser, load_chosen, save
 
 UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
@@ -23,7 +23,7 @@ UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
 def draw(
     runs: pd.DataFrame, metrics: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], lines: Sequence[str]
 ) -> Figure:
-    """`runs` of `student_arms.ended`. Raises ValueError: these runs have no such key."""
+    """`runs` of `students.arms.ended`. Raises ValueError: these runs have no such key."""
     column, row, line = (named(runs, keys) for keys in (columns, rows, lines))
     units = runs["config.loss"].map(UNITS)
     one_unit = units.nunique() == 1
@@ -46,7 +46,7 @@ def draw(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("student_losses", __doc__)
     for option, default in {"--columns": [], "--rows": [], "--lines": ["precision"]}.items():
         what = "groups or fields, such as norm or model.activation"
         options.add_argument(option, nargs="+", default=default, metavar="KEY", help=what)

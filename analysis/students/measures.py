@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.student_arms import REPLICA, ended, named, of_arms, sorted_arms, table
-from analysis.student_curves import band, by_replica, grid, limit, loss_lines, lost_lines
+from analysis.students.arms import REPLICA, ended, named, of_arms, sorted_arms, table
+from analysis.students.curves import band, by_replica, grid, limit, loss_lines, lost_lines
 from analysis.style import figure_parser, load_chosen, save
 from mxstudy import results
 
@@ -115,10 +115,10 @@ def around_divergence(runs: pd.DataFrame, rows: pd.DataFrame, steps: int) -> pd.
 
 
 def make_measures(
-    script: str, shows: str | None, arguments: Sequence[str] | None, rows_of: Any, keys: Sequence[str], *probes: str
+    name: str, shows: str | None, arguments: Sequence[str] | None, rows_of: Any, keys: Sequence[str], *probes: str
 ) -> None:
     """The whole command of a script: `rows_of` makes the rows of a frame of each of `probes`."""
-    options = figure_parser(script, shows)
+    options = figure_parser(name, shows)
     options.add_argument("--columns", nargs="+", default=[*keys], metavar="KEY", help="groups or fields of an arm")
     around = "only replicas that diverged, so many steps before and after that, which is step 0"
     options.add_argument("--around-divergence", type=int, metavar="STEPS", help=around)

@@ -1,6 +1,6 @@
 """The element formats as Markdown (MXFP8 recipe, table 1), beside what the paper prints.
 
-python -m analysis.formats_table --runs runs/approximation
+python -m analysis.recipe.formats_table --runs runs/approximation
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("formats_table", __doc__)
     chosen = options.parse_args(arguments)
     save_table(markdown(*load_last(options, chosen, "formats")), chosen.name)
 

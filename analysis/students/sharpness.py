@@ -6,7 +6,7 @@ stable along that direction. Below: the left side of Eq. 10, above 1 where the p
 over replicas; bands: their middle half. Thin lines: replicas that
 diverged.
 
-python -m analysis.student_sharpness --runs runs/gradient_bias
+python -m analysis.students.sharpness --runs runs/gradient_bias
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.student_measures import Row, make_measures
+from analysis.students.measures import Row, make_measures
 
 KINDS = {"hessian": ("Hessian", "#0072B2", 2.0), "preconditioned": ("preconditioned", "#D55E00", 38.0)}
 
@@ -33,7 +33,7 @@ def rows_of(sharpness: pd.DataFrame) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_measures(__file__, __doc__, arguments, rows_of, ["precision", "fidelity"], "sharpness")
+    make_measures("student_sharpness", __doc__, arguments, rows_of, ["precision", "fidelity"], "sharpness")
 
 
 if __name__ == "__main__":

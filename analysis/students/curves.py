@@ -15,14 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.student_arms import REPLICA
+from analysis.students.arms import REPLICA
 from analysis.style import ARMS, OTHERS, TWO_COLUMNS, plt
 
 POINTS = 300
 DOTTED = 10  # with fewer points each is seen
 QUANTILES = (0.25, 0.5, 0.75)
 BASELINES = ("fp32", "bf16")
-THIN = {"linewidth": 0.4, "alpha": 0.55}
+THIN: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.55}
 HEADROOM = 100.0  # times the highest loss at the start: above it a loss is gone
 
 
@@ -53,7 +53,7 @@ def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **st
     low, middle, high = np.nanquantile(middles.to_numpy(), QUANTILES, axis=1, method="inverted_cdf")
     if spread and values.shape[1] > 1:
         axes.fill_between(middles.index, low, finite(high, 1e30), color=color, alpha=0.18, linewidth=0)
-    dots = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
+    dots: dict[str, Any] = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
     axes.plot(middles.index, finite(middle), color=color, **dots, **style)
 
 
@@ -74,7 +74,7 @@ def finite(values: np.ndarray, instead: float = np.nan) -> np.ndarray:
 
 
 def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame], colors: dict[str, Any]) -> None:
-    """Losses of each arm's replicas, of `student_arms.ended`; in the corner how many of them diverged.
+    """Losses of each arm's replicas, of `students.arms.ended`; in the corner how many of them diverged.
 
     FP32 and bf16 are what others are compared with: dashed, and on top.
     """

@@ -3,7 +3,7 @@
 Around the first spike of each run (dotted): absmax over tokens of the features of the residual stream at one norm, of
 those that reach farthest. Where the watch saw no spike in any run: the largest activation at every norm of every step.
 
-python -m analysis.mxnorm_fig05_outlier_feature --runs runs/outlier_feature
+python -m analysis.mxnorm.fig05_outlier_feature --runs runs/outlier_feature
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def draw(maps: dict[str, tuple[pd.DataFrame, int | None]], metrics: pd.DataFrame
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("mxnorm_fig05_outlier_feature", __doc__)
     options.add_argument("--norm", metavar="NAME", help="such as layers.0.ffn_norm")
     chosen = options.parse_args(arguments)
     (metrics,) = load_chosen(options, chosen, "metrics")

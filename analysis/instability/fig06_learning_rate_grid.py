@@ -3,7 +3,7 @@
 Lines: medians over the replicas of a size. Thin lines: the replicas that diverged, with a cross where they stop being
 finite; how many they are is in the corner. Cosine: from the rate that is given down to a hundredth of it.
 
-python -m analysis.instability_fig06_learning_rate_grid --runs runs/learning_rate_grid
+python -m analysis.instability.fig06_learning_rate_grid --runs runs/learning_rate_grid
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from analysis.compare import SEEDS
-from analysis.student_arms import ended, named, of_arms, sorted_arms, table
-from analysis.student_curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note
+from analysis.students.arms import ended, named, of_arms, sorted_arms, table
+from analysis.students.curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note
 from analysis.style import figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -83,7 +83,7 @@ def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("instability_fig06_learning_rate_grid", __doc__)
     chosen = options.parse_args(arguments)
     runs, metrics = load_chosen(options, chosen, "runs", "metrics")
     runs = ended(runs)

@@ -2,7 +2,7 @@
 
 The bound is that of x / rms (Lemmas 1 and 2), a vertical line in the run's colour. Needs runs with probe=activations.
 
-python -m analysis.mxnorm_fig07_histograms --runs runs/quickstart --norms layers.0.attention_norm norm
+python -m analysis.mxnorm.fig07_histograms --runs runs/quickstart --norms layers.0.attention_norm norm
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def farthest(rows: pd.DataFrame, norms: Sequence[str]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("mxnorm_fig07_histograms", __doc__)
     options.add_argument("--norms", nargs="+", metavar="NAME", help="the first, the middle and the last if not given")
     chosen = options.parse_args(arguments)
     (rows,) = load_chosen(options, chosen, "activation_histograms")

@@ -6,7 +6,7 @@ that interval is without 0, hollow where one cannot tell. The reference is MXFP8
 ties to even and scales by floor, from which every control differs in one thing. Bottom: main effects, averaged over all
 combinations of the other factors, whose intervals count pairs of seeds and not runs.
 
-python -m analysis.student_decisive --runs runs/decisive
+python -m analysis.students.decisive --runs runs/decisive
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.student_arms import column_of, difference, ended, of_arms, shown, table
-from analysis.student_effects import Effect, main_effect
+from analysis.students.arms import column_of, difference, ended, of_arms, shown, table
+from analysis.students.effects import Effect, main_effect
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -47,7 +47,7 @@ Interval = Any  # has value, low and high: a Fraction, a PairedDifference or an 
 
 
 def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
-    """`student_arms.ended`, with a column a factor and `arm`, which says everything but the teacher."""
+    """`students.arms.ended`, with a column a factor and `arm`, which says everything but the teacher."""
     done = ended(runs)
     done = done.assign(**{name: column_of(done, key) for name, (key, _, _) in FACTORS.items()})
     precision, norm = column_of(done, "precision"), column_of(done, "norm")
@@ -94,7 +94,7 @@ def draw(runs: pd.DataFrame) -> Figure:
     arms, main = list(dict.fromkeys(runs["arm"])), effects(runs)
     above, below = 0.6 + 0.19 * len(arms), 0.7 + 0.28 * len(main)
     figure = plt.figure(figsize=(TWO_COLUMNS, above + below))
-    top, bottom = figure.subfigures(2, height_ratios=(above, below))
+    (top,), (bottom,) = figure.subfigures(2, 1, squeeze=False, height_ratios=(above, below))
     by_arm = [(str(arm), list(own.groupby("teacher"))) for arm, own in runs.groupby("arm", sort=False)]
     titles = {"fraction that diverged": fractions} | {name: less(runs, arm) for name, arm in BASELINES.items()}
     for axes, (title, interval_of) in zip(top.subplots(1, len(titles), sharey=True), titles.items(), strict=True):
@@ -156,7 +156,7 @@ def shown_teacher(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("student_decisive", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
     try:

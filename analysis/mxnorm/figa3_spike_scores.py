@@ -1,6 +1,6 @@
 """Spike scores by arm, a point a run (MXNorm paper, figure A.3; the score is its Eq. 22).
 
-python -m analysis.mxnorm_figa3_spike_scores --runs runs/quickstart
+python -m analysis.mxnorm.figa3_spike_scores --runs runs/quickstart
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def draw(runs: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "runs", query=load_ended)
+    make_figure("mxnorm_figa3_spike_scores", __doc__, arguments, draw, "runs", query=load_ended)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Left, a panel a point at which runs are forked: so many steps before they diverg
 lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. none is the control: the
 same run once more.
 
-python -m analysis.instability_fig04_interventions --runs runs/interventions
+python -m analysis.instability.fig04_interventions --runs runs/interventions
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.student_arms import difference, shown
-from analysis.student_curves import band, limit, losses_by_replica, strokes
+from analysis.students.arms import difference, shown
+from analysis.students.curves import band, limit, losses_by_replica, strokes
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -138,7 +138,7 @@ def table(forks: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__)
+    options = figure_parser("instability_fig04_interventions", __doc__)
     chosen = options.parse_args(arguments)
     runs, forks, metrics = load_chosen(options, chosen, "runs", "forks", "fork_metrics")
     forks = judged(forks, runs)

@@ -2,13 +2,14 @@
 
 An estimate that is right gives 1 wherever exact RMSNorm does (dashed). Needs runs with probe=activations.
 
-python -m analysis.mxnorm_fig06_norm_rms --runs runs/quickstart
+python -m analysis.mxnorm.fig06_norm_rms --runs runs/quickstart
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -23,9 +24,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     figure, panels = plt.subplots(1, len(runs), figsize=size, sharey=True, squeeze=False)
     depth = plt.cm.ScalarMappable(plt.Normalize(0, len(norms) - 1), "viridis")
     for axes, ((_, label), run) in zip(panels[0], runs, strict=True):
-        for number, norm in enumerate(norms):
+        for norm, color in zip(norms, depth.to_rgba(np.arange(len(norms))), strict=True):
             axes.plot(run["step"], run[f"{norm}/rms_true"], "--", color="0.6", linewidth=0.6)
-            axes.plot(run["step"], run[f"{norm}/rms"], color=depth.to_rgba(number))
+            axes.plot(run["step"], run[f"{norm}/rms"], color=color)
         axes.set(title=label.replace(" ", "\n"), xlabel="step")
     panels[0, 0].set_ylabel("RMS of the norm's output")
     bar = figure.colorbar(depth, ax=panels[0, -1], ticks=[0, len(norms) - 1])
@@ -34,7 +35,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "norm_output_rms")
+    make_figure("mxnorm_fig06_norm_rms", __doc__, arguments, draw, "norm_output_rms")
 
 
 if __name__ == "__main__":

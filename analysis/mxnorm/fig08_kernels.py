@@ -3,7 +3,7 @@
 Solid: MXNorm in one pass over compiled RMSNorm and cast; dotted: compiled MXNorm over the same, which is what the paper
 has; by hidden size, a colour a number of tokens. In the titles geometric means. Above 1 MXNorm is the faster one.
 
-python -m analysis.mxnorm_fig08_kernels --runs runs/kernels.json
+python -m analysis.mxnorm.fig08_kernels --runs runs/kernels.json
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    make_figure(__file__, __doc__, arguments, draw, "benchmark")
+    make_figure("mxnorm_fig08_kernels", __doc__, arguments, draw, "benchmark")
 
 
 if __name__ == "__main__":

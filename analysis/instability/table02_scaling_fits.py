@@ -3,8 +3,8 @@
 Points: the lowest validation loss of each run, N by colour. Line: the least loss that the fitted law has at C = 6 N D.
 Intervals: 95 % of the fits to resampled runs.
 
-python -m analysis.instability_table02_scaling_fits --losses validation_losses.csv
-python -m analysis.instability_table02_scaling_fits --runs runs/lr_sensitivity
+python -m analysis.instability.table02_scaling_fits --losses validation_losses.csv
+python -m analysis.instability.table02_scaling_fits --runs runs/lr_sensitivity
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from analysis.chinchilla import Chinchilla, bootstrap, fit, need_columns
-from analysis.scaling_runs import LOSS, read, source_options
-from analysis.scaling_runs import from_runs as from_runs
+from analysis.instability.chinchilla import Chinchilla, bootstrap, fit, need_columns
+from analysis.instability.scaling_runs import LOSS, read, source_options
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, plt, save
 from mxstudy import results
 
@@ -107,7 +107,7 @@ def draw(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla]) -> Figure:
     return figure
 
 
-def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> object:
+def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> PathCollection:
     params, tokens = runs["params"].to_numpy(float), runs["tokens"].to_numpy(float)
     flops = 6 * params * tokens
     points = axes.scatter(flops, runs[LOSS], c=params, norm=norm, cmap="viridis", s=5, linewidths=0)
@@ -120,7 +120,7 @@ def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser(__file__, __doc__, source_options)
+    options = figure_parser(NAME, __doc__, source_options)
     options.add_argument("--resamples", type=int, default=300, help="of the runs, for the intervals")
     options.add_argument("--arms", nargs="+", metavar="ARM", help="such as e4m3_bfloat16; all if not given")
     chosen = options.parse_args(arguments)

@@ -3,7 +3,7 @@
 The unit is the data seed: the replicas of an arm that share one are averaged first. Intervals hold for all claims of a
 figure at once (95 %, Bonferroni). Open replicas are in no fraction.
 
-python -m analysis.student_claims --runs runs/overflow --figure 3
+python -m analysis.instability.claims --runs runs/overflow --figure 3
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pandas as pd
 from scipy import stats
 
 from analysis.compare import CONFIDENCE
-from analysis.instability_fig03_overflow import COUNT
-from analysis.student_arms import REPLICA, ended, named, table
+from analysis.instability.fig03_overflow import COUNT
+from analysis.students.arms import REPLICA, ended, named, table
 from analysis.style import load, parser
 from mxstudy import results
 
@@ -197,7 +197,7 @@ class Finding(NamedTuple):
 
 
 def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
-    """`runs` of `student_arms.ended`; `claims`: as many are judged at once."""
+    """`runs` of `students.arms.ended`; `claims`: as many are judged at once."""
     level = 1 - (1 - CONFIDENCE) / claims
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
     ours, theirs = (values[chosen(runs, arm)] for arm in (claim.arm, claim.baseline))
