@@ -31,7 +31,7 @@ from pyarrow import parquet
 
 from mxstudy import config
 from mxstudy.data import corpus
-from mxstudy.data.build import MAX_FILE_TOKENS
+from mxstudy.data.build_shards import MAX_FILE_TOKENS
 from mxstudy.data.shards import Shards, prepare, verify
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained, train_bpe
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.decode import decode
 from benchmarks.plain_norms import EPS, mx_cast, normalised
 from mxstudy.kernels import RowNorm, norm_codes
-from mxstudy.model.activations import swiglu
+from mxstudy.model.activation_functions import swiglu
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.norm_linear import rms_coefficient
 from mxstudy.numerics.rotary import rotate

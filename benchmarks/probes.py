@@ -25,7 +25,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.tracking.journal import Journal
-from mxstudy.train.loop import Run, observed_step, set_precision, step_row
+from mxstudy.train.loop import TrainingRun, observed_step, set_precision, step_row
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -90,7 +90,7 @@ class Written:
         """Nothing here is worth keeping."""
 
 
-def build(size: str, folder: Path) -> Run:
+def build(size: str, folder: Path) -> TrainingRun:
     model, train = SIZES[size]
     settings = config.Pretrain(
         model=model,
@@ -112,10 +112,10 @@ def build(size: str, folder: Path) -> Run:
     parallelize(decoder, train)
     optimizer = build_optimizer(decoder, settings.optimizer)
     recorder = Written(Journal(folder / "metrics.jsonl"))
-    return Run(settings, decoder, optimizer, RandomTokens(model, train), device, recorder)  # type: ignore[arg-type]
+    return TrainingRun(settings, decoder, optimizer, RandomTokens(model, train), device, recorder)  # type: ignore[arg-type]
 
 
-def observe(run: Run, due: Due | None, folder: Path) -> None:
+def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
     """From now on the probes of `due` look at every step; None: no probe does."""
     names = due.names if due else ()
     scheduled = {f.name: type(getattr(config.Probes(), f.name))(every_steps=1) for f in fields(config.Probes)}
@@ -125,7 +125,7 @@ def observe(run: Run, due: Due | None, folder: Path) -> None:
     run.spikes = build_spikes(probes, run.probes, folder, lambda: None, [])
 
 
-def step_s(run: Run, step: int) -> float:
+def step_s(run: TrainingRun, step: int) -> float:
     """One step as the training loop takes it, with its rows of the journal."""
     synchronize(run.device)
     began_s = time.perf_counter()

@@ -36,7 +36,7 @@ from mxstudy.probes.stragglers import peak_gib
 from mxstudy.reader import read
 from mxstudy.studies.pretrain.run import initial_model
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.loop import Run, set_precision, train_step
+from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.process_group import process_group
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -121,22 +121,22 @@ def work(case: Case, path: Path) -> None:
             path.write_text(json.dumps(row | {"build_s": build_s, "warmup_s": seconds[0], "loss": losses[-1]}))
 
 
-def build(settings: config.Pretrain, device: torch.device) -> Run:
+def build(settings: config.Pretrain, device: torch.device) -> TrainingRun:
     model = initial_model(settings, device)
     set_precision(model, settings, 0, device)
     optimizer = build_optimizer(model, settings.optimizer)
     tokens = RandomTokens(settings.model, settings.train)
-    return Run(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+    return TrainingRun(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
 
 
-def timed_step(run: Run, step: int) -> tuple[float, float]:
+def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
     """Loss and seconds: until the host knows the loss. What the GPU has left to do then, the next step waits for."""
     began_s = time.perf_counter()
     view = train_step(run, step)
     return view.loss, time.perf_counter() - began_s
 
 
-def row_of(case: Case, run: Run, seconds: np.ndarray) -> dict[str, Any]:
+def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:
     low, step_s, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(case.sequence_length) * tokens_per_s

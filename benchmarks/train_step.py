@@ -37,7 +37,7 @@ from mxstudy.model.decoder import MLPS, Decoder
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.memory import GIB
 from mxstudy.reader import read
-from mxstudy.train.loop import Run, set_precision, train_step
+from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -106,13 +106,13 @@ class Case:
         )
 
 
-def build(case: Case, names: Sequence[str]) -> dict[str, Run]:
+def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
     """A run an arm; the parameters and the optimizer are the same objects in all: memory is for one."""
     device = resolve_device(case.device)
     configure_torch(case.compile)
     torch._dynamo.config.automatic_dynamic_shapes = False  # arms differ in floats, which must not become dynamic
     torch._dynamo.config.recompile_limit = 8 * len(names)  # all have the same code
-    runs: dict[str, Run] = {}
+    runs: dict[str, TrainingRun] = {}
     for name in names:
         settings = case.settings(ARMS[name])
         with torch.device("meta"):
@@ -129,11 +129,11 @@ def build(case: Case, names: Sequence[str]) -> dict[str, Run]:
             use_torchao(model)
         parallelize(model, settings.train)
         tokens = RandomTokens(settings.model, settings.train)
-        runs[name] = Run(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+        runs[name] = TrainingRun(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
     return runs
 
 
-def timed_step(run: Run, step: int) -> tuple[float, float]:
+def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
     """Seconds from an idle GPU to an idle GPU, and the GiB of the step's peak, 0 on CPU."""
     synchronize(run.device)
     if run.device.type == "cuda":
@@ -145,7 +145,7 @@ def timed_step(run: Run, step: int) -> tuple[float, float]:
     return seconds, torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0
 
 
-def measure(runs: dict[str, Run], least_s: float) -> list[dict[str, Any]]:
+def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
     """A row an arm, of as many rounds as take `least_s` an arm, three at least."""
     for step in range(WARMUP_ROUNDS):
         for name, run in runs.items():
@@ -160,7 +160,7 @@ def measure(runs: dict[str, Run], least_s: float) -> list[dict[str, Any]]:
 
 
 def row_of(
-    name: str, run: Run, seconds: np.ndarray, peaks: np.ndarray, first_s: np.ndarray, first_peaks: np.ndarray
+    name: str, run: TrainingRun, seconds: np.ndarray, peaks: np.ndarray, first_s: np.ndarray, first_peaks: np.ndarray
 ) -> dict[str, Any]:
     """Beside the first arm."""
     step_s, spread_s = median_and_spread(seconds)
@@ -202,7 +202,7 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
     return model.num_layers * (tokens * a_token + (4 + 2) * weights)
 
 
-def kernels_of(run: Run, most: int = 30) -> list[dict[str, Any]]:
+def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
     """Where the device's time of one step goes, by kernel: the longest first."""
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]

@@ -30,7 +30,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from mxstudy import config as schemas
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, read_files_once
-from mxstudy.launch import many
+from mxstudy.launch import process_pool as many
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError, defaults, kinds_of, suggest, type_hints
 
@@ -152,7 +152,7 @@ def launch_jobs(
     """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
     from mxstudy.launch.start import launch  # imports torch
 
-    if code := launch(lambda: many.spread(functools.partial(compose, loader, master), jobs), launcher):
+    if code := launch(lambda: many.map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
 

@@ -44,7 +44,7 @@ class Source(Protocol):
     def identity(self) -> dict[str, Any]: ...
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """How far a corpus has been read: part, rows of it, rows in all, files passed over as no text."""
 
     part: int = 0
@@ -78,7 +78,7 @@ def documents(data: config.Data) -> Iterator[str]:
 
     Raises ConfigError, with the place, for what cannot be read.
     """
-    return (text for _, text in read_from(source_of(data), Place()) if text)
+    return (text for _, text in read_from(source_of(data), SourceLocation()) if text)
 
 
 def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
@@ -91,7 +91,7 @@ def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
             yield split_of(text, data.validation_fraction), text
 
 
-def read_from(source: Source, place: Place) -> Iterator[tuple[Place, str]]:
+def read_from(source: Source, place: SourceLocation) -> Iterator[tuple[SourceLocation, str]]:
     """Every row from `place` on, with the place behind it.
 
     After the last part, unless the limit came before it, once more the place, with an empty text.
@@ -109,8 +109,8 @@ def read_from(source: Source, place: Place) -> Iterator[tuple[Place, str]]:
         left = None if source.limit is None else source.limit - rows
         for row, text in enumerate(itertools.islice(source.read(part, before, skip), left), start=before + 1):
             rows += 1
-            yield Place(part, row, rows, skipped), text
-    yield Place(len(source.parts), 0, rows, skipped), ""
+            yield SourceLocation(part, row, rows, skipped), text
+    yield SourceLocation(len(source.parts), 0, rows, skipped), ""
 
 
 # ------------------------------------------------------------------------------------------- Python source text

@@ -15,7 +15,7 @@ FULLEST = 0.75
 MOVED_AT_ONCE = 2**20
 
 
-class Seen:
+class DigestSet:
     """An open-addressing hash table with linear probing; its rows are uint64 [2]."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mxstudy.data.content_hash import digest_of
-from mxstudy.data.corpus import Place
+from mxstudy.data.corpus import SourceLocation
 from mxstudy.data.tokenizer import Tokenizer
 
 AHEAD = 3  # batches for each process that are read before the first is written
@@ -29,14 +29,14 @@ _own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # of a process
 class Batch(NamedTuple):
     """Documents that are tokenised together, and the place behind the last of them."""
 
-    place: Place
+    place: SourceLocation
     texts: Sequence[str]
 
 
 class Encoded(NamedTuple):
     """Of n documents: sha256s one after the other, sizes in bytes and in tokens (int64 [n]), ids, each with EOS."""
 
-    place: Place
+    place: SourceLocation
     digests: bytes
     sizes: np.ndarray
     lengths: np.ndarray

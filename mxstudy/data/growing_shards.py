@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mxstudy.data.content_hash import DIGEST_BYTES, SPLITS, Split, for_validation
-from mxstudy.data.corpus import Place
-from mxstudy.data.duplicates import Seen
+from mxstudy.data.corpus import SourceLocation
+from mxstudy.data.duplicates import DigestSet
 from mxstudy.data.encode import Encoded
 from mxstudy.reader import require
 
@@ -77,9 +77,9 @@ class Partial:
     def __init__(self, folder: Path, parts: Sequence[str], max_file_bytes: int) -> None:
         self.folder, self.max_file_bytes = folder, max_file_bytes
         self.parts = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
-        self.place, self.counts, self.seconds = Place(), no_counts(), 0.0
+        self.place, self.counts, self.seconds = SourceLocation(), no_counts(), 0.0
         self.files: dict[str, File] = {}
-        self.seen = Seen()
+        self.seen = DigestSet()
         state = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {"files": {}}
         for path in folder.iterdir():
             if path.name not in ("tokenizer.json", STATE, *state["files"]):
@@ -108,7 +108,7 @@ class Partial:
                 self.files[name].entry() == entry,
                 f"{self.folder / name}: its sha256 is not the one that was noted when it was written; {start_again}",
             )
-        self.place, self.counts, self.seconds = Place(*state["place"]), state["counts"], state["seconds"]
+        self.place, self.counts, self.seconds = SourceLocation(*state["place"]), state["counts"], state["seconds"]
         with (self.folder / SEEN).open("rb") as digests:
             while content := digests.read(2**16 * DIGEST_BYTES):
                 self.seen.add(content)

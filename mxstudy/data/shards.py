@@ -27,7 +27,7 @@ from mxstudy import config
 from mxstudy.config import SCHEMA_VERSION, hashed
 from mxstudy.data import corpus
 from mxstudy.data import tokenizer as tokenization
-from mxstudy.data.build import How, Report, Watch, build, ignore_counts
+from mxstudy.data.build_shards import How, Report, Watch, build, ignore_counts
 from mxstudy.data.content_hash import Split, sha256_of
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.reader import ConfigError, require

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from mxstudy.evaluation.checkpoints import Trained, load
-from mxstudy.evaluation.scorer import Row, Scored, Scorer
+from mxstudy.evaluation.scorer import BatchRow, Scored, Scorer
 from mxstudy.reader import require
 from mxstudy.train.runtime import configure_torch, gpus_there
 
@@ -43,7 +43,7 @@ class Pool(Scorer):
         arguments = (places, path, trained, tokens_per_batch, len(devices))
         self.executor = ProcessPoolExecutor(len(devices), context, begin, arguments)
 
-    def run_all(self, batches: Sequence[Sequence[Row]]) -> Iterator[Found]:
+    def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[Found]:
         """In the order in which they are done. Raises BrokenProcessPool where a process died."""
         futures = [self.executor.submit(run_one, batch) for batch in batches]
         return (future.result() for future in as_completed(futures))
@@ -59,5 +59,5 @@ def begin(places: Queue[torch.device], path: Path, trained: Trained, tokens_per_
     _own.set(Scorer(load(path, trained, device), trained.max_length, tokens_per_batch))
 
 
-def run_one(batch: Sequence[Row]) -> Found:
+def run_one(batch: Sequence[BatchRow]) -> Found:
     return _own.get().run(batch)

@@ -55,7 +55,7 @@ class Branch(NamedTuple):
     lasts: list[tuple[int, int]]
 
 
-class Row(NamedTuple):
+class BatchRow(NamedTuple):
     context: Tokens
     branches: list[Branch]
 
@@ -64,14 +64,14 @@ class Row(NamedTuple):
         return len(self.context) + sum(len(branch.tokens) for branch in self.branches)
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """`truncated`: how many requests lost their beginning."""
 
-    batches: list[list[Row]]
+    batches: list[list[BatchRow]]
     truncated: int
 
 
-def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) -> Plan:
+def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) -> BatchPlan:
     """Each request in one batch. No device is touched: batches may run anywhere, in any order."""
     groups: dict[Tokens, dict[Tokens, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     truncated = 0
@@ -83,25 +83,25 @@ def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) ->
         groups[whole[:start]][whole[start:-1]].append((place, whole[-1]))
     rows = [row for context, branches in groups.items() for row in rows_of(context, branches)]
     rows.sort(key=lambda row: row.length, reverse=True)
-    return Plan(list(batches(rows, tokens_per_batch)), truncated)
+    return BatchPlan(list(batches(rows, tokens_per_batch)), truncated)
 
 
-def rows_of(context: Tokens, branches: dict[Tokens, list[tuple[int, int]]]) -> Iterator[Row]:
+def rows_of(context: Tokens, branches: dict[Tokens, list[tuple[int, int]]]) -> Iterator[BatchRow]:
     """One, or as many as the branches need."""
     room = limit = max(LONGEST_BRANCHES, len(context))
-    row = Row(context, [])
+    row = BatchRow(context, [])
     for tokens, lasts in branches.items():
         if row.branches and len(tokens) > room:
             yield row
-            row, room = Row(context, []), limit
+            row, room = BatchRow(context, []), limit
         row.branches.append(Branch(tokens, lasts))
         room -= len(tokens)
     yield row
 
 
-def batches(by_length: Iterable[Row], tokens_per_batch: int) -> Iterator[list[Row]]:
+def batches(by_length: Iterable[BatchRow], tokens_per_batch: int) -> Iterator[list[BatchRow]]:
     """Neighbours of a list that is sorted by length, longest first, so that little is padded."""
-    batch: list[Row] = []
+    batch: list[BatchRow] = []
     for row in by_length:
         if batch and (len(batch) + 1) * batch[0].length > tokens_per_batch:
             yield batch
@@ -134,12 +134,12 @@ class Scorer:
                 done(len(found))
         return [scored[place] for place in range(len(requests))]
 
-    def run_all(self, batches: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, Scored]]]:
+    def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[list[tuple[int, Scored]]]:
         """What `run` finds in each batch; the order is free."""
         return map(self.run, batches)
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[Row]) -> list[tuple[int, Scored]]:
+    def run(self, batch: Sequence[BatchRow]) -> list[tuple[int, Scored]]:
         """(place, what was found there) of each request in the batch."""
         device, packed = self.model.tok_embeddings.weight.device, pack(batch)
         tokens_BT, row_P, column_P, wanted_P = (
@@ -188,7 +188,7 @@ class Packed(NamedTuple):
         return Tree(position_BT, ((read_B1T == 0) | (read_B1T == reader_BT1)).tril())
 
 
-def pack(batch: Sequence[Row]) -> Packed:
+def pack(batch: Sequence[BatchRow]) -> Packed:
     """Python loops over segments, each a context or a branch; NumPy over their tokens, put end to end."""
     texts: list[Tokens] = []
     about: list[tuple[int, int, int, int]] = []  # of a segment: row, branch, first column, first position

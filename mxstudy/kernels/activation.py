@@ -56,13 +56,13 @@ PHIS = {
 }
 
 
-class Activation(NamedTuple):
+class KernelActivation(NamedTuple):
     phi: str
     gated: bool
 
 
-ACTIVATIONS = {name: Activation(name, False) for name in ("relu", "relu2", "gelu", "gelu_tanh")}
-ACTIVATIONS["swiglu"] = Activation("silu", True)
+ACTIVATIONS = {name: KernelActivation(name, False) for name in ("relu", "relu2", "gelu", "gelu_tanh")}
+ACTIVATIONS["swiglu"] = KernelActivation("silu", True)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def activation_backward_cast_both(
     return _activation_backward_cast_both(dz, h, pack(known), casts, of_z)
 
 
-def checked(h: Tensor, activation: str) -> Activation:
+def checked(h: Tensor, activation: str) -> KernelActivation:
     require(h.dtype == BF16, f"h: {h.dtype} is not what a bfloat16 GEMM gives")
     return look_up(ACTIVATIONS, activation, "activation")
 

@@ -44,7 +44,7 @@ def _(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
 @_cast_both.register_kernel("cuda")
 def run(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
-    from mxstudy.kernels.device.cast import cast_both_kernel
+    from mxstudy.kernels.device.cast_both import cast_both_kernel
 
     x = x.contiguous()
     operands, columns, known = empty_both(x, casts), x.shape[-1], constants(casts)

@@ -79,7 +79,7 @@ def run(
     tile: Tile | None = None,
 ) -> Tensor:
     """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
-    from mxstudy.kernels.device.cast import cast_one_kernel
+    from mxstudy.kernels.device.cast_both import cast_one_kernel
 
     x, columns = x.contiguous(), x.shape[-1]
     result = x.new_empty(x.shape, dtype=BF16)

@@ -147,7 +147,7 @@ def run(
     tile: Tile | None = None,
 ) -> Tensors:
     """`tile`: another one than usual, with blocks whole in it; then the RMS may differ in its last bits."""
-    from mxstudy.kernels.device import norm as device
+    from mxstudy.kernels.device import norm_cast as device
 
     x, known, of_casts = x.contiguous(), unpack(Normed, norm), constants(casts)
     results = empty_results(x, branch is not None, known.centers, casts)

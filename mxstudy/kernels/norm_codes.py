@@ -183,7 +183,7 @@ def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast:
     return {
         "NORM": norm_constants(norm, block_size),
         "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
-        "CAST": Cast(
+        "CAST": EncodingConstants(
             element=ELEMENTS[fmt],
             format=format_constants(fmt, cast.scale_rule),
             e4m3_scales=FORMATS[fmt].scale == "E4M3",
@@ -220,7 +220,7 @@ class Shape(NamedTuple):
         return -(-self.columns // self.chunk)
 
 
-class Cast(NamedTuple):
+class EncodingConstants(NamedTuple):
     """What becomes of x / rms; `element`: Triton's type of an element, None for E2M1, of which two are a byte."""
 
     element: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, library
 
-from mxstudy.kernels.streams import aside, join
+from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.numerics.grid import to_dtype
 
 TILE = 128 * 128  # elements of a product that a multiprocessor computes at once
@@ -33,8 +33,8 @@ def run(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) ->
     device = w_dgrad.device
     if w_dgrad.numel() >= TILE * torch.cuda.get_device_properties(device).multi_processor_count:
         return product(dy_wgrad.mT, x_wgrad), product(dy_dgrad, w_dgrad)
-    with aside(device):
+    with side_stream(device):
         dw = product(dy_wgrad.mT, x_wgrad)
     dx = product(dy_dgrad, w_dgrad)
-    join(device)
+    join_side_stream(device)
     return dw, dx

@@ -11,8 +11,8 @@ import torch
 side_of = cache(torch.cuda.Stream)  # a device
 
 
-def aside(device: torch.device) -> AbstractContextManager[Any]:
-    """What is launched in it runs beside what follows it, until `join`; on a CPU, in order.
+def side_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """What is launched in it runs beside what follows it, until `join_side_stream`; on a CPU, in order.
 
     What it reads and makes has to live until then: the allocator knows nothing of another stream.
     """
@@ -22,6 +22,6 @@ def aside(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.stream(side_of(device))
 
 
-def join(device: torch.device) -> None:
+def join_side_stream(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(side_of(device))

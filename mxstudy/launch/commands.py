@@ -17,7 +17,7 @@ from mxstudy.launch.freeze import one_at_a_time
 from mxstudy.launch.plan import Job
 from mxstudy.launch.processes import gpus_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.run_state import DONE, Seen, look, observe
+from mxstudy.launch.run_state import DONE, RunState, look, observe
 from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
@@ -100,7 +100,7 @@ Command = Callable[[Sequence[RunFolder], Path, Mapping[str, Any], bool], int]
 COMMANDS: dict[str, Command] = {"status": status, "cancel": cancel, "retry": retry}
 
 
-def observed(folders: Iterable[RunFolder]) -> list[Seen]:
+def observed(folders: Iterable[RunFolder]) -> list[RunState]:
     now = Queues()
     return [observe(folder, now) for folder in folders]
 

@@ -33,7 +33,7 @@ KILL_AFTER_S = 60.0  # a job that was asked to leave saves a checkpoint first
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueuePlan:
     """jobs.json. `gpus`: of each job; `parallel`: jobs side by side; `tasks`: processes of a job."""
 
     folders: dict[str, str]  # by job id
@@ -53,7 +53,7 @@ def submit(
     names = [f"{launch.name}/{number}" for number in range(len(folders))]
     logs = [str(launch / f"{number}.log") for number in range(len(folders))]
     paths = [str(folder.path.absolute()) for folder in folders]
-    plan = Plan(
+    plan = QueuePlan(
         dict(zip(names, paths, strict=True)),
         dict(zip(names, logs, strict=True)),
         gpus,
@@ -126,7 +126,7 @@ class Running:
 
 def run_queue(launch: Path) -> None:
     """Starts the jobs in order, so many side by side, and notes what becomes of each."""
-    plan = Plan(**json.loads((launch / "jobs.json").read_text()))
+    plan = QueuePlan(**json.loads((launch / "jobs.json").read_text()))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     free = visible.split(",") if visible else [str(n) for n in range(plan.gpus * plan.parallel)]
     waiting = list(plan.folders)
@@ -153,7 +153,7 @@ def run_queue(launch: Path) -> None:
         time.sleep(POLL_S)
 
 
-def start(plan: Plan, job_id: str, devices: list[str]) -> list[subprocess.Popen[bytes]]:
+def start(plan: QueuePlan, job_id: str, devices: list[str]) -> list[subprocess.Popen[bytes]]:
     """The processes of a job; of several, each with torchrun's variables."""
     command = f"exec {shlex.join([sys.executable, '-um', 'mxstudy.launch', 'work', plan.folders[job_id]])}"
     shell = ["bash", "-c", "\n".join(["set -e", *plan.setup, command])]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.many import spread
 from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then
+from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import DONE, observe
 from mxstudy.launch.ticket import drop_ticket
@@ -53,7 +53,7 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    valid = spread(validate, composed)
+    valid = map_in_processes(validate, composed)
     vain = vain_overrides(composed, valid)
     for one, found, label in zip(composed, valid, labels(composed), strict=True):
         try:

@@ -16,7 +16,7 @@ ENDED = (*DONE, "failed", "cancelled")
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunState:
     """`state` and `reason`: as they are, `status`: as the run has last said. `waits`: its queue will still start it."""
 
     folder: RunFolder
@@ -32,41 +32,41 @@ class Seen:
         return self.waits or self.state == "running"
 
 
-def observe(folder: RunFolder, queues: Queues) -> Seen:
+def observe(folder: RunFolder, queues: Queues) -> RunState:
     """Raises QueueError where what matters cannot be asked for."""
     ticket = ticket_of(folder)
     has_ended = folder.status().state in ENDED
     queued = queues.state(ticket) if ticket and not has_ended else None
     status = folder.status()  # after the queue: what has left it has said its last word
     if status.state in ENDED:
-        return Seen(folder, status, ticket, status.state, status.reason)
+        return RunState(folder, status, ticket, status.state, status.reason)
     if ticket and queued:
         return in_its_queue(folder, status, ticket, waits=queued == "PENDING")
     if not (ticket and isinstance(ticket.settings, Slurm)) and is_alive(folder):
-        return Seen(folder, status, ticket, "running", status.reason)
+        return RunState(folder, status, ticket, "running", status.reason)
     state, reason = gone(status, ticket, queues)
-    return Seen(folder, status, ticket, state, reason)
+    return RunState(folder, status, ticket, state, reason)
 
 
-def look(folder: RunFolder, queues: Queues) -> Seen:
+def look(folder: RunFolder, queues: Queues) -> RunState:
     """As far as one can see from here: where a queue cannot be asked, heart and lock have the word."""
     try:
         return observe(folder, queues)
     except QueueError:
         status, ticket = folder.status(), ticket_of(folder)
         if status.state != "running" or is_alive(folder):
-            return Seen(folder, status, ticket, status.state, status.reason, waits=status.state != "running")
-        return Seen(folder, status, ticket, "failed", "no heartbeat, and its queue cannot be asked from here")
+            return RunState(folder, status, ticket, status.state, status.reason, waits=status.state != "running")
+        return RunState(folder, status, ticket, "failed", "no heartbeat, and its queue cannot be asked from here")
 
 
-def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool) -> Seen:
+def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool) -> RunState:
     """Waiting for its turn: the first, or the next after it was interrupted; or on a machine."""
     if not waits:
-        return Seen(folder, status, ticket, "running", None)
+        return RunState(folder, status, ticket, "running", None)
     if status.state == "queued":
-        return Seen(folder, status, ticket, "queued", None, waits=True)
+        return RunState(folder, status, ticket, "queued", None, waits=True)
     why = status.reason if status.state == "preempted" else "killed"
-    return Seen(folder, status, ticket, "preempted", f"{why}; waits to go on", waits=True)
+    return RunState(folder, status, ticket, "preempted", f"{why}; waits to go on", waits=True)
 
 
 def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.run_state import ENDED, Seen, look
+from mxstudy.launch.run_state import ENDED, RunState, look
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.progress import clock, rate_text
@@ -39,19 +39,19 @@ def show(folders: Sequence[RunFolder]) -> None:
     print("\n".join(aligned(rows)), flush=True)
 
 
-def status_table(seen: Iterable[Seen]) -> list[str]:
+def status_table(seen: Iterable[RunState]) -> list[str]:
     """A line a run, those first that somebody may want to do something about; and how many are in which state."""
     ordered = sorted(seen, key=lambda one: ORDER.index(one.state))
     rows = [[row[column] for column in COLUMNS] for row in map(status_row, ordered)]
     return [*aligned([list(COLUMNS), *rows]), counted(ordered)]
 
 
-def counted(seen: Sequence[Seen]) -> str:
+def counted(seen: Sequence[RunState]) -> str:
     counts = Counter(one.state for one in seen)
     return ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
 
 
-def status_row(one: Seen) -> dict[str, str]:
+def status_row(one: RunState) -> dict[str, str]:
     """Rate and time left, of what runs, are those of the last rows of its journal."""
     rows, status = last_rows(one.folder.journal_path), one.status
     steps = status.steps or 0
@@ -104,7 +104,7 @@ def stack_row(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
     return {"step": row["step"], "time_s": row["time_s"], "loss": row["values"][LOSS_OF_STACK]} | rate
 
 
-def wait_for(folders: Sequence[RunFolder]) -> list[Seen]:
+def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
     """Until none of them is queued or running; the table rewrites itself on a terminal, elsewhere changes are lines."""
     console, states = Console(highlight=False), dict[Path, str]()
     with Live(console=console, auto_refresh=False, transient=True) as live:

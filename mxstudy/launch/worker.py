@@ -25,7 +25,7 @@ from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked
 from mxstudy.tracking.provenance import provenance
-from mxstudy.train.process_group import find_place
+from mxstudy.train.process_group import find_rank
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
 OF_THE_MACHINE = ("python", "torch", "torchao", "host", "gpu")
@@ -101,11 +101,11 @@ def raising_on_signals() -> Iterator[None]:
 
 
 def is_first() -> bool:
-    return find_place(os.environ).rank == 0
+    return find_rank(os.environ).rank == 0
 
 
 def who() -> str:
-    place = find_place(os.environ)
+    place = find_rank(os.environ)
     return f"rank {place.rank}: " if place.size > 1 else ""
 
 

@@ -16,20 +16,20 @@ from torch import nn
 
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.native import why_not_native
-from mxstudy.model.fusable import Backend, Fusable, Place, is_plain, linears_in
+from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
 from mxstudy.model.linear import MXLinear
 from mxstudy.reader import ConfigError
 
 EARLIER_NAMES = {"joined": "fused"}
 
 
-def plan_backends(model: nn.Module, backend: str, place: Place) -> dict[str, Backend]:
+def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, Backend]:
     """Return the backend of every block, and of a quantised head, by module name, for the formats that they have now.
 
     Raises ConfigError, with the reason, where `backend` names one that a block cannot have.
     """
     backend = EARLIER_NAMES.get(backend, backend)
-    return {name: backend_of(name, module, backend, place) for name, module in parts(model).items()}
+    return {name: backend_of(name, module, backend, target) for name, module in parts(model).items()}
 
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
@@ -43,8 +43,8 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
     return blocks | {name: linear for name, linear in outside.items() if linear.gemms != Gemms()}
 
 
-def backend_of(name: str, module: nn.Module, backend: str, place: Place) -> Backend:
-    refusals = {"native": why_no_native(module, place), "fused": why_not_fused(module, place), "reference": None}
+def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
+    refusals = {"native": why_no_native(module, target), "fused": why_not_fused(module, target), "reference": None}
     if backend in refusals and backend != "reference":
         reason = refusals[backend]
         if reason is None:
@@ -67,7 +67,7 @@ def backend_of(name: str, module: nn.Module, backend: str, place: Place) -> Back
     )
 
 
-def apply_backends(model: nn.Module, backends: dict[str, Backend], place: Place) -> None:
+def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Target) -> None:
     """Set every block up for its backend."""
     for name, backend in backends.items():
         module = model.get_submodule(name)
@@ -83,22 +83,22 @@ def left_of(module: nn.Module, backend: str) -> str | None:
     return module.left_to_reference if backend == "fused" and isinstance(module, Fusable) else None
 
 
-def why_no_native(module: nn.Module, place: Place) -> str | None:
+def why_no_native(module: nn.Module, target: Target) -> str | None:
     """Return what keeps the module's GEMMs from the hardware's MX GEMM; None if nothing does."""
     quantised = [linear for linear in linears_in(module) if linear.gemms != Gemms()]
     if not quantised:
         return "nothing is quantised"
     for linear in quantised:
-        if reason := why_not_native(linear.gemms, place.compute, place.device):
+        if reason := why_not_native(linear.gemms, target.compute, target.device):
             return reason
         if linear.weight.ndim > 2:
             return "it multiplies matrices, and these are stacks of them"
     return None
 
 
-def why_not_fused(module: nn.Module, place: Place) -> str | None:
+def why_not_fused(module: nn.Module, target: Target) -> str | None:
     """Return what keeps the module from fused kernels; None if nothing does."""
-    return module.why_not_fused(place) if isinstance(module, Fusable) else "it is in no block"
+    return module.why_not_fused(target) if isinstance(module, Fusable) else "it is in no block"
 
 
 def backends_of(model: nn.Module) -> dict[str, str]:

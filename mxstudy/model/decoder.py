@@ -20,8 +20,8 @@ from mxstudy import config
 from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_attention, split_heads
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
-from mxstudy.model.activations import relu2, swiglu
-from mxstudy.model.fusable import Fusable, Place
+from mxstudy.model.activation_functions import relu2, swiglu
+from mxstudy.model.fusable import Fusable, Target
 from mxstudy.model.fused_block import fused_block, why_not_fused_block
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
@@ -176,8 +176,8 @@ class Block(Fusable):
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
         return out_BTD, seen | {"ffn_norm": h_BTD}
 
-    def why_not_fused(self, place: Place) -> str | None:
-        return why_not_fused_block(self, place)
+    def why_not_fused(self, target: Target) -> str | None:
+        return why_not_fused_block(self, target)
 
     def take(self, fused: bool) -> None:
         self.fused = fused_block(self) if fused else None

@@ -21,7 +21,7 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Say where a model is going to run."""
 
     compute: torch.dtype
@@ -32,7 +32,7 @@ class Place:
 class Fusable(nn.Module):
     """A block that says what keeps it from fused kernels, and is set up to run in them or module by module."""
 
-    def why_not_fused(self, place: Place) -> str | None:
+    def why_not_fused(self, target: Target) -> str | None:
         """Return what keeps the block from fused kernels in the formats that its linears have now; None if nothing."""
         raise NotImplementedError
 

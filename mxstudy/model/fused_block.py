@@ -9,21 +9,21 @@ import torch
 
 from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY
-from mxstudy.model.activations import KERNEL_ACTIVATIONS
-from mxstudy.model.fusable import Place, is_plain
+from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
+from mxstudy.model.fusable import Target, is_plain
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 
 if TYPE_CHECKING:
     from mxstudy.model.decoder import Block
 
 
-def why_not_fused_block(block: Block, place: Place) -> str | None:
+def why_not_fused_block(block: Block, target: Target) -> str | None:
     """Return the first reason why a decoder's block cannot run in two fused functions."""
     linears = block.linears()
     wqkv, _, up, w2 = linears
-    if place.compute != torch.bfloat16:
-        return f"kernels compute in bf16, and train.compute is {place.compute}"
-    if place.compiled and place.device.type == "cpu":
+    if target.compute != torch.bfloat16:
+        return f"kernels compute in bf16, and train.compute is {target.compute}"
+    if target.compiled and target.device.type == "cpu":
         return "compiled on CPU, where a compiler fuses what operators would hide"
     if is_plain(block):
         return "nothing is quantised"  # there is nothing to cast, and nothing to gain

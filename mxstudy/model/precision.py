@@ -19,7 +19,7 @@ from mxstudy.config.model import BLOCKS
 from mxstudy.config.settings import vain_settings, written
 from mxstudy.model.backends import apply_backends, describe_backends, plan_backends
 from mxstudy.model.decoder import Block
-from mxstudy.model.fusable import Place
+from mxstudy.model.fusable import Target
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
@@ -65,8 +65,8 @@ def apply_precision(
         check_precision(name, linear, Origin(precision, rows[name]), compute)
     check_settings(precision, norm_settings(model))
     give_streams(model, linears, seeds)
-    place = Place(DTYPES[compute], device, compiled)
-    apply_backends(model, plan_backends(model, precision.backend, place), place)
+    target = Target(DTYPES[compute], device, compiled)
+    apply_backends(model, plan_backends(model, precision.backend, target), target)
     return rows
 
 

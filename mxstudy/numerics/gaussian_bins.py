@@ -15,7 +15,7 @@ from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
 POINTS, LARGEST = 2**20, 12.0  # of the quadrature, over absmax in units of the standard deviation
 
 
-class LastBin(NamedTuple):
+class GaussianLastBin(NamedTuple):
     """Fractions of all elements: beyond max times the scale, and rounded or clamped to max."""
 
     overflow: float
@@ -23,7 +23,7 @@ class LastBin(NamedTuple):
 
 
 @functools.cache
-def gaussian_last_bin(fmt: str, block_size: int = 32, scale_rule: str = "rceil", std: float = 1.0) -> LastBin:
+def gaussian_last_bin(fmt: str, block_size: int = 32, scale_rule: str = "rceil", std: float = 1.0) -> GaussianLastBin:
     """Of N(0, std^2), in blocks with E8M0 scales, by quadrature over the density of a block's absmax a.
 
     Of the block's other elements, which are independent and half-normal up to a, so many are above the limit that
@@ -43,4 +43,4 @@ def gaussian_last_bin(fmt: str, block_size: int = 32, scale_rule: str = "rceil",
         return float((density * np.where(absmax > limit * scales, 1 + others, 0.0)).sum() * step / block_size)
 
     half_spacing = 2.0 ** (element.emax - element.mantissa_bits - 1)
-    return LastBin(fraction_above(element.max), fraction_above(element.max - half_spacing))
+    return GaussianLastBin(fraction_above(element.max), fraction_above(element.max - half_spacing))

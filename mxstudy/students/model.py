@@ -23,7 +23,7 @@ from mxstudy import config
 from mxstudy.blocks.norm_mlp import NormMLP, hold, norm_mlp, why_not
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels.operators import Held
-from mxstudy.model.fusable import Fusable, Place
+from mxstudy.model.fusable import Fusable, Target
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
 from mxstudy.model.seeds import generator_for
@@ -60,7 +60,7 @@ NORM_OPS: dict[str, Output] = {name: ops.norm for name, ops in VECTOR_OPS.items(
 }
 
 
-class Activation(NamedTuple):
+class StudentActivation(NamedTuple):
     parts: int  # how many are fused in the first linear
     apply: Callable[[Tensor, VectorOps], Tensor]  # [..., parts * inner] -> [..., inner]
 
@@ -71,17 +71,17 @@ def swiglu(gate_up: Tensor, ops: VectorOps) -> Tensor:
 
 
 ACTIVATIONS = {
-    "relu": Activation(1, lambda h, ops: F.relu(h.to(ops.activation))),
-    "gelu": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation))),
-    "gelu_tanh": Activation(1, lambda h, ops: F.gelu(h.to(ops.activation), approximate="tanh")),
-    "swiglu": Activation(2, swiglu),
+    "relu": StudentActivation(1, lambda h, ops: F.relu(h.to(ops.activation))),
+    "gelu": StudentActivation(1, lambda h, ops: F.gelu(h.to(ops.activation))),
+    "gelu_tanh": StudentActivation(1, lambda h, ops: F.gelu(h.to(ops.activation), approximate="tanh")),
+    "swiglu": StudentActivation(2, swiglu),
 }
 
 
 KERNEL_ACTIVATIONS = dict(ACTIVATIONS)  # those of today; one that is added or replaced has no kernel
 
 
-class Init(NamedTuple):
+class StudentInit(NamedTuple):
     """Of a weight [out, in]: the standard deviation by fan-in and fan-out, and how numbers with it are drawn."""
 
     std: Callable[[int, int], float]
@@ -94,8 +94,8 @@ def uniform(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
 
 
 INITS = {
-    "torch": Init(lambda fan_in, fan_out: (3 * fan_in) ** -0.5, uniform, True),  # within fan_in^-0.5
-    "xavier": Init(
+    "torch": StudentInit(lambda fan_in, fan_out: (3 * fan_in) ** -0.5, uniform, True),  # within fan_in^-0.5
+    "xavier": StudentInit(
         lambda fan_in, fan_out: 0.5 * math.sqrt(2 / (fan_in + fan_out)),
         lambda x, std, generator: x.normal_(0, std, generator=generator),
         False,
@@ -103,7 +103,7 @@ INITS = {
 }
 
 
-class Block(Fusable):
+class StudentBlock(Fusable):
     """`fused`: norm, both linears and the activation in one, with kernels; None for one after another.
 
     `held`: then also the operands of up and down, if whoever trains keeps them up to date; else every forward casts.
@@ -171,8 +171,8 @@ class Block(Fusable):
         """Take kernels where there are some, on whatever device."""
         self.take(self.why_no_kernel() is None)
 
-    def why_not_fused(self, place: Place) -> str | None:
-        return self.why_no_kernel() if place.device.type == "cuda" else "the kernels of students run on a GPU"
+    def why_not_fused(self, target: Target) -> str | None:
+        return self.why_no_kernel() if target.device.type == "cuda" else "the kernels of students run on a GPU"
 
     def why_no_kernel(self) -> str | None:
         """Return what keeps the block from kernels: from the fused one in MX, and from those of FP32 linears."""
@@ -245,7 +245,7 @@ class ResidualMLP(nn.Module):
         if norm_ops is not None:
             require(norm is not None, "norm_ops: there is no norm; set it to null")
             self.ops = self.ops._replace(norm=look_up(NORM_OPS, norm_ops, "norm_ops"))
-        self.layers = nn.ModuleList(Block(model, norm, cast, self.ops) for _ in range(model.num_layers))
+        self.layers = nn.ModuleList(StudentBlock(model, norm, cast, self.ops) for _ in range(model.num_layers))
         require(norm is not None or gain == "fp32", "gain: there is no norm to round the gain of; leave it at fp32")
         biases = [module.bias for module in self.modules() if isinstance(module, Norm) and module.bias is not None]
         require(bool(biases) or not freeze_norm_bias, "freeze_norm_bias: the norm has no bias; set it to false")
@@ -266,20 +266,25 @@ class ResidualMLP(nn.Module):
         return x.to(FP32)
 
     def join(self) -> None:
-        """Every block by itself; see Block.join."""
+        """Every block by itself; see StudentBlock.join."""
         for layer in self.layers:
-            typing.cast(Block, layer).join()
+            typing.cast(StudentBlock, layer).join()
 
     def hold(self) -> dict[Tensor, Held]:
-        """Every block by itself; see Block.hold."""
-        return {weight: one for layer in self.layers for weight, one in typing.cast(Block, layer).hold().items()}
+        """Every block by itself; see StudentBlock.hold."""
+        return {weight: one for layer in self.layers for weight, one in typing.cast(StudentBlock, layer).hold().items()}
 
     def sharing(self, fused: bool = False) -> ResidualMLP:
         """A copy with the same parameters that casts them itself, its blocks one after another or `fused` as here."""
-        held = [operand for layer in self.layers for one in typing.cast(Block, layer).held or () for operand in one[:2]]
+        held = [
+            operand
+            for layer in self.layers
+            for one in typing.cast(StudentBlock, layer).held or ()
+            for operand in one[:2]
+        ]
         shared = copy.deepcopy(self, {id(tensor): tensor for tensor in [*self.parameters(), *held]})
         for module in shared.layers:
-            layer = typing.cast(Block, module)
+            layer = typing.cast(StudentBlock, module)
             layer.fused, layer.held = layer.fused if fused else None, None
         return shared
 
@@ -306,7 +311,7 @@ class ResidualMLP(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, MXLinear):
                 yield f"{name}.weight", module.weight, module.init_stds[0]
-            if isinstance(module, Block) and module.bias is not None:
+            if isinstance(module, StudentBlock) and module.bias is not None:
                 yield f"{name}.bias", module.bias, module.down.init_stds[0] * INITS[self.config.init].bias
 
 

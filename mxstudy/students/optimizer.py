@@ -16,7 +16,7 @@ from mxstudy import config
 from mxstudy.blocks.norm_mlp import recast
 from mxstudy.kernels import adam_
 from mxstudy.kernels.operators import Held
-from mxstudy.kernels.streams import aside, join
+from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.numerics.grid import to_dtype
 
 State = tuple[Tensor, ...]
@@ -89,10 +89,10 @@ class StackOptimizer:
                     adam_(p, g, (m, v), lrs, own, alive, betas, eps, held)
 
         with torch.no_grad():
-            with aside(device):  # a launch each, of next to nothing
+            with side_stream(device):  # a launch each, of next to nothing
                 update(vectors=True)
             update(vectors=False)
-            join(device)
+            join_side_stream(device)
 
     def cast_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         self.plain_step(gradients, lrs, step, alive)

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.kernels.streams import aside, join
+from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.model.random_streams import move_to
 from mxstudy.students.inputs import label_noise, student_inputs
 from mxstudy.students.model import ResidualMLP
 from mxstudy.students.optimizer import StackOptimizer
 from mxstudy.students.replicas import stack
-from mxstudy.students.teacher import Rounding, build_teacher
+from mxstudy.students.teacher import TeacherRounding, build_teacher
 from mxstudy.tracking.columnar_journal import ROWS
 from mxstudy.train.schedule import lr_ratio
 
@@ -59,9 +59,9 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
     return model
 
 
-def quantized(run: config.StudentTeacher) -> Rounding | None:
+def quantized(run: config.StudentTeacher) -> TeacherRounding | None:
     """How the run's teacher is, None if it is not."""
-    return Rounding(run.precision.settings, DTYPES[run.train.compute]) if run.teacher.quantized else None
+    return TeacherRounding(run.precision.settings, DTYPES[run.train.compute]) if run.teacher.quantized else None
 
 
 def apply_run_precision(
@@ -141,10 +141,10 @@ class Stack:
         each = self.steps()
         move_to(self.model, self.starts + self.step, 0)
         inputs_TD = [self.draw(step) for step in each]
-        with aside(self.device):  # alone, a small stack leaves most of a GPU idle
+        with side_stream(self.device):  # alone, a small stack leaves most of a GPU idle
             target_STD = self.targets(each, inputs_TD)
         y_STD = self.forward(self.spread(inputs_TD))
-        join(self.device)
+        join_side_stream(self.device)
         losses = self.loss(y_STD, target_STD)
         gradients = torch.autograd.grad(losses.sum(), self.leaves)
         lrs, steps = self.judge(losses.detach(), gradients)

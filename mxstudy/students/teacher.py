@@ -38,7 +38,7 @@ TEACHERS = {
 }
 
 
-class Rounding(NamedTuple):
+class TeacherRounding(NamedTuple):
     """How the student's precision cuts and rounds; the formats are set as the student's are, by apply_precision."""
 
     cast: BlockCast
@@ -52,7 +52,7 @@ class Teacher(nn.Module):
     tanh form, as in the MX runs of the paper's public code. Raises ConfigError for a `kind` that TEACHERS lacks.
     """
 
-    def __init__(self, kind: str, student: config.ResidualMLP, quantized: Rounding | None = None) -> None:
+    def __init__(self, kind: str, student: config.ResidualMLP, quantized: TeacherRounding | None = None) -> None:
         super().__init__()
         changed, self.scaled = look_up(TEACHERS, kind, "teacher")
         if quantized is None:
@@ -82,7 +82,7 @@ def build_teacher(
     kind: str,
     student: config.ResidualMLP,
     data_seed: int,
-    quantized: Rounding | None = None,
+    quantized: TeacherRounding | None = None,
     redrawn: bool = False,
 ) -> Teacher:
     """One whose weights depend on `data_seed` alone; if `redrawn`, others."""

@@ -24,10 +24,9 @@ from mxstudy.tracking.columnar_journal import NAMES, ROWS, Columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Row
 from mxstudy.train.checkpoint import Checkpoints
-from mxstudy.train.ending import end_told
 from mxstudy.train.loop import is_due
 from mxstudy.train.progress import Progress
-from mxstudy.train.recorder import Recorder, State
+from mxstudy.train.recorder import Recorder, State, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
@@ -55,7 +54,7 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
             recorder.record({"step": start, "parameters": parameters} | plan)
             state = train(StackProbes(config.probe, stack, twin), start, recorder, leave)
             why = f"none of {replicas} replicas is finite" if state == "diverged" else None
-            end_told(recorder, folder, state, why, leave)
+            record_end(recorder, folder, state, why, leave)
         if state != "preempted":
             show_arms({label: folder})
     return state

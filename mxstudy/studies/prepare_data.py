@@ -23,7 +23,7 @@ from mxstudy.studies.protocol import Identity, Study
 from mxstudy.tracking.folder import RunFolder, replace_file
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_parent import Summary
-from mxstudy.train.ending import end_mirrored
+from mxstudy.train.recorder import finish_and_mirror
 
 PROBE = "prepare_data"  # what its rows in a journal are called
 RECORD_EVERY_S = 10.0
@@ -71,7 +71,7 @@ def run(config: PrepareData, folder: RunFolder, label: str) -> str:
         show(label, COLUMNS, rows_of(shards), [f"shards: {shards.folder}"])
         print(f"sha256 of {len(files)} files verified in {time.monotonic() - began_s:.1f} s", flush=True)
         folder.update(steps=folder.status().step)  # how many documents there are is known only now
-        end_mirrored(config, folder, label)
+        finish_and_mirror(config, folder, label)
     return "finished"
 
 

@@ -23,7 +23,7 @@ from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, Row, read_journal
 from mxstudy.tracking.mlflow_mirror import add_rows
-from mxstudy.train.ending import end_mirrored
+from mxstudy.train.recorder import finish_and_mirror
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 C = TypeVar("C", bound=OfCheckpoint)
@@ -126,7 +126,7 @@ def write_journal(
 
 def finish(config: OfCheckpoint, folder: RunFolder, label: str) -> None:
     """The run has finished: it is mirrored, and so is, beside its training, what the model is as it was trained."""
-    end_mirrored(config, folder, label, partial(tell_training_run, config, folder))
+    finish_and_mirror(config, folder, label, partial(tell_training_run, config, folder))
 
 
 def tell_training_run(config: OfCheckpoint, folder: RunFolder) -> str | None:

@@ -35,7 +35,7 @@ from mxstudy.train.signals import Leave
 Row = dict[str, Any]
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Where a run leaves what it measured and what it needs to go on."""
 
     def record(self, row: Row) -> None:
@@ -46,13 +46,13 @@ class Recorder(Protocol):
 
 
 @dataclass
-class Run:
+class TrainingRun:
     config: config.Pretrain
     model: Decoder
     optimizer: torch.optim.Optimizer
     batches: Batches
     device: torch.device
-    recorder: Recorder
+    recorder: StepRecorder
     probes: list[Probe] = field(default_factory=list)
     spikes: SpikeWatch | None = None
     evaluate: Callable[[], dict[str, float]] | None = None  # scores of the model as it is
@@ -97,7 +97,7 @@ def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
-def train_step(run: Run, step: int) -> StepView:
+def train_step(run: TrainingRun, step: int) -> StepView:
     run.optimizer.zero_grad(set_to_none=True)
     loss_sum = torch.zeros((), device=run.device)
     for tokens_BT, targets_BT in run.micro_batches(step):
@@ -123,7 +123,7 @@ def learning_rate(config: config.Pretrain, step: int) -> float:
     return config.optimizer.lr * lr_ratio(config.schedule, step, config.train.steps)
 
 
-def train(run: Run, start: int, leave: Leave) -> str:
+def train(run: TrainingRun, start: int, leave: Leave) -> str:
     """Train from `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
     steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
     for step in range(start, steps):
@@ -157,7 +157,7 @@ def is_due(step: int, every_steps: int) -> bool:
     return every_steps > 0 and step % every_steps == 0
 
 
-def observed_step(run: Run, step: int) -> StepView:
+def observed_step(run: TrainingRun, step: int) -> StepView:
     """The step, with those probes watching whose turn it is."""
     due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
     run.model.watchers = tuple(probe.watch for probe in due)
@@ -175,7 +175,7 @@ def observed_step(run: Run, step: int) -> StepView:
     return view
 
 
-def step_row(run: Run, view: StepView, seconds: float) -> Row:
+def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
     tokens_per_s = run.tokens_per_step / seconds
     row = {
         "step": view.step,
@@ -194,7 +194,7 @@ def step_row(run: Run, view: StepView, seconds: float) -> Row:
 
 
 @torch.no_grad()
-def validate(run: Run) -> float:
+def validate(run: TrainingRun) -> float:
     """Mean cross-entropy in nats a token over the fixed validation windows, of which ranks take micro-batches in turn.
 
     No rank can run a sharded model alone: those that a last turn has nothing for run along with the first micro-batch.

@@ -22,7 +22,7 @@ PORTS = range(20_000, 32_000)  # below those that Linux gives away by itself
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """`local_rank`: within the node. `address`, `port`: where rank 0 listens; '' and 0 where there is but one."""
 
     rank: int = 0
@@ -58,7 +58,7 @@ STARTERS = {
 }
 
 
-def find_place(environment: Mapping[str, str]) -> Place:
+def find_rank(environment: Mapping[str, str]) -> ProcessRank:
     """Of this process among those that were started with it; the only one where nothing says otherwise.
 
     Raises ConfigError where more than one was started, and nothing says where they meet.
@@ -66,8 +66,8 @@ def find_place(environment: Mapping[str, str]) -> Place:
     for name, starter in STARTERS.items():
         if starter.rank in environment and starter.size in environment:
             rank, size, local_rank = (int(environment.get(variable, "0")) for variable in starter[:3])
-            return Place(rank, size, local_rank, *meeting_point(environment, name)) if size > 1 else Place()
-    return Place()
+            return ProcessRank(rank, size, local_rank, *meeting_point(environment, name)) if size > 1 else ProcessRank()
+    return ProcessRank()
 
 
 def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
@@ -92,7 +92,7 @@ def first_node(nodes: str) -> str:
 @contextmanager
 def met() -> Iterator[None]:
     """Within the block, or the one around it, the processes that were started together are one group."""
-    place = find_place(os.environ)
+    place = find_rank(os.environ)
     if place.size == 1 or dist.is_initialized():
         yield
         return
@@ -110,7 +110,7 @@ def process_group(device: torch.device, folder: RunFolder) -> Iterator[None]:
     What one of them raises ends all of them: that one goes on raising it, the others leave with SystemExit. One that
     dies without a word, or does not move for half a minute, is noticed by the others, who say so in the run's status.
     """
-    place = find_place(os.environ)
+    place = find_rank(os.environ)
     if place.size == 1:
         yield
         return
@@ -121,12 +121,12 @@ def process_group(device: torch.device, folder: RunFolder) -> Iterator[None]:
         dist.barrier()
 
 
-def second_store(place: Place) -> dist.Store:
+def second_store(place: ProcessRank) -> dist.Store:
     """Another connection to the group's store: what waits on one blocks who else would use it."""
     return dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=20))
 
 
-def gpu_of(place: Place, gpus: int) -> int:
+def gpu_of(place: ProcessRank, gpus: int) -> int:
     """Slurm may show every task all GPUs of the node, or its own alone. Raises ConfigError for a task without one."""
     require(
         gpus == 1 or place.local_rank < gpus,

@@ -105,7 +105,7 @@ def main() -> None:
     for values, part, row in json.loads(calls):
         try:
             source = corpus.source_of(config.HuggingFace(**values))
-            rows = corpus.read_from(source, corpus.Place(part, row, 0))
+            rows = corpus.read_from(source, corpus.SourceLocation(part, row, 0))
             found: Any = [text for _, text in rows if text]
         except ConfigError as error:
             found = str(error)

@@ -56,7 +56,7 @@ def fake_python(tmp_path, monkeypatch):
 
 
 def test_pysource_is_the_standard_library_by_relative_path(fake_python):
-    *rows, (last, _) = corpus.read_from(corpus.source_of(config.PySource()), corpus.Place())
+    *rows, (last, _) = corpus.read_from(corpus.source_of(config.PySource()), corpus.SourceLocation())
     assert [text for _, text in rows if text] == texts(config.PySource()) == ["a = 1", "z = 1", "b = 1"]
     assert last.skipped == 1  # latin.py
 

@@ -10,8 +10,9 @@ from layouts import EXPECTED, LAYOUTS, choice, lines, slimpajama, starcoder, tab
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from mxstudy import config
-from mxstudy.data import build, corpus
-from mxstudy.data.corpus import Place
+from mxstudy.data import build_shards as build
+from mxstudy.data import corpus
+from mxstudy.data.corpus import SourceLocation
 from mxstudy.data.shards import locate, prepare
 from mxstudy.reader import ConfigError
 
@@ -37,7 +38,7 @@ def test_a_mirror_is_read_as_the_hub_lays_it_out(mirror, request):
 @every
 def test_it_is_read_on_from_every_place(mirror):
     source = corpus.source_of(mirror)
-    everything = list(corpus.read_from(source, Place()))
+    everything = list(corpus.read_from(source, SourceLocation()))
     for number, (place, _) in enumerate(everything, start=1):
         assert list(corpus.read_from(source, place))[: len(everything) - number] == everything[number:]
 

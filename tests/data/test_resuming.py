@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mxstudy import config
-from mxstudy.data import build
+from mxstudy.data import build_shards as build
 from mxstudy.data import growing_shards as partial
 from mxstudy.data.shards import locate, prepare, verify
 from mxstudy.reader import ConfigError
@@ -25,7 +25,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from mxstudy import config
-from mxstudy.data import build
+from mxstudy.data import build_shards as build
 from mxstudy.data.shards import prepare
 
 def report(line):

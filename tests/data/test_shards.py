@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mxstudy import config
-from mxstudy.data import build
+from mxstudy.data import build_shards as build
 from mxstudy.data.content_hash import split_of
 from mxstudy.data.shards import open_shards, prepare, verify
 from mxstudy.reader import ConfigError
@@ -26,7 +26,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from mxstudy import config
-from mxstudy.data import build
+from mxstudy.data import build_shards as build
 from mxstudy.data.shards import prepare
 
 def report(line):

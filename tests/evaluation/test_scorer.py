@@ -11,7 +11,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.evaluation import scorer as module
-from mxstudy.evaluation.scorer import LONGEST_BRANCHES, Request, Row, Scored, Scorer, batches, pack, plan
+from mxstudy.evaluation.scorer import LONGEST_BRANCHES, BatchRow, Request, Scored, Scorer, batches, pack, plan
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
@@ -142,7 +142,7 @@ def test_no_position_is_beyond_what_the_model_reads() -> None:
 
 def test_batches_keep_to_their_tokens() -> None:
     lengths = [50, 30, 30, 10, 10, 10, 1]
-    found = list(batches([Row((0,) * length, []) for length in lengths], 60))
+    found = list(batches([BatchRow((0,) * length, []) for length in lengths], 60))
     assert [[row.length for row in batch] for batch in found] == [[50], [30, 30], [10, 10, 10, 1]]
 
 

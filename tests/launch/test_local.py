@@ -53,7 +53,7 @@ def queued(tmp_path: Path, study: FakeStudy, worker: str, number: int = 1) -> tu
     paths = {name: str(folder.path) for name, folder in zip(names, folders, strict=True)}
     logs = {name: str(tmp_path / "log") for name in names}
     setup = [f"exec {worker}"]
-    planned = local.Plan(paths, logs, gpus=0, parallel=1, tasks=1, threads=None, setup=setup)
+    planned = local.QueuePlan(paths, logs, gpus=0, parallel=1, tasks=1, threads=None, setup=setup)
     (launch / "jobs.json").write_text(json.dumps(vars(planned)))
     return launch, folders
 
@@ -82,7 +82,7 @@ def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
         "exit",
     ]
     log = tmp_path / "log"
-    one = local.Plan({"j": "F"}, {"j": str(log)}, gpus=2, parallel=1, tasks=2, threads=3, setup=setup)
+    one = local.QueuePlan({"j": "F"}, {"j": str(log)}, gpus=2, parallel=1, tasks=2, threads=3, setup=setup)
     for process in local.start(one, "j", ["4", "6"]):
         assert process.wait(30) == 0
     first, second = sorted((eval(line) for line in log.read_text().splitlines()), key=lambda of: of["RANK"])

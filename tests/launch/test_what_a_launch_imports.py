@@ -22,7 +22,7 @@ def imported_by(program: str) -> set[str]:
 
 def test_the_command_line_is_there_before_torch_is() -> None:
     modules = imported_by("import mxstudy.cli")
-    assert "mxstudy.launch.many" in modules
+    assert "mxstudy.launch.process_pool" in modules
     assert "torch" not in modules
 
 

@@ -22,7 +22,7 @@ from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, H
 from mxstudy.kernels.implements import Implements
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.fusable import Backend, Place
+from mxstudy.model.fusable import Backend, Target
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.model.random_streams import move_to
@@ -30,7 +30,7 @@ from mxstudy.numerics.formats import FORMATS, ROUNDINGS, SCALE_RULES, ElementFor
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=128, ffn_size=128, num_layers=1, num_heads=4, num_kv_heads=4, vocab_size=128)
-HERE = Place(torch.bfloat16, torch.device("cpu"))
+HERE = Target(torch.bfloat16, torch.device("cpu"))
 E2M1 = Cast(format="E2M1")
 NVFP4 = Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor")
 FLOOR = Cast(format="E2M1", scale_rule="floor")

@@ -9,7 +9,7 @@ from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.config.casts import Hadamard
 from mxstudy.model import Decoder
 from mxstudy.model.backends import backends_of, plan_backends
-from mxstudy.model.fusable import Backend, Place
+from mxstudy.model.fusable import Backend, Target
 from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
 from mxstudy.reader import ConfigError
 
@@ -338,7 +338,7 @@ def test_stacks_are_not_native_and_asking_for_native_ones_is_refused(monkeypatch
     linear = decoder.layers[0].attention.wo
     assert linear.native
     linear.weight = torch.nn.Parameter(torch.empty(3, *linear.weight.shape))
-    place = Place(torch.bfloat16, torch.device("cpu"))
+    place = Target(torch.bfloat16, torch.device("cpu"))
     planned = plan_backends(decoder, "auto", place)
     assert planned["layers.0"].name != "native"
     assert planned["layers.1"] == Backend("native")

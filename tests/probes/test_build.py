@@ -19,7 +19,7 @@ from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.probes.outliers import FeatureRing
 from mxstudy.probes.ring_file import read_ring
 from mxstudy.reader import ConfigError
-from mxstudy.train.loop import Run, train
+from mxstudy.train.loop import TrainingRun, train
 from mxstudy.train.signals import Leave
 
 SCHEMAS = {f.name: type(f.default) for f in fields(config.Probes)}
@@ -38,7 +38,9 @@ def names(probes: list[Probe]) -> list[str]:
     return [probe.name for probe in probes]
 
 
-def trained(probes: config.Probes, folder: Path, backend: str = "auto", **changes: Any) -> tuple[Run, tiny.Memory]:
+def trained(
+    probes: config.Probes, folder: Path, backend: str = "auto", **changes: Any
+) -> tuple[TrainingRun, tiny.Memory]:
     precision = replace(tiny.precision((0, "mxfp8"), (4, "mxfp8_e5m2_grad")), backend=backend)
     run, memory = tiny.build(replace(tiny.CONFIG, probe=probes, precision=precision), **{"steps": 7} | changes)
     run.spikes = build_spikes(probes, run.probes, folder, lambda: "step_00000000", [])

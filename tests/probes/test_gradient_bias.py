@@ -15,12 +15,12 @@ from mxstudy.config import Gemms
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.gradient_bias import GradientBias, compare, squared_norms
 from mxstudy.probes.shadow import shadow_gradients
-from mxstudy.train.loop import Run, train_step
+from mxstudy.train.loop import TrainingRun, train_step
 
 QUANTITIES = ("ratio", "squared_ratio", "cosine", "norm_ratio")
 
 
-def measured(row: str, norm: config.Norm = tiny.MXNORM, **changes: Any) -> tuple[Run, StepView, Values]:
+def measured(row: str, norm: config.Norm = tiny.MXNORM, **changes: Any) -> tuple[TrainingRun, StepView, Values]:
     run, _ = tiny.build(replace(tiny.CONFIG, norm=norm, precision=tiny.precision((0, row))), **changes)
     view = train_step(run, 0)
     return run, view, GradientBias(config.GradientBias(every_steps=1)).measure(view)

@@ -13,7 +13,7 @@ from mxstudy import config
 from mxstudy.model import MXNorm, NormLinear
 from mxstudy.probes.activations import fused, input_and_output_counts, mean_squares
 from mxstudy.probes.build import build_probes, build_spikes
-from mxstudy.train.loop import Run, train
+from mxstudy.train.loop import TrainingRun, train
 from mxstudy.train.signals import Leave
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
@@ -28,7 +28,10 @@ def rows_of(probes: config.Probes, folder: Path, **changes: object) -> list[dict
     optimizer = tiny.build_optimizer(model, run.config.optimizer)
     built = build_probes(probes)
     spikes = build_spikes(probes, built, folder, lambda: None, [])
-    assert train(Run(run.config, model, optimizer, run.batches, CUDA, memory, built, spikes), 0, Leave()) == "finished"
+    assert (
+        train(TrainingRun(run.config, model, optimizer, run.batches, CUDA, memory, built, spikes), 0, Leave())
+        == "finished"
+    )
     return memory.rows
 
 

@@ -28,14 +28,14 @@ from mxstudy.probes.saturation import (
     scale_exponents,
 )
 from mxstudy.probes.shadow import Sources, capture_linears, sources
-from mxstudy.train.loop import Run, train_step
+from mxstudy.train.loop import TrainingRun, train_step
 
 LINEARS = ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2")
 QUALITIES = ("overflow_fraction", "max_fraction", "underflow_fraction", "sqnr_db")
 EXPONENTS = tuple(f"scale_exponent_{which}" for which in ("mean", "min", "max"))
 
 
-def measured(settings: config.Pretrain) -> tuple[Run, StepView, Values]:
+def measured(settings: config.Pretrain) -> tuple[TrainingRun, StepView, Values]:
     run, _ = tiny.build(settings)
     view = train_step(run, 0)
     return run, view, Saturation(config.Saturation(every_steps=1)).measure(view)

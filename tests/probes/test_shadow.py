@@ -21,7 +21,7 @@ from mxstudy.probes.gradient_bias import GradientBias
 from mxstudy.probes.saturation import Saturation, quantized_operands
 from mxstudy.probes.shadow import capture_linears, linears_of, shadow_gradients, sources, whole_blocks
 from mxstudy.reader import ConfigError
-from mxstudy.train.loop import Run, train, train_step
+from mxstudy.train.loop import TrainingRun, train, train_step
 from mxstudy.train.signals import Leave
 
 ON_GPU = [
@@ -46,7 +46,7 @@ def losses(settings: config.Pretrain, probes: list[Probe], device: str = "cpu", 
     return memory.losses
 
 
-def trained(settings: config.Pretrain = tiny.CONFIG, steps: int = 2, **changes: Any) -> Run:
+def trained(settings: config.Pretrain = tiny.CONFIG, steps: int = 2, **changes: Any) -> TrainingRun:
     """A run after some steps, with the gradients of the last still there."""
     run, _ = tiny.build(settings, **changes)
     for step in range(steps):

@@ -18,7 +18,7 @@ from mxstudy.config import Slurm
 from mxstudy.launch import slurm as launcher
 from mxstudy.launch.freeze import PACKAGE
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.run_state import ENDED, Seen, observe
+from mxstudy.launch.run_state import ENDED, RunState, observe
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal, read_rows
@@ -97,7 +97,7 @@ def until_step(run: RunFolder, step: int) -> None:
     assert run.status().state == "running"
 
 
-def until_over(run: RunFolder) -> Seen:
+def until_over(run: RunFolder) -> RunState:
     until(lambda: not observe(run, Queues()).in_flight)
     return observe(run, Queues())
 

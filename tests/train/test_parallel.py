@@ -24,7 +24,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import build_probes
 from mxstudy.reader import ConfigError
-from mxstudy.train.loop import Run, set_precision, train, train_step, validate
+from mxstudy.train.loop import TrainingRun, set_precision, train, train_step, validate
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.runtime import configure_torch
@@ -71,7 +71,7 @@ def settings(arm: str, **train_changes: Any) -> config.Pretrain:
     return replace(tiny.CONFIG, norm=norm, precision=precision, train=changed, probe=PROBES)
 
 
-def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[Run, tiny.Memory]:
+def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[TrainingRun, tiny.Memory]:
     """As a study builds it. `is_alone`: over the one rank that there is, which a study leaves as it is."""
     configure_torch(settings.train.compile)
     compute = settings.train.compute
@@ -81,7 +81,7 @@ def sharded(settings: config.Pretrain, is_alone: bool = False) -> tuple[Run, tin
     model.to_empty(device=CPU).init_weights(settings.seed)
     set_precision(model, settings, 0, CPU)
     memory, optimizer = tiny.Memory(), build_optimizer(model, settings.optimizer)
-    return Run(settings, model, optimizer, tiny.Copies(), CPU, memory, build_probes(settings.probe)), memory
+    return TrainingRun(settings, model, optimizer, tiny.Copies(), CPU, memory, build_probes(settings.probe)), memory
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def first_step(arms: list[config.Pretrain]) -> list[dict[str, Any]]:
         return [step_of(sharded(arm)) for arm in arms]
 
 
-def step_of(built: tuple[Run, tiny.Memory]) -> dict[str, Any]:
+def step_of(built: tuple[TrainingRun, tiny.Memory]) -> dict[str, Any]:
     run, _ = built
     before = {name: whole(weight.detach()).clone() for name, weight in run.model.named_parameters()}
     run.model.watchers = tuple(probe.watch for probe in run.probes)
@@ -129,7 +129,7 @@ def alone(arms: list[config.Pretrain]) -> list[list[float]]:
         return [losses_of(sharded(arm, is_alone=True)) for arm in arms]
 
 
-def losses_of(built: tuple[Run, tiny.Memory]) -> list[float]:
+def losses_of(built: tuple[TrainingRun, tiny.Memory]) -> list[float]:
     assert train(built[0], 0, Leave()) == "finished"
     return built[1].losses
 

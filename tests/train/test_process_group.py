@@ -10,7 +10,7 @@ import torch
 from mxstudy.distributed import all_of, rank, world_size
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.process_group import PORTS, Place, find_place, first_node, gpu_of, process_group
+from mxstudy.train.process_group import PORTS, ProcessRank, find_rank, first_node, gpu_of, process_group
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n[2-3]"}
@@ -23,26 +23,26 @@ SUBMITIT |= {"SUBMITIT_LOCAL_JOB_ID": "12041"}
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({}, Place()),
-        (TORCHRUN, Place(5, 8, 1, "n1", 29500)),
-        (STEP, Place(3, 4, 1, "n2", 20_041)),
-        (STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}, Place(3, 4, 1, "10.0.0.1", 1234)),
-        (STEP | TORCHRUN, Place(5, 8, 1, "n1", 29500)),
-        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, Place()),
-        (BATCH_SCRIPT, Place()),  # Python without srun: the other tasks do not exist
-        (SUBMITIT, Place(1, 2, 1, "127.0.0.1", 20_041)),
-        (SUBMITIT | STEP, Place(1, 2, 1, "127.0.0.1", 20_041)),  # processes of a job's own
-        ({"RANK": "0", "WORLD_SIZE": "1"}, Place()),
-        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, Place()),  # torchrun within a step: who started last knows
+        ({}, ProcessRank()),
+        (TORCHRUN, ProcessRank(5, 8, 1, "n1", 29500)),
+        (STEP, ProcessRank(3, 4, 1, "n2", 20_041)),
+        (STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}, ProcessRank(3, 4, 1, "10.0.0.1", 1234)),
+        (STEP | TORCHRUN, ProcessRank(5, 8, 1, "n1", 29500)),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, ProcessRank()),
+        (BATCH_SCRIPT, ProcessRank()),  # Python without srun: the other tasks do not exist
+        (SUBMITIT, ProcessRank(1, 2, 1, "127.0.0.1", 20_041)),
+        (SUBMITIT | STEP, ProcessRank(1, 2, 1, "127.0.0.1", 20_041)),  # processes of a job's own
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),
+        (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),  # torchrun within a step: who started last knows
     ],
 )
 def test_the_place_is_found(environment, place):
-    assert find_place(environment) == place
+    assert find_rank(environment) == place
 
 
 def test_ranks_without_a_place_to_meet_are_refused():
     with pytest.raises(ConfigError, match="MASTER_ADDR, MASTER_PORT: not set, and the variables of torchrun"):
-        find_place({"RANK": "0", "WORLD_SIZE": "2"})
+        find_rank({"RANK": "0", "WORLD_SIZE": "2"})
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_ports_of_jobs_are_not_given_away_by_the_system():
 
 
 def test_each_task_has_a_gpu_whether_it_sees_all_or_its_own():
-    assert [gpu_of(Place(rank=4 + local, local_rank=local), 4) for local in range(4)] == [0, 1, 2, 3]
-    assert [gpu_of(Place(rank=4 + local, local_rank=local), 1) for local in range(4)] == [0, 0, 0, 0]
+    assert [gpu_of(ProcessRank(rank=4 + local, local_rank=local), 4) for local in range(4)] == [0, 1, 2, 3]
+    assert [gpu_of(ProcessRank(rank=4 + local, local_rank=local), 1) for local in range(4)] == [0, 0, 0, 0]
     with pytest.raises(ConfigError, match="rank 6: it is process 3 of its node, which has 2 GPUs"):
-        gpu_of(Place(rank=6, local_rank=2), 2)
+        gpu_of(ProcessRank(rank=6, local_rank=2), 2)
 
 
 def ranks_together(folder: Path) -> tuple[int, int, list[int]]:

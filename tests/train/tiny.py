@@ -11,7 +11,7 @@ from mxstudy import config
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import build_probes
-from mxstudy.train.loop import Run, set_precision, train
+from mxstudy.train.loop import TrainingRun, set_precision, train
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch
@@ -71,7 +71,7 @@ class Memory:
         return [row["loss"] for row in self.rows if "loss" in row]
 
 
-def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run, Memory]:
+def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[TrainingRun, Memory]:
     settings = replace(settings, train=replace(settings.train, **train_changes))
     configure_torch(settings.train.compile, settings.train.deterministic)
     compute = settings.train.compute
@@ -82,7 +82,7 @@ def build(settings: config.Pretrain = CONFIG, **train_changes: Any) -> tuple[Run
     memory = Memory()
     optimizer = build_optimizer(model, settings.optimizer)
     probes = build_probes(settings.probe)
-    return Run(settings, model, optimizer, Copies(), torch.device("cpu"), memory, probes), memory
+    return TrainingRun(settings, model, optimizer, Copies(), torch.device("cpu"), memory, probes), memory
 
 
 def losses(settings: config.Pretrain = CONFIG, **train_changes: Any) -> list[float]:

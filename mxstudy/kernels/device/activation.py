@@ -9,7 +9,7 @@ import math
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import operand, store_both, through_bf16, tile_offsets
+from mxstudy.kernels.device.cast_both import operand, store_both, through_bf16, tile_offsets
 
 SQRT_HALF = tl.constexpr(math.sqrt(0.5))
 SQRT_TWO_OVER_PI = tl.constexpr(math.sqrt(2 / math.pi))

@@ -6,7 +6,7 @@ What the weight's two GEMMs read of it in the next step is cast while it is at h
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import store_both, tile_offsets
+from mxstudy.kernels.device.cast_both import store_both, tile_offsets
 
 
 @triton.jit

@@ -11,7 +11,7 @@ block's maximum, and to be rounded. CAST is a `Settings` of that module.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import (
+from mxstudy.kernels.device.cast_both import (
     magnitude_bits,
     round_to_bf16_away,
     round_to_grid,

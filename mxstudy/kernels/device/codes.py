@@ -9,7 +9,7 @@ CAST is a `Cast` of mxstudy.kernels.norm_codes.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import magnitude_bits, round_to_bf16_away, round_to_grid, scale_code
+from mxstudy.kernels.device.cast_both import magnitude_bits, round_to_bf16_away, round_to_grid, scale_code
 from mxstudy.kernels.device.division import quotient
 
 FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 down; elements 2^-40 below it are cast to 0

@@ -6,7 +6,7 @@ PART is a `Part` of mxstudy.kernels.heads.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import store_both, through_bf16
+from mxstudy.kernels.device.cast_both import store_both, through_bf16
 
 
 @triton.jit

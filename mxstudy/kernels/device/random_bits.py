@@ -6,7 +6,7 @@ A format is the tuple that `mxstudy.kernels.operators.format_constants` makes of
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import EXPONENT_MASK, SIGN_MASK
+from mxstudy.kernels.device.cast_both import EXPONENT_MASK, SIGN_MASK
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from mxstudy.kernels.device.codes import FAR, FARTHEST
-from mxstudy.kernels.device.norm import finish_block_maxima, finish_squares, power
+from mxstudy.kernels.device.norm_cast import finish_block_maxima, finish_squares, power
 from mxstudy.kernels.device.pairs import numbers
 
 ONE = tl.constexpr(0x3F800000)  # its bits

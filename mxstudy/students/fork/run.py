@@ -35,7 +35,7 @@ from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.checkpoint import Checkpoints
-from mxstudy.train.ending import end_mirrored
+from mxstudy.train.recorder import finish_and_mirror
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 TITLE = "forks that diverge, of those whose parent does"
@@ -71,7 +71,7 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
         record(folder, config.steps)
         show_forks({label: folder})
         folder.update(step=config.steps)
-        end_mirrored(config, folder, label)
+        finish_and_mirror(config, folder, label)
     return "finished"
 
 

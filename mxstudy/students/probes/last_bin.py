@@ -18,14 +18,14 @@ from mxstudy.numerics.formats import CODE_BUMP, ROUNDINGS
 from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.probes.weights import gains_of
-from mxstudy.students.model import Block, ResidualMLP
+from mxstudy.students.model import ResidualMLP, StudentBlock
 from mxstudy.students.probes.bias import Rows
 from mxstudy.students.probes.shadow import blocks_of
 
 PAPERS_RULE = "floor"  # that by which the instability paper counts; under rceil and ceil nothing overflows
 
 
-class Place(NamedTuple):
+class ProbedTensor(NamedTuple):
     """A tensor [S, ...] and the cast that it is seen through, in blocks along its last axis."""
 
     values: Tensor
@@ -67,7 +67,7 @@ def last_bin(model: ResidualMLP, x_TD: Tensor) -> Rows:
     return dict(zip(measured, lists, strict=True)) | {name: [x] * len(lists[0]) for name, x in gaussian.items()}
 
 
-def places(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, Place]]:
+def places(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, ProbedTensor]]:
     seen = activations(model, x_TD)
     for name, block in blocks_of(model).items():
         for part, linear in linears_of(name, block).items():
@@ -79,18 +79,18 @@ def places(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, Place]]:
         yield f"{name}.output", place(block.up, seen[name], block.up.gemms.forward_x, block.up.gemms.forward_w)
 
 
-def linears_of(name: str, block: Block) -> dict[str, MXLinear]:
+def linears_of(name: str, block: StudentBlock) -> dict[str, MXLinear]:
     return {part: module for part, module in block.named_modules(prefix=name) if isinstance(module, MXLinear)}
 
 
-def place(linear: MXLinear, values: Tensor, *wanted: Cast | None) -> Place:
+def place(linear: MXLinear, values: Tensor, *wanted: Cast | None) -> ProbedTensor:
     """Return the place in the first of the casts `wanted` whose block scales are powers of two, else in E4M3.
 
     What is rounded at random is seen as rounded to even: the counts are of the range.
     """
     cast = next((cast for cast in wanted if cast is not None and cast.scale == "E8M0"), None)
     fmt, seen = ("E4M3", linear.cast) if cast is None else (cast.format, settings_of(cast))
-    return Place(values, fmt, replace(seen, rounding="even") if ROUNDINGS[seen.rounding].draws else seen)
+    return ProbedTensor(values, fmt, replace(seen, rounding="even") if ROUNDINGS[seen.rounding].draws else seen)
 
 
 def activations(model: ResidualMLP, x_TD: Tensor) -> dict[str, Tensor]:
@@ -101,9 +101,9 @@ def activations(model: ResidualMLP, x_TD: Tensor) -> dict[str, Tensor]:
         for name, module in model.named_modules():
 
             def keep(module: nn.Module, inputs: tuple[Tensor], output: Tensor, name: str = name) -> None:
-                seen[name] = output if isinstance(module, Block) else inputs[0]
+                seen[name] = output if isinstance(module, StudentBlock) else inputs[0]
 
-            if isinstance(module, Block | MXLinear):
+            if isinstance(module, StudentBlock | MXLinear):
                 hooks.callback(module.register_forward_hook(keep).remove)
         model(x_TD)
     return seen
@@ -125,7 +125,7 @@ def weight_of(linear: MXLinear) -> Tensor:
     return linear.weight
 
 
-def near_absmax(place: Place) -> Tensor:
+def near_absmax(place: ProbedTensor) -> Tensor:
     """Bool, of the values' shape."""
     axis = place.values.ndim - 1
     blocks = split_blocks(place.values.float().abs(), place.cast.block_size, axis, pad=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.numerics.norm_linear import affine
-from mxstudy.students.model import VECTOR_OPS, Block, ResidualMLP
+from mxstudy.students.model import VECTOR_OPS, ResidualMLP, StudentBlock
 
 FP32_OPS = VECTOR_OPS["fp32"]
 
@@ -24,9 +24,9 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def blocks_of(model: ResidualMLP) -> dict[str, Block]:
+def blocks_of(model: ResidualMLP) -> dict[str, StudentBlock]:
     """By name, in the order in which they come."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Block)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, StudentBlock)}
 
 
 def gradients(model: nn.Module, loss: Loss, x_STD: Tensor, target_STD: Tensor) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from mxstudy.results import terminal as tables
 from mxstudy.studies.approximation.tables import TABLES
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
-from mxstudy.train.ending import end_mirrored
+from mxstudy.train.recorder import finish_and_mirror
 
 FIGURES = ("mxnorm.fig02_approximation", "mxnorm.theorem1_bounds", "recipe.cast_quality", "recipe.formats_table")
 
@@ -35,7 +35,7 @@ def run(config: Approximation, folder: RunFolder, label: str) -> str:
             folder.update(step=step + 1)
         record(folder)
         report(folder)
-        end_mirrored(config, folder, label)
+        finish_and_mirror(config, folder, label)
     return "finished"
 
 

@@ -83,7 +83,7 @@ UNITS = (
 )
 
 
-class Difference(NamedTuple):
+class LossDifference(NamedTuple):
     """`low`, `high`: 95 % interval."""
 
     value: float
@@ -125,10 +125,10 @@ def paired(ours: RunFolder, theirs: RunFolder) -> pd.DataFrame:
     return tables[0].merge(tables[1][["sha256", "nats"]], on="sha256", suffixes=("", "_theirs"), validate="one_to_one")
 
 
-def difference(both: pd.DataFrame, unit: Unit) -> Difference:
+def difference(both: pd.DataFrame, unit: Unit) -> LossDifference:
     """sum (ours - theirs) / sum units; the interval from 10,000 draws of documents, with replacement."""
     pairs = np.stack(((both["nats"] - both["nats_theirs"]) / unit.nats, both[unit.column]), axis=1)
     draws = draw_means(np.random.default_rng(SEED), pairs)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws[:, 0] / draws[:, 1], [tail, 1 - tail])
-    return Difference(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))
+    return LossDifference(float(pairs[:, 0].sum() / pairs[:, 1].sum()), float(low), float(high))

@@ -33,13 +33,12 @@ from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
-from mxstudy.train.ending import end_told
-from mxstudy.train.loop import Run, set_precision, train
+from mxstudy.train.loop import TrainingRun, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import process_group
 from mxstudy.train.progress import Progress
-from mxstudy.train.recorder import Follower, Recorder, State
+from mxstudy.train.recorder import Follower, Recorder, State, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
@@ -81,10 +80,10 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             recorder.record({"step": start} | about)
             spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
             evaluate = evaluation_of(config, model, tokenizer_of_run)
-            running = Run(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
+            running = TrainingRun(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
             state = train(running, start, leave)
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
-            end_told(recorder, folder, state, why, leave)
+            record_end(recorder, folder, state, why, leave)
     return state
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mxstudy import config
 from mxstudy.data.content_hash import sha256_of
-from mxstudy.data.corpus import Place, read_from, source_of, unique_documents
+from mxstudy.data.corpus import SourceLocation, read_from, source_of, unique_documents
 from mxstudy.data.encode import Batch, encode_all
 from mxstudy.data.growing_shards import SEEN, Counts, Partial, clear
 from mxstudy.data.tokenizer import Tokenizer, load_tokenizer
@@ -109,9 +109,9 @@ def train_texts(data: config.Data) -> Iterator[str]:
     return (text for split, text in unique_documents(data) if split == "train")
 
 
-def batched(rows: Iterable[tuple[Place, str]]) -> Iterator[Batch]:
+def batched(rows: Iterable[tuple[SourceLocation, str]]) -> Iterator[Batch]:
     """The last one may be empty, and has the corpus's last place."""
-    place, texts, characters = Place(), [], 0
+    place, texts, characters = SourceLocation(), [], 0
     for place, text in rows:
         if text:
             texts.append(text)

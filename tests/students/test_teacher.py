@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from students import set_casts
+from small_students import set_casts
 
 from mxstudy import config
 from mxstudy.model import MXLinear
@@ -13,7 +13,7 @@ from mxstudy.numerics import BlockCast, fake_quantize
 from mxstudy.numerics.grid import round_to_bf16_away
 from mxstudy.reader import ConfigError
 from mxstudy.students.model import ResidualMLP
-from mxstudy.students.teacher import TEACHERS, Rounding, build_teacher
+from mxstudy.students.teacher import TEACHERS, TeacherRounding, build_teacher
 
 SIZE = 64
 
@@ -122,7 +122,7 @@ def test_quantized_as_in_the_public_code() -> None:
     """One block of width 64: the targets change by 8.6 % (measured on that code); GELU is tanh's, in bf16."""
     mlp = student(num_layers=1)
     cast = BlockCast(scale_rule="floor", rounding="away", operand_pre_round=True)
-    exact, rounded = (build_teacher("code", mlp, 0, how) for how in (None, Rounding(cast, torch.bfloat16)))
+    exact, rounded = (build_teacher("code", mlp, 0, how) for how in (None, TeacherRounding(cast, torch.bfloat16)))
     set_casts(rounded, "mxfp8", cast)
     for name, weight in exact.mlp.named_parameters():
         assert torch.equal(weight, rounded.mlp.get_parameter(name))

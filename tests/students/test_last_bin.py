@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, set_casts, small, student
+from small_students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, set_casts, small, student
 from torch import Tensor
 
 from mxstudy import config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
+from small_students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
 from torch import Tensor
 
 from mxstudy.students.model import ResidualMLP

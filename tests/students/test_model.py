@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 import torch.nn.functional as F
-from students import (
+from small_students import (
     ATTENTION,
     BF16,
     CAST,

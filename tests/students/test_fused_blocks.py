@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from students import BF16, FP32, NORMS, TOKENS, run, samples, small, student
+from small_students import BF16, FP32, NORMS, TOKENS, run, samples, small, student
 
-from mxstudy.students.model import ACTIVATIONS, VECTOR_OPS, Block
+from mxstudy.students.model import ACTIVATIONS, VECTOR_OPS, StudentBlock
 from mxstudy.train.runtime import configure_torch
 
 ROWS = ("mxfp8", "mx_mix", "mxfp8_forward_only", "mxfp8_act_only", "mxfp4")
 
 
 def blocks(mlp):
-    return [module for module in mlp.modules() if isinstance(module, Block)]
+    return [module for module in mlp.modules() if isinstance(module, StudentBlock)]
 
 
 def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", compute=BF16, **options):

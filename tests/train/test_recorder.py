@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tracked import make_folder
 
-from mxstudy.train import ending
-from mxstudy.train.ending import end_mirrored, end_told
-from mxstudy.train.recorder import Recorder
+from mxstudy.train import recorder as ending
+from mxstudy.train.recorder import Recorder, finish_and_mirror, record_end
 from mxstudy.train.signals import Leave
 
 
@@ -35,7 +34,7 @@ def test_a_signal_while_the_mirror_takes_its_time_is_kept(
 ) -> None:
     folder = make_folder(tmp_path)
     with Leave() as leave:
-        end_told(Slow(folder), folder, state, why, leave)
+        record_end(Slow(folder), folder, state, why, leave)
     assert (folder.status().state, folder.status().reason) == (state, reason)
 
 
@@ -53,6 +52,6 @@ def test_a_server_that_is_away_is_a_line_and_is_told_no_more(
 
     folder, tellings = make_folder(tmp_path), []
     monkeypatch.setattr(ending, "mirror_of", lambda *of: Mirror())
-    end_mirrored(folder.config(), folder, "label", lambda: tellings.append(1))
+    finish_and_mirror(folder.config(), folder, "label", lambda: tellings.append(1))
     assert len(tellings) == (away is None)
     assert capsys.readouterr().out == (f"tracking: {away}; everything is in {folder.path}\n" if away else "")

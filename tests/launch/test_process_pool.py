@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from mxstudy.launch import many
+from mxstudy.launch import process_pool as many
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +22,9 @@ def test_many_items_are_shared_out_in_order() -> None:
         return ((not_picklable(n), os.getpid() == here) for n in items)
 
     for number in (0, 1, many.MANY - 1):
-        assert many.spread(work, range(number)) == [(n * n, True) for n in range(number)]
+        assert many.map_in_processes(work, range(number)) == [(n * n, True) for n in range(number)]
     for number in (many.MANY, 2 * many.MANY, 1000):
-        assert many.spread(work, range(number)) == [(n * n, False) for n in range(number)]
+        assert many.map_in_processes(work, range(number)) == [(n * n, False) for n in range(number)]
 
 
 def test_what_a_share_raises_is_raised() -> None:
@@ -32,4 +32,4 @@ def test_what_a_share_raises_is_raised() -> None:
         return (1 / (n - 700) for n in items)
 
     with pytest.raises(ZeroDivisionError):
-        many.spread(work, range(1000))
+        many.map_in_processes(work, range(1000))

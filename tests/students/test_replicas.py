@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from students import ATTENTION, BF16, CAST, FP32, LAYER_NORM, LAYERS, NORMS, SIZE, TOKENS, run, samples, small, student
+from small_students import (
+    ATTENTION,
+    BF16,
+    CAST,
+    FP32,
+    LAYER_NORM,
+    LAYERS,
+    NORMS,
+    SIZE,
+    TOKENS,
+    run,
+    samples,
+    small,
+    student,
+)
 from torch import Tensor
 
 from mxstudy import config

@@ -11,7 +11,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from students import ATTENTION, BF16, CAST, EPS, FP32, LAYER_NORM, LAYERS, SIZE, TOKENS, run, samples, small, student
+from small_students import (
+    ATTENTION,
+    BF16,
+    CAST,
+    EPS,
+    FP32,
+    LAYER_NORM,
+    LAYERS,
+    SIZE,
+    TOKENS,
+    run,
+    samples,
+    small,
+    student,
+)
 from torch import Tensor
 
 from mxstudy import config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from students import LAYER_NORM, samples, small, student
+from small_students import LAYER_NORM, samples, small, student
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mxstudy.data.content_hash import for_validation
-from mxstudy.data.duplicates import FULLEST, Seen
+from mxstudy.data.duplicates import FULLEST, DigestSet
 
 
 def digests(texts) -> list[bytes]:
@@ -14,7 +14,7 @@ def digests(texts) -> list[bytes]:
 
 
 def test_as_a_set_of_python_would():
-    seen, reference = Seen(), set()
+    seen, reference = DigestSet(), set()
     rng = np.random.default_rng(0)
     for number in range(60):
         batch = digests(rng.integers(0, 150_000, 4000).tolist())
@@ -35,8 +35,8 @@ def test_collisions_are_told_apart():
     keys[:, 0] = np.arange(3000)
     keys[0, 2] = 9  # what is not compared
     keys[1, 0] = 3000
-    assert Seen().add(keys.tobytes()).all()
-    assert Seen().add(np.concatenate([keys, keys]).tobytes()).tolist() == [True] * 3000 + [False] * 3000
+    assert DigestSet().add(keys.tobytes()).all()
+    assert DigestSet().add(np.concatenate([keys, keys]).tobytes()).tolist() == [True] * 3000 + [False] * 3000
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.02, 0.5, 0.999])

@@ -19,7 +19,7 @@ MOST_PROCESSES = 16
 _function: ContextVar[Callable[[Sequence[Any]], Iterable[Any]]] = ContextVar("function")
 
 
-def spread(function: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> list[R]:
+def map_in_processes(function: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> list[R]:
     """Return list(function(items)): of many items a share for each core, in forked copies of this process."""
     shares = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(items) // MANY + 1)
     if shares < 2:

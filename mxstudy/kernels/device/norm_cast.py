@@ -12,7 +12,7 @@ NORM is a `NormConstants` of mxstudy.kernels.norm_cast.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast import magnitude_bits, store_both, through_bf16
+from mxstudy.kernels.device.cast_both import magnitude_bits, store_both, through_bf16
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from fake_study import FakeStudy, seeds
 from mxstudy.config import Slurm
 from mxstudy.launch.plan import claim, plan
 from mxstudy.launch.queues import QueueError, Queues
-from mxstudy.launch.run_state import Seen, look, observe
+from mxstudy.launch.run_state import RunState, look, observe
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.tracking.folder import RunFolder
 
@@ -118,7 +118,7 @@ def test_a_queue_that_cannot_be_asked_stops_a_launch_and_not_a_look(slurm: FakeS
     with pytest.raises(QueueError, match=r"squeue: cannot be asked .*exit code 1"):
         plan(seeds(folder.path.parent.parent, 1))
 
-    def seen(**status: object) -> Seen:
+    def seen(**status: object) -> RunState:
         folder.update(**status)
         return look(folder, Queues())
 
