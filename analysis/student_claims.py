@@ -18,13 +18,14 @@ from scipy import stats
 
 from analysis.compare import CONFIDENCE
 from analysis.instability_fig03_overflow import COUNT
-from analysis.student_arms import REPLICA, ended, named
+from analysis.student_arms import REPLICA, ended, named, table
 from analysis.style import load, parser
 from mxstudy import results
 
 REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
 LEAST_UNITS, MOST_UNITS = 4, 400
 HALF_OF_FIGURE_6 = 2 / 9  # at 5e-4 six runs of MXFP8 against two of FP32, of nine sizes
+UNSTABLE_IN_FIGURE_6 = 2 / 9  # at 5e-4 in FP32
 LAST_BIN = "last_bin"
 FILLED = 0.75
 FILLED_COLUMNS = ("arm", "filled", "of these diverged", "from step", "to step", "filled at the end", "share at the end")
@@ -33,12 +34,24 @@ Filled: at least 75 % of the first block's gains are in the last bin in a measur
 whole run; of these diverged: less those that are open. From, to: medians over replicas of the first and the last such
 step. At the end: in the last measurement before a divergence, of the replicas that diverged; its median."""
 
-Arm = Mapping[str, str]
+RATE, WIDTH = "lr", "config.model.hidden_size"
+DATA_SEED, INITIAL_SEED = "config.data_seed", "config.seed"
+PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
+PAIRED_LEGEND = """\
+Diverged, of all that are not open. Pairs: replicas of one width, rate, data seed and initial seed of which neither is
+open; alone: of these, those that diverge in that precision and not in the other."""
+
+Arm = Mapping[str, object]
 Quantity = Callable[[pd.DataFrame, pd.DataFrame], pd.Series]
 
 
 def diverged(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
     return runs["diverged"]
+
+
+def unstable(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
+    """Return 1 for runs that diverged or are open, whose loss is over 10 times its best at the end; else 0."""
+    return runs["diverged"].fillna(1.0)
 
 
 def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
@@ -73,7 +86,10 @@ def of_replicas(runs: pd.DataFrame, measured: pd.DataFrame, values: pd.Series, h
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """`arm`, less `baseline` if there is one, in `of`. `reproduced`, `contradicted`: where the interval has to lie."""
+    """`arm`, less `baseline` if there is one, in `of`. `reproduced`, `contradicted`: where the interval has to lie.
+
+    `pairs`: the columns that a replica and its partner in the other arm share beside the data seed; none: all count.
+    """
 
     figure: int
     source: str
@@ -83,11 +99,14 @@ class Claim:
     reproduced: tuple[float, float]
     contradicted: tuple[tuple[float, float], ...]
     baseline: Arm = field(default_factory=dict)
+    pairs: Sequence[str] = ()
 
 
-def more(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm) -> Claim:
+def more(
+    figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm, pairs: Sequence[str] = ()
+) -> Claim:
     """Return the claim that a quantity is larger, by any amount; contradicted below half of what figure 6 shows."""
-    return Claim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline)
+    return Claim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline, pairs)
 
 
 def less(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm) -> Claim:
@@ -96,8 +115,24 @@ def less(figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: 
 
 MX = {"choice.precision": "mxfp8", "choice.fidelity": "public_code"}
 FP32 = {"choice.precision": "fp32", "choice.fidelity": "none"}
+MIX = {"choice.precision": "mx_mix", "choice.fidelity": "public_code"}
 KL, MSE = {"config.loss": "kl"}, {"config.loss": "mse"}
 XAVIER, TORCH = {"config.model.init": "xavier"}, {"config.model.init": "torch"}
+
+
+def stable(width: int) -> Claim:
+    """Return the claim that FP32 is stable; the limit is the paper's own two of nine sizes in FP32 at 5e-4."""
+    return Claim(
+        6,
+        "appendix C.1",
+        f"at width {width} FP32 is stable at 2e-4 to 6e-4",
+        unstable,
+        FP32 | {WIDTH: width},
+        (-np.inf, UNSTABLE_IN_FIGURE_6),
+        ((UNSTABLE_IN_FIGURE_6, np.inf),),
+    )
+
+
 CLAIMS = (
     more(3, "figure 3, centre", "MXFP8 diverges more often than FP32", diverged, MX, FP32),
     Claim(
@@ -118,6 +153,26 @@ CLAIMS = (
         (0.005, 0.02),
         ((-np.inf, 0.005), (0.02, np.inf)),
     ),
+    stable(512),
+    stable(768),
+    more(
+        6,
+        "appendix C.1; figure 6",
+        "at 2e-4 to 6e-4 MX mix diverges more often than FP32",
+        diverged,
+        MIX,
+        FP32,
+        pairs=(WIDTH, RATE, INITIAL_SEED),
+    ),
+    more(
+        6,
+        "appendix C.1; figure 6",
+        "in MX mix instabilities come with larger rates",
+        diverged,
+        MIX | {RATE: 6e-4},
+        MIX | {RATE: 2e-4},
+        pairs=(WIDTH, INITIAL_SEED),
+    ),
     more(8, "figure 8", "with KL, too, MXFP8 diverges more often than FP32", diverged, MX | KL, FP32 | KL),
     more(8, "figure 8", "with KL more of what diverges comes back than with MSE", came_back, MX | KL, MX | MSE),
     less(11, "figure 11", "smaller initial weights diverge less often in MXFP8", diverged, MX | XAVIER, MX | TORCH),
@@ -125,7 +180,10 @@ CLAIMS = (
 
 
 class Finding(NamedTuple):
-    """`arm`, `baseline`: by data seed; `low`, `high`: of the mean, or of the mean difference; NaN if there is none."""
+    """`arm`, `baseline`: by data seed; `low`, `high`: of the mean, or of the mean difference; NaN if there is none.
+
+    `widths`: those that a claim with pairs is about.
+    """
 
     arm: pd.Series
     baseline: pd.Series
@@ -135,31 +193,72 @@ class Finding(NamedTuple):
     units: int
     verdict: str
     price: str
+    widths: Sequence[int] = ()
 
 
 def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
     """`runs` of `student_arms.ended`; `claims`: as many are judged at once."""
     level = 1 - (1 - CONFIDENCE) / claims
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
-    ours, theirs = (values[chosen(runs, arm)].dropna() for arm in (claim.arm, claim.baseline))
-    one, other = (part.groupby(runs["config.data_seed"]).mean() for part in (ours, theirs))
+    ours, theirs = (values[chosen(runs, arm)] for arm in (claim.arm, claim.baseline))
+    widths: Sequence[int] = ()
+    if claim.pairs and len(runs):
+        ours, theirs, widths = partners(ours, theirs, runs, claim.pairs)
+    ours, theirs = ours.dropna(), theirs.dropna()
+    one, other = (part.groupby(runs[DATA_SEED]).mean() for part in (ours, theirs))
     units = (one - other).dropna() if claim.baseline else one
     if len(units) < 2:
         nothing = UNCLEAR if len(units) else NOT_RUN
-        return Finding(one, other, units.mean(), np.nan, np.nan, len(units), nothing, "-")
-    half = stats.t.ppf((1 + level) / 2, len(units) - 1) * stats.sem(units)
-    intervals = [(units.mean() - half, units.mean() + half)]
-    if claim.baseline and claim.of in (diverged, came_back):  # data seeds that agree leave Student's no width
-        intervals.append(newcombe(ours, theirs, level))
-    low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
+        return Finding(one, other, units.mean(), np.nan, np.nan, len(units), nothing, "-", widths)
+    low, high = interval(claim, units, ours, theirs, level, len(units))
     verdict = UNCLEAR
     if len(units) >= LEAST_UNITS:
         if any(a < low and high < b for a, b in claim.contradicted):
             verdict = CONTRADICTED
         if claim.reproduced[0] < low and high < claim.reproduced[1]:
             verdict = REPRODUCED
-    price = needed(claim, units, level) if verdict == UNCLEAR else "-"
-    return Finding(one, other, float(units.mean()), float(low), float(high), len(units), verdict, price)
+    price = needed(claim, units, ours, theirs, level) if verdict == UNCLEAR else "-"
+    return Finding(one, other, float(units.mean()), low, high, len(units), verdict, price, widths)
+
+
+def partners(
+    ours: pd.Series, theirs: pd.Series, runs: pd.DataFrame, pairs: Sequence[str]
+) -> tuple[pd.Series, pd.Series, list[int]]:
+    """Return of both what has a partner that is not open, and the widths.
+
+    The widths are those for which both arms have at least `LEAST_UNITS` data seeds, or as many as any width has.
+    """
+    one, other = (runs.loc[part.index, [WIDTH, DATA_SEED]].drop_duplicates() for part in (ours, theirs))
+    seeds = one.merge(other)[WIDTH].value_counts()
+    widths = sorted(int(width) for width in seeds.index[seeds >= min(LEAST_UNITS, seeds.max())])
+    identity = pd.Series(list(runs[[DATA_SEED, *pairs]].itertuples(index=False, name=None)), runs.index)
+    ours, theirs = (part[runs.loc[part.index, WIDTH].isin(widths)].dropna() for part in (ours, theirs))
+    of_ours, of_theirs = identity[ours.index], identity[theirs.index]
+    return ours[of_ours.isin(set(of_theirs))], theirs[of_theirs.isin(set(of_ours))], widths
+
+
+def interval(
+    claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float, seeds: int
+) -> tuple[float, float]:
+    """Return the interval that `seeds` data seeds would have, were their means and spread what these have."""
+    mean = float(units.mean())
+    half = float(stats.t.ppf((1 + level) / 2, seeds - 1) * units.std(ddof=1) / np.sqrt(seeds))
+    low, high = mean - half, mean + half
+    if claim.of in (diverged, unstable, came_back):  # data seeds that agree leave Student's no width
+        grown = seeds / len(units)
+        p, p_low, p_high = wilson(ours, grown, level)
+        if claim.baseline:
+            q, q_low, q_high = wilson(theirs, grown, level)  # Newcombe 1998, method 10: replicas are independent
+            p_low, p_high = p - q - np.hypot(p - p_low, q_high - q), p - q + np.hypot(p_high - p, q - q_low)
+        low, high = min(low, float(p_low)), max(high, float(p_high))
+    return low, high
+
+
+def wilson(outcomes: pd.Series, grown: float, level: float) -> tuple[float, float, float]:
+    """Return the fraction and its interval, of `grown` times as many outcomes."""
+    p, n, z = float(outcomes.mean()), grown * len(outcomes), float(stats.norm.ppf((1 + level) / 2))
+    middle, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return p, (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
 
 
 def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
@@ -170,24 +269,12 @@ def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
     return is_of
 
 
-def newcombe(ours: pd.Series, theirs: pd.Series, level: float) -> tuple[float, float]:
-    """Return the interval of a difference of fractions, replicas taken as independent (Newcombe 1998, method 10)."""
-
-    def wilson(outcomes: pd.Series) -> tuple[float, float, float]:
-        found = stats.binomtest(int(outcomes.sum()), len(outcomes)).proportion_ci(level, method="wilson")
-        return float(outcomes.mean()), float(found.low), float(found.high)
-
-    (p, p_low, p_high), (q, q_low, q_high) = wilson(ours), wilson(theirs)
-    return p - q - np.hypot(p - p_low, q_high - q), p - q + np.hypot(p_high - p, q - q_low)
-
-
-def needed(claim: Claim, units: pd.Series, level: float) -> str:
+def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float) -> str:
     """How many data seeds would tell, were their mean and spread what these have."""
-    mean, spread = units.mean(), units.std(ddof=1)
-    for n in range(max(len(units), LEAST_UNITS), MOST_UNITS + 1):
-        half = stats.t.ppf((1 + level) / 2, n - 1) * spread / np.sqrt(n)
-        if any(a < mean - half and mean + half < b for a, b in (claim.reproduced, *claim.contradicted)):
-            return f"{n} data seeds"
+    for seeds in range(max(len(units), LEAST_UNITS), MOST_UNITS + 1):
+        low, high = interval(claim, units, ours, theirs, level, seeds)
+        if any(a < low and high < b for a, b in (claim.reproduced, *claim.contradicted)):
+            return f"{seeds} data seeds"
     return f"over {MOST_UNITS} data seeds"
 
 
@@ -201,7 +288,7 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
     ]
     columns = ("claim", "mean", f"{level:.1f} %", "data seeds", "verdict", "what would tell")
     seeds = [
-        (claim.says, name, ", ".join(f"{seed}: {value:.3g}" for seed, value in part.items()))
+        (claim.says, name + of_widths(f.widths), ", ".join(f"{seed}: {value:.3g}" for seed, value in part.items()))
         for claim, f in found.items()
         for name, part in (("arm", f.arm), ("baseline", f.baseline))
         if len(part)
@@ -242,6 +329,25 @@ def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
     return results.markdown(FILLED_COLUMNS, rows, left=["arm"]) + f"\n\n{FILLED_LEGEND}"
 
 
+def of_widths(widths: Sequence[int]) -> str:
+    return f", width {' and '.join(map(str, widths))}" if widths else ""
+
+
+def paired(runs: pd.DataFrame) -> str:
+    """Return Markdown: by width and learning rate how many diverged in FP32 and in MX mix, and in one of them alone.
+
+    A description: it decides nothing.
+    """
+    rows = []
+    for (width, rate), own in runs.groupby([WIDTH, RATE]):
+        one, other = (own.loc[chosen(own, arm), "diverged"].dropna() for arm in (FP32, MIX))
+        fp32, mix = (part.groupby([own[DATA_SEED], own[INITIAL_SEED]]).first() for part in (one, other))
+        less = (mix - fp32).dropna()
+        counts = [f"{part.sum():.0f} of {len(part)}" for part in (one, other)]
+        rows.append((width, f"{rate:g}", *counts, len(less), (less < 0).sum(), (less > 0).sum()))
+    return results.markdown(PAIRED_COLUMNS, rows) + f"\n\n{PAIRED_LEGEND}"
+
+
 def shown(value: float) -> str:
     return f"{value:+.3g}" if np.isfinite(value) else "-"
 
@@ -260,6 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report(runs, last_bin, given.figure))
     if is_measured:
         print(f"\n{filled(runs, last_bin)}")
+    if given.figure == 6 and len(runs):
+        print(f"\n{paired(runs)}\n\n{table(runs, named(runs, ['precision', 'model.hidden_size', RATE]))}")
 
 
 if __name__ == "__main__":

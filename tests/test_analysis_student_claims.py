@@ -11,12 +11,16 @@ from student_frames import frame, replica
 
 from analysis import student_claims
 from analysis.instability_fig03_overflow import COUNT
-from analysis.student_claims import CLAIMS, CONTRADICTED, NOT_RUN, REPRODUCED, UNCLEAR, Finding, judged
+from analysis.student_claims import CLAIMS, CONTRADICTED, NOT_RUN, RATE, REPRODUCED, UNCLEAR, WIDTH, Finding, judged
 from mxstudy.results import write_table
 
 NONE = pd.DataFrame()
 OF_MX, OF_GAINS, OF_INPUTS = (claim for claim in CLAIMS if claim.figure == 3)
 (COMES_BACK,) = (claim for claim in CLAIMS if claim.of is student_claims.came_back)
+
+
+RATES, OPEN = (2e-4, 4e-4, 6e-4), -1.0
+NARROW, WIDE, OF_MIX, OF_RATES = (claim for claim in CLAIMS if claim.figure == 6)
 
 
 def arm(precision: str, lost: dict[int, list[float]], **columns: object) -> list[dict[str, object]]:
@@ -119,3 +123,85 @@ def test_the_report_has_a_line_a_claim(tmp_path, capsys) -> None:
     printed = capsys.readouterr().out
     assert "| smaller initial weights diverge less often in MXFP8 | - | - | 0 | not run | - |" in printed
     assert "0: 1, 1: 1" in printed
+
+
+def grid(precision: str, width: int, lost: dict[int, list[float]]) -> list[dict[str, object]]:
+    """By data seed the steps at which its six replicas diverged, two a rate; NaN where they did not, or OPEN."""
+    rows = []
+    for data, steps in lost.items():
+        for i, at in enumerate(steps):
+            own = {"config.data_seed": data, "config.seed": i % 2, RATE: RATES[i // 2], WIDTH: width}
+            own |= {"config.model.num_layers": 4, "choice.precision": precision}
+            own |= {"choice.fidelity": "none" if precision == "fp32" else "public_code"}
+            own |= {"outcome.rising_at": 6700 if at == OPEN else math.nan}
+            name = f"{precision}{width}-{data}"
+            rows.append(replica(name, i, lost=math.nan if at == OPEN else at, **{"best_loss": 0.1} | own))
+    return rows
+
+
+NEVER = [math.nan] * 6
+
+
+def test_fp32_is_stable_where_none_of_24_diverges_or_is_open() -> None:
+    runs = frame(*grid("fp32", 512, dict.fromkeys(range(4), NEVER)))
+    found = judged(NARROW, runs, NONE, 4)
+    highest = stats.binomtest(0, 24).proportion_ci(1 - 0.05 / 4, method="wilson").high
+    assert (found.high, found.verdict) == (pytest.approx(highest), REPRODUCED)
+    assert judged(WIDE, runs, NONE, 4).verdict == NOT_RUN
+    lost = dict.fromkeys(range(4), NEVER) | {3: [*NEVER[:5], OPEN]}
+    found = judged(NARROW, frame(*grid("fp32", 512, lost)), NONE, 4)
+    assert (found.arm[3], found.verdict) == (pytest.approx(1 / 6), UNCLEAR)
+    seeds = int(found.price.split()[0])
+    assert seeds > 4
+    tight = stats.binomtest(seeds // 4, 6 * seeds).proportion_ci(1 - 0.05 / 4, method="wilson").high
+    assert tight < 2 / 9
+
+
+def test_fp32_is_not_stable_where_most_replicas_are_lost() -> None:
+    lost = {data: [math.nan, 900, 800, OPEN, 700, 600] for data in range(4)}
+    assert judged(WIDE, frame(*grid("fp32", 768, lost)), NONE, 4).verdict == CONTRADICTED
+
+
+def test_open_replicas_leave_with_their_partners() -> None:
+    ours = {data: [math.nan, math.nan, 900, 900, 900, 900] for data in range(4)}
+    theirs = dict.fromkeys(range(4), NEVER) | {0: [OPEN, math.nan, math.nan, math.nan, math.nan, 50]}
+    found = judged(OF_MIX, frame(*grid("mx_mix", 512, ours), *grid("fp32", 512, theirs)), NONE, 4)
+    assert found.arm.to_dict() == pytest.approx({0: 4 / 5, 1: 4 / 6, 2: 4 / 6, 3: 4 / 6})
+    assert found.baseline.to_dict() == pytest.approx({0: 1 / 5, 1: 0, 2: 0, 3: 0})
+    assert (found.units, found.widths, found.verdict) == (4, [512], REPRODUCED)
+
+
+def test_a_width_without_four_data_seeds_is_left_out_where_another_has_them() -> None:
+    some = [900.0] * 6
+    narrow = [*grid("mx_mix", 512, dict.fromkeys(range(4), some)), *grid("fp32", 512, dict.fromkeys(range(4), NEVER))]
+    wide = [*grid("mx_mix", 768, dict.fromkeys(range(4), NEVER)), *grid("fp32", 768, dict.fromkeys(range(3), NEVER))]
+    found = judged(OF_MIX, frame(*narrow, *wide), NONE, 4)
+    assert (found.widths, found.value, found.verdict) == ([512], 1, REPRODUCED)
+    both = judged(OF_MIX, frame(*narrow, *wide, *grid("fp32", 768, {3: NEVER})), NONE, 4)
+    assert (both.widths, both.value) == ([512, 768], 0.5)
+    few = judged(OF_MIX, frame(*wide), NONE, 4)
+    assert (few.widths, few.units, few.verdict) == ([768], 3, UNCLEAR)
+    assert judged(OF_MIX, frame(*grid("fp32", 512, {0: NEVER})), NONE, 4).verdict == NOT_RUN
+    assert judged(OF_MIX, frame(*grid("fp32", 512, {0: NEVER}), *grid("mx_mix", 512, {1: NEVER})), NONE, 4).units == 0
+
+
+def test_rates_are_paired_within_a_data_seed() -> None:
+    most = [math.nan, math.nan, 5, 5, 900, 900]
+    lost = dict.fromkeys(range(4), most) | {2: [math.nan, OPEN, 5, 5, 900, math.nan]}
+    found = judged(OF_RATES, frame(*grid("mx_mix", 512, lost)), NONE, 4)
+    assert found.arm.to_dict() == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert found.verdict == REPRODUCED
+    nowhere = judged(OF_RATES, frame(*grid("mx_mix", 512, dict.fromkeys(range(20), NEVER))), NONE, 4)
+    assert (nowhere.value, nowhere.verdict) == (0, CONTRADICTED)
+
+
+def test_figure_6_is_described_by_width_and_rate(tmp_path, capsys) -> None:
+    lost = {0: [math.nan, math.nan, 900, OPEN, 900, 900]}
+    rows = [*grid("mx_mix", 512, lost), *grid("fp32", 512, {0: [*NEVER[:4], 70, math.nan]})]
+    write_table(pd.DataFrame(rows), tmp_path / "t_runs.parquet", {})
+    student_claims.main(["--runs", str(tmp_path / "t"), "--figure", "6"])
+    printed = capsys.readouterr().out
+    assert "| in MX mix instabilities come with larger rates | arm, width 512 | 0: 1 |" in printed
+    assert "| 512 | 0.0004 | 0 of 2 | 1 of 1 | 1 | 0 | 1 |" in printed
+    assert "| 512 | 0.0006 | 1 of 2 | 2 of 2 | 2 | 0 | 1 |" in printed
+    assert "| precision mx_mix, hidden_size 512, lr 0.0004 | 2 |" in printed
