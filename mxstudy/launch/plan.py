@@ -16,7 +16,7 @@ from mxstudy.launch.observed import asked_otherwise, check_used, off_then
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
-from mxstudy.studies.checks import CHECKS, backend_of
+from mxstudy.studies.checks import CHECKS, backend_of, vain_settings_of
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import is_planned, resolve_device
@@ -52,10 +52,14 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    for one, found, label in zip(composed, spread(validate, composed), labels(composed), strict=True):
+    valid = spread(validate, composed)
+    vain = vain_overrides(composed, valid)
+    for one, found, label in zip(composed, valid, labels(composed), strict=True):
         try:
             if isinstance(found, ConfigError):
                 raise found
+            for line in one.overrides:
+                require(line not in vain, vain.get(line, ""))
             config, backend = found
             known = CHECKS[config.study]
             key = (config.study, known.identity_key(config))
@@ -98,6 +102,23 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             yield Valid(pinned(config), backend_of(config))
         except ConfigError as error:
             yield error
+
+
+def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigError]) -> dict[str, str]:
+    """Return each override that sets what none of its jobs takes, with the reason.
+
+    Arms may share a setting that only some of them take: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
+    and one arm, and the plan of bf16 says what it does not take.
+    """
+    messages: dict[str, list[str | None]] = defaultdict(list)
+    for one, found in zip(composed, valid, strict=True):
+        own = {line: line.lstrip("+").partition("=")[0] for line in one.overrides}
+        if isinstance(found, ConfigError) or not any(key.startswith("precision.") for key in own.values()):
+            continue
+        vain = vain_settings_of(found.config)
+        for line, key in own.items():
+            messages[line].append(vain.get(key))
+    return {line: some[0] for line, some in messages.items() if some[0] is not None and None not in some}
 
 
 def pinned(config: Any) -> Any:

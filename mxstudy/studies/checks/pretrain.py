@@ -14,7 +14,7 @@ from mxstudy.data.batches import rows_of_rank
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, check_starts, token_block
+from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
 from mxstudy.tracking.arms import all_backends
 from mxstudy.train.runtime import resolve_device
@@ -71,8 +71,7 @@ def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | Non
             config.train.compile,
         )
         backends.update(backends_of(model).values())
-        block = token_block(model)
-        require(tokens % block == 0, f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {block}")
+        check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return all_backends(backends)
 
 

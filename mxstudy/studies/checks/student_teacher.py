@@ -10,7 +10,7 @@ from torch import nn
 from mxstudy.config import StudentTeacher
 from mxstudy.model.backends import backends_of
 from mxstudy.model.linear import NormLinear
-from mxstudy.model.precision import apply_precision, check_starts, token_block
+from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.teacher import Teacher
 from mxstudy.numerics.formats import is_random
 from mxstudy.reader import ConfigError, require
@@ -58,11 +58,7 @@ def check_models(config: StudentTeacher, device: torch.device) -> str | None:
         check_gain(model, config.student.gain)
         if config.teacher.quantized:
             check_teacher(teacher, config, row.from_step, device)
-        block = token_block(model)
-        require(
-            train.batch_size % block == 0,
-            f"train.batch_size: {train.batch_size} samples do not divide into blocks of {block}",
-        )
+        check_tokens(model, f"train.batch_size: {train.batch_size} samples", train.batch_size)
     return all_backends(backends)
 
 
