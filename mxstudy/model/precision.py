@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
@@ -297,27 +297,39 @@ def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> No
     )
 
 
-def describe(model: nn.Module, rows: Mapping[str, str]) -> str:
-    """Return the plan as applied, a line for each recipe and each backend: how many linears, what each GEMM has."""
+def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
+    """Return the plan as applied, a line for each recipe and each backend: how many linears, what each GEMM has.
+
+    `forward_only`: of a model that is asked, and not trained, which has no other GEMM.
+    """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
-    groups = Counter((row, linears[name].gemms) for name, row in rows.items())
-    plan = [f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items()]
+    applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
+    groups = Counter((row, applied[name]) for name, row in rows.items())
+    plan = [
+        f"{count} linears in {row}: {describe_gemms(gemms, forward_only)}" for (row, gemms), count in groups.items()
+    ]
     notes = [
         f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
         for row in {row: None for row, gemms in groups if spans_micro_batch(gemms)}
     ]
-    return "\n".join([*plan, *notes, *describe_settings(linears, rows, norm_settings(model)), *describe_roads(model)])
+    settings = next((linear.cast for linear in linears.values()), BlockCast())
+    notes += describe_settings(settings, groups, norm_settings(model))
+    return "\n".join([*plan, *notes, *describe_roads(model)])
+
+
+def forward_of(gemms: Gemms) -> Gemms:
+    """Return the recipe without its backward."""
+    return Gemms(forward_x=gemms.forward_x, forward_w=gemms.forward_w, forward_transform=gemms.forward_transform)
 
 
 def describe_settings(
-    linears: Mapping[str, MXLinear], rows: Mapping[str, str], norm_reads: Collection[str]
+    settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
 ) -> list[str]:
     """Return lines about the settings that are off their defaults: which operands keep their own, and what none takes.
 
     Where arms share their settings, one that quantises nothing has some that it does not take.
     """
-    settings = next((linear.cast for linear in linears.values()), BlockCast())
-    casts = {(rows[name], operand): cast for name, linear in linears.items() for operand, cast in linear.gemms.casts()}
+    casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
     lines, vain = [], []
     for field, setting in SETTINGS.items():
         value = getattr(settings, setting)
@@ -344,10 +356,10 @@ def spans_micro_batch(gemms: Gemms) -> bool:
     return spans or any(transform.signs == "call" for transform in transforms if transform is not None)
 
 
-def describe_gemms(gemms: Gemms) -> str:
+def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
     pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
     parts = []
-    for name, gemm in pairs:
+    for name, gemm in pairs[:1] if forward_only else pairs:
         rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
         parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
     return ", ".join(parts)
