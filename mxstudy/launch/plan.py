@@ -28,7 +28,8 @@ class Job:
 
     `state`: new and resume are to be run, queued and running are another process's, finished and diverged are there.
     `replaces`: the run that `rerun=true` moves aside. `parent_id`: of the sweep's run in MLflow, where there is one.
-    `backend`: those that its blocks will run on, None without a model.
+    `backend`: those that its blocks will run on, None without a model. `also`: the overrides of further jobs of this
+    sweep that are the same run, told apart by them as by `label`.
     """
 
     config: Any  # a mxstudy.config.Run
@@ -41,6 +42,7 @@ class Job:
     replaces: Path | None = None
     parent_id: str | None = None
     backend: str | None = None
+    also: tuple[str, ...] = ()
 
 
 def plan(composed: list[Composed]) -> list[Job]:
@@ -71,6 +73,7 @@ def plan(composed: list[Composed]) -> list[Job]:
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
                 for asked in asked_otherwise(jobs[digest].config, config):
                     raise ConfigError(f"{asked}: is another in {jobs[digest].label}, which is the same run")
+                jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 job = Job(config, digest, folder, label, one.overrides, one.choices, backend=backend)

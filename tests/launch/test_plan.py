@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import call
 from fake_study import FakeStudy, composed, existing, seeds, without
 
 from mxstudy.config import Pretrain
-from mxstudy.launch import inline
+from mxstudy.launch import inline, sweep
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import claim, differences, labels, move_aside, plan
 from mxstudy.reader import ConfigError
@@ -64,8 +65,30 @@ def test_an_error_that_all_jobs_share_is_said_once(tmp_path: Path, study: FakeSt
 
 
 def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> None:
-    jobs = [composed(tmp_path, f"optimizer.lr={text}", optimizer={"lr": 1e-3}) for text in ("1e-3", "0.001")]
-    assert [job.label for job in plan(jobs)] == ["optimizer.lr=1e-3"]
+    rates = {"1e-3": 1e-3, "2e-3": 2e-3, "0.001": 1e-3, "10e-4": 1e-3}
+    jobs = plan([composed(tmp_path, f"optimizer.lr={text}", optimizer={"lr": lr}) for text, lr in rates.items()])
+    assert [job.label for job in jobs] == ["optimizer.lr=1e-3", "optimizer.lr=2e-3"]
+    assert [job.also for job in jobs] == [("optimizer.lr=0.001", "optimizer.lr=10e-4"), ()]
+    assert sweep.merged(jobs) == [
+        "One run, for they come to the same config: optimizer.lr=1e-3; optimizer.lr=0.001; optimizer.lr=10e-4"
+    ]
+
+
+@pytest.mark.integration
+def test_a_launch_and_a_dry_run_say_which_overrides_are_one_run(
+    here: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("+experiment=quickstart", "+debug=tiny", "tracking=none", "wait=false,true", "seed=1,2")
+    assert call(*words, "dry_run=true") == (0, "")
+    head, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "what"
+    assert "the same run as" in head
+    assert first.split()[:5] == ["wait=False", "seed=1", "wait=True", "seed=1", "new"]
+    assert second.split()[:5] == ["wait=False", "seed=2", "wait=True", "seed=2", "new"]
+    assert call(*words) == (0, "")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "One run, for they come to the same config: wait=False seed=1; wait=True seed=1"
+    assert said[2].startswith("[1/2] wait=False seed=1")
 
 
 def test_one_run_is_not_asked_for_with_and_without_a_probe(tmp_path: Path, study: FakeStudy) -> None:
