@@ -10,7 +10,6 @@ from typing import Any
 
 from mxstudy.config import OfCheckpoint
 from mxstudy.config.settings import vain_settings
-from mxstudy.evaluation import checkpoints
 from mxstudy.studies.kinds import Kinds
 
 CHECKS = Kinds(__name__)
@@ -31,6 +30,8 @@ def vain_settings_of(config: Any) -> dict[str, str]:
     if precision is None or not any(vain_settings(precision)):
         return {}
     if isinstance(config, OfCheckpoint) and norm is None:
+        from mxstudy.evaluation import checkpoints  # loads what evaluates
+
         norm = checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
     found = vain_settings(precision, () if norm is None else norm.reads)
     return {f"precision.{vain.setting}": vain.message for vain in found}
