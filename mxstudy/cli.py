@@ -54,6 +54,8 @@ BASES: dict[str, dict[str, Any]] = {
     "probe": {"probe": schemas.Probes, "student_probe": schemas.StudentProbes},
     "tracking": {"tracking": schemas.Tracking},
 }
+AS_TRAINED = "as_trained"
+WHOLE = {"precision": "schedule", "norm": "kind"}  # groups that have that choice, and what none of them is without
 STARTS = {"experiment", "sweep", "debug"}  # groups that nothing chooses by default
 START = "+experiment=NAME or +sweep=NAME"
 HELP = {"-h", "--help"}
@@ -202,8 +204,18 @@ def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
     rehearsal = debug_values(choices.get("debug"), study)
     if study is None:
         raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
+    for group, key in partly_as_trained(values, choices):
+        raise ConfigError(as_a_whole(group, key))
     values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
     return values | ({"experiment": choices["experiment"]} if "experiment" in choices else {})
+
+
+def partly_as_trained(values: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield group and key of each value that was added to what is a checkpoint's own, and is no whole of its own."""
+    for group, whole in WHOLE.items():
+        added = values.get(group)
+        if choices.get(group) == AS_TRAINED and isinstance(added, dict) and whole not in added:
+            yield from ((group, f"{group}.{key}") for key in added)
 
 
 @functools.cache
@@ -253,6 +265,9 @@ def explain(error: Exception) -> str:
         return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
+        group, _, part = key.partition(".")
+        if not names and group in WHOLE and part and "." not in part:
+            return as_a_whole(group, key)
         if not names and "." in key:
             return f"{key}: is not there yet; write +{key}=VALUE, with a plus"
         own = [name for name in names if name != "hydra"] or list(groups())
@@ -262,6 +277,14 @@ def explain(error: Exception) -> str:
         if found:
             return f"{found[1]}: {advice(found[1])}"
     return "\n".join(str(part) for part in (error, cause) if part is not None)
+
+
+def as_a_whole(group: str, key: str) -> str:
+    """Say how a part of what is a checkpoint's own can be changed: with all of it."""
+    return (
+        f"{key}: {group}={AS_TRAINED} takes the checkpoint's own as a whole; choose one, and set what of it is not the "
+        f"default: {group}=NAME {key}=VALUE"
+    )
 
 
 def nothing_to_run(values: Iterable[str]) -> str:

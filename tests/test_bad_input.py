@@ -13,6 +13,7 @@ from mxstudy.data.tokenizer import load_tokenizer
 
 # -------------------------------------------------------------------------------- refused before a run is made
 
+TRANSFORM_OF_128 = "precision.recipes.mxfp8_sr_rht_2d.wgrad_transform.size=128"
 REFUSED = [
     (["model.hidden_size=48", "precision=mxfp8"], "precision.block_size: 32 does not divide layers.0", "size 48"),
     (["model.hidden_size=48", "norm=mxnorm_p2"], "model.hidden_size: 48 does not divide into blocks of 32"),
@@ -24,6 +25,15 @@ REFUSED = [
     (["tracking.uri=file:///tmp/mlruns"], "would be a file store", "give sqlite:///mlflow.db or http://HOST:PORT"),
     (["tracking.uri=ftp://host"], "tracking.uri: 'ftp://host' is none of sqlite, postgresql"),
     (["precision=mxfp8", "train.micro_batch_size=1", "train.sequence_length=40"], "train.micro_batch_size: 40 tokens"),
+    (
+        ["precision=mxfp8_sr_rht_2d", "train.micro_batch_size=1", "train.sequence_length=96", TRANSFORM_OF_128],
+        "train.micro_batch_size: 96 tokens do not divide into a Hadamard transform of 128 (wgrad_transform)",
+    ),
+    (
+        ["precision=bf16", "precision.rounding=away"],
+        "precision.rounding: away is set, and nothing is quantised",
+        "mxfp8",
+    ),
     (
         ["precision.schedule=[{plan: {layers.*: bf16}}, {from_step: 9000, plan: {layers.*: mxfp8}}]"],
         "precision.schedule: a row starts at step 9000, after the last of",

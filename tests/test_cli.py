@@ -18,6 +18,13 @@ from mxstudy.reader import ConfigError
 QUICK = "+experiment=quickstart"
 
 
+ASKED = ["+experiment=perplexity", "checkpoint=RUN"]
+AS_A_WHOLE = (
+    "{key}: {group}=as_trained takes the checkpoint's own as a whole; choose one, and set what of it is not the "
+    "default: {group}=NAME {key}=VALUE"
+)
+
+
 def refusal(*arguments: str) -> str:
     with pytest.raises(SystemExit) as caught:
         compose(*arguments)
@@ -41,6 +48,8 @@ def value(one: Composed, dotted: str) -> Any:
         ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
         ([QUICK, "+norm=mxnorm_p1"], "norm: is chosen already; write norm=NAME, without a plus"),
         ([QUICK, "train.stepz=3"], "train.stepz: no such key; did you mean 'steps'?"),
+        ([*ASKED, "precision.backend=joined"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
+        ([*ASKED, "norm.eps=0"], AS_A_WHOLE.format(group="norm", key="norm.eps")),
         ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: is not there yet; write +baseline.norm=VALUE, with a plus"),
         ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
         ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this one does not run studies"),
@@ -61,6 +70,7 @@ def test_a_misspelt_command_is_refused_with_what_would_be_right(arguments: list[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([*ASKED, "+precision.backend=joined"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
         (["+experimant=quickstart"], "experimant: no such key; did you mean '+experiment'?"),
         (["+debug=tiny"], "nothing to run; start from +experiment=NAME or +sweep=NAME"),
         ([QUICK, "norm=mxnorm_p3,x"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),

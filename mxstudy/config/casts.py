@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from mxstudy.reader import ConfigError, require
+from mxstudy.reader import require
 
 Outer = Literal["none", "tensor", "row", "bound"]
 
@@ -107,21 +107,13 @@ class Cast:
         )
 
     def filled(self, settings: BlockCast) -> Cast:
-        """Return the cast with every open field filled that means something for it; ConfigError for a vain setting."""
-        values: dict[str, object] = {}
-        for name, setting in SETTINGS.items():
-            value, fixed = getattr(settings, setting), getattr(self, name)
-            if fixed is None and self.has(name):
-                values[name] = value
-                continue
-            default = getattr(BlockCast, setting)
-            is_read = name in BLOCKS_OWN and not self.has(name)  # by other operands, or by the norm, perhaps
-            says = f"the recipe fixes {fixed}" if self.has(name) else "there are no E8M0 scales to round by it"
-            require(
-                value in (default, fixed) or is_read,
-                f"precision.{setting}: {value} is set, and {says}; leave it at {default}, or take another recipe",
-            )
-        return replace(self, **values)  # type: ignore[arg-type]
+        """Return the cast with every open field filled that means something for it; what it fixes it keeps."""
+        values = {name: getattr(settings, setting) for name, setting in SETTINGS.items() if self.is_open(name)}
+        return replace(self, **values)
+
+    def is_open(self, name: str) -> bool:
+        """Return whether the settings of the run fill that field."""
+        return getattr(self, name) is None and self.has(name)
 
     def has(self, name: str) -> bool:
         """Return whether that open field means something beside this kind of scale."""
@@ -236,22 +228,8 @@ class Gemms:
         return any(cast.source == "forward" or cast.mask_clipped for _, cast in self.casts())
 
     def filled(self, settings: BlockCast) -> Gemms:
-        """Return the recipe with every cast filled; ConfigError, naming the operand, for a setting that it fixes."""
-        values = {}
-        for name, cast in self.casts():
-            try:
-                values[name] = cast.filled(settings)
-            except ConfigError as error:
-                key, _, rest = str(error).partition(": ")
-                raise ConfigError(f"{key}: {name}: {rest}") from None
-        return replace(self, **values)  # type: ignore[arg-type]
-
-    def filled_or_open(self, settings: BlockCast) -> Gemms:
-        """Return `filled`, or the recipe as it is where a setting is in vain, which is refused elsewhere."""
-        try:
-            return self.filled(settings)
-        except ConfigError:
-            return self
+        """Return the recipe with every cast filled."""
+        return replace(self, **{name: cast.filled(settings) for name, cast in self.casts()})  # type: ignore[arg-type]
 
 
 # By what they hold: a field of another type, that somebody adds, is neither.

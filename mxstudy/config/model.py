@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe
@@ -54,8 +54,9 @@ class Decoder:
 
 @schema
 class AnyNorm:
-    """`eps`: keeps what is divided by from 0."""
+    """`eps`: keeps what is divided by from 0. `reads`: which of the run's settings it takes, beside the casts."""
 
+    reads: ClassVar[tuple[str, ...]] = ()
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class LayerNorm(AnyNorm):
 class MXNorm(AnyNorm):
     """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); its gain is always folded."""
 
+    reads = ("block_size",)
     kind: Literal["mxnorm"] = "mxnorm"
     p: float
 
@@ -102,6 +104,7 @@ class PostRoundMXNorm(AnyNorm):
     MXNorm paper, appendix K; its gain is always folded.
     """
 
+    reads = ("block_size", "scale_rule")
     kind: Literal["mxnorm_postround"] = "mxnorm_postround"
     format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"
 
@@ -133,7 +136,8 @@ class Precision:
     (microxcaling). `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public
     code, which raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); the right one is rceil. `pad_blocks`:
     a last block that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of
-    `block_size`. A setting that a recipe fixes is refused.
+    `block_size`. An operand that fixes what is set keeps its own, and a setting that none takes is refused
+    (`mxstudy.config.settings`).
     `backend`: reference computes module by module in PyTorch, joined in fused kernels, native with the hardware's MX
     GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block can have; emulated is auto
     without native. One that is asked for and cannot be had is refused.
@@ -182,11 +186,11 @@ class Precision:
 
         A recipe is its casts as the settings fill them; one of the rows that runs were always named by is that name.
         """
-        known = {PRECISIONS[name].filled_or_open(self.settings): name for name in sorted(NAMED, reverse=True)}
+        known = {PRECISIONS[name].filled(self.settings): name for name in sorted(NAMED, reverse=True)}
         found: dict[str, Any] = {}
         for name in sorted({name for row in self.schedule for name in row.plan.values()} - NAMED):
             try:
-                gemms = self.recipe(name).filled_or_open(self.settings)
+                gemms = self.recipe(name).filled(self.settings)
             except ConfigError:  # an unknown name; whoever applies the plan says so
                 continue
             found[name] = known.get(gemms, gemms)

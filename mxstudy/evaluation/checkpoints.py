@@ -144,10 +144,13 @@ def build(trained: Trained, device: torch.device) -> Decoder:
     return model
 
 
-def set_precision(model: Decoder, trained: Trained, device: torch.device) -> None:
-    """Set casts and backends to those of the schedule's last row, as a model is asked (`for_evaluation`)."""
+def set_precision(model: Decoder, trained: Trained, device: torch.device) -> dict[str, str]:
+    """Set casts and backends to those of the schedule's last row, as a model is asked (`for_evaluation`).
+
+    Returns {module name: recipe}.
+    """
     last, seeds = trained.precision.schedule[-1].from_step, (trained.seed,)
-    apply_precision(model, trained.precision, last, trained.compute, device, seeds, evaluates=True)
+    return apply_precision(model, trained.precision, last, trained.compute, device, seeds, evaluates=True)
 
 
 def check_weights(model: Decoder, trained: Trained) -> None:

@@ -45,12 +45,12 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
     """A row a job, and the sum. Raises ConfigError where the launcher's settings do not suit the jobs."""
     todo = [job for job in jobs if job.state in ("new", "resume")]
     costs = {job.fingerprint: cost(job, gpus_of(job, settings)) for job in todo}
-    rows = [["what", "state", "GPUs", "tokens", "FLOPs", "GPU hours", "folder"]]
+    rows = [["what", "the same run as", "state", "GPUs", "tokens", "FLOPs", "GPU hours", "folder"]]
     for job in jobs:
         words = columns(costs[job.fingerprint]) if job.fingerprint in costs else [""] * 4
-        rows.append([job.label, job.state, *words, str(job.folder)])
+        rows.append([job.label, "; ".join(job.also), job.state, *words, str(job.folder)])
     total = sum(costs.values(), Cost(0))
-    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", *columns(total), ""])
+    rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(total), ""])
     notes = [note for value, note in ((total.flops, OF_FLOPS), (total.gpu_hours, OF_HOURS)) if value]
     print("\n".join([*aligned(rows), *notes]), flush=True)
 

@@ -16,7 +16,7 @@ from mxstudy.launch.observed import asked_otherwise, check_used, off_then
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
-from mxstudy.studies.checks import CHECKS, backend_of
+from mxstudy.studies.checks import CHECKS, backend_of, vain_settings_of
 from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import is_planned, resolve_device
@@ -28,7 +28,8 @@ class Job:
 
     `state`: new and resume are to be run, queued and running are another process's, finished and diverged are there.
     `replaces`: the run that `rerun=true` moves aside. `parent_id`: of the sweep's run in MLflow, where there is one.
-    `backend`: those that its blocks will run on, None without a model.
+    `backend`: those that its blocks will run on, None without a model. `also`: the overrides of further jobs of this
+    sweep that are the same run, told apart by them as by `label`.
     """
 
     config: Any  # a mxstudy.config.Run
@@ -41,6 +42,7 @@ class Job:
     replaces: Path | None = None
     parent_id: str | None = None
     backend: str | None = None
+    also: tuple[str, ...] = ()
 
 
 def plan(composed: list[Composed]) -> list[Job]:
@@ -52,10 +54,14 @@ def plan(composed: list[Composed]) -> list[Job]:
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
     jobs: dict[str, Job] = {}
     errors: dict[str, list[str]] = defaultdict(list)
-    for one, found, label in zip(composed, spread(validate, composed), labels(composed), strict=True):
+    valid = spread(validate, composed)
+    vain = vain_overrides(composed, valid)
+    for one, found, label in zip(composed, valid, labels(composed), strict=True):
         try:
             if isinstance(found, ConfigError):
                 raise found
+            for line in one.overrides:
+                require(line not in vain, vain.get(line, ""))
             config, backend = found
             known = CHECKS[config.study]
             key = (config.study, known.identity_key(config))
@@ -67,6 +73,7 @@ def plan(composed: list[Composed]) -> list[Job]:
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
                 for asked in asked_otherwise(jobs[digest].config, config):
                     raise ConfigError(f"{asked}: is another in {jobs[digest].label}, which is the same run")
+                jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 job = Job(config, digest, folder, label, one.overrides, one.choices, backend=backend)
@@ -98,6 +105,23 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             yield Valid(pinned(config), backend_of(config))
         except ConfigError as error:
             yield error
+
+
+def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigError]) -> dict[str, str]:
+    """Return each override that sets what none of its jobs takes, with the reason.
+
+    Arms may share a setting that only some of them take: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
+    and one arm, and the plan of bf16 says what it does not take.
+    """
+    messages: dict[str, list[str | None]] = defaultdict(list)
+    for one, found in zip(composed, valid, strict=True):
+        own = {line: line.lstrip("+").partition("=")[0] for line in one.overrides}
+        if isinstance(found, ConfigError) or not any(key.startswith("precision.") for key in own.values()):
+            continue
+        vain = vain_settings_of(found.config)
+        for line, key in own.items():
+            messages[line].append(vain.get(key))
+    return {line: some[0] for line, some in messages.items() if some[0] is not None and None not in some}
 
 
 def pinned(config: Any) -> Any:

@@ -10,7 +10,7 @@ from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, plan
 from mxstudy.launch.ranks import check_started, gpus_per_node
-from mxstudy.launch.sweep import different_roads, say
+from mxstudy.launch.sweep import different_roads, merged, say
 from mxstudy.numerics.ranks import on_first_rank
 from mxstudy.train.process_group import met
 from mxstudy.train.runtime import planned_for
@@ -36,4 +36,6 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
         if any(job.config.dry_run for job in jobs):
             on_first_rank(lambda: estimate.show(jobs, launcher))
             return 0
+        for line in merged(jobs):
+            say(line)
         return LAUNCH[type(launcher)](jobs, launcher)

@@ -59,6 +59,13 @@ def different_roads(jobs: Sequence[Job]) -> str | None:
     return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
 
 
+def merged(jobs: Sequence[Job]) -> list[str]:
+    """Return a line for each run that several jobs of the sweep come to, with the overrides that make no difference."""
+    return [
+        f"One run, for they come to the same config: {'; '.join((job.label, *job.also))}" for job in jobs if job.also
+    ]
+
+
 def summarize(jobs: list[Job]) -> dict[str, Summary]:
     """Each kind of run sums up what it has, runs that were skipped included, and says on what they ran: by `study`."""
     summaries = {}

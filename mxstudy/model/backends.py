@@ -32,10 +32,11 @@ KERNEL_ACTIVATIONS = {swiglu: "swiglu", F.gelu: "gelu", relu2: "relu2"}
 
 @dataclass(frozen=True)
 class Road:
-    """The backend of a block, and why it is not the fastest one; None where it is."""
+    """The backend of a block, and why it is not the fastest one; `but`: what of the block it does not compute."""
 
     backend: str
     why: str | None = None
+    but: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def road_of(name: str, module: nn.Module, backend: str, place: Place) -> Road:
     if backend in refusals and backend != "reference":
         reason = refusals[backend]
         if reason is None:
-            return Road(backend)
+            return Road(backend, but=what_stays(module, backend))
         is_head = backend == "joined" and isinstance(module, MXLinear)  # in no block that could be
         if is_plain(module) or is_head:
             return Road("reference", reason)
@@ -83,7 +84,11 @@ def road_of(name: str, module: nn.Module, backend: str, place: Place) -> Road:
         return Road("reference", "precision.backend asks for it" if refusals["joined"] is None else refusals["joined"])
     if backend == "auto" and refusals["native"] is None and torch.cuda.is_available():  # else nobody has seen the GPU
         return Road("native")
-    return Road("joined") if refusals["joined"] is None else Road("reference", refusals["joined"])
+    return (
+        Road("joined", but=what_stays(module, "joined"))
+        if refusals["joined"] is None
+        else Road("reference", refusals["joined"])
+    )
 
 
 def take_roads(model: nn.Module, roads: dict[str, Road], place: Place) -> None:
@@ -97,6 +102,12 @@ def take_roads(model: nn.Module, roads: dict[str, Road], place: Place) -> None:
             module.joined = joined_block(module) if road.backend == "joined" else None
         if isinstance(module, StudentBlock):
             module.take(road.backend == "joined")
+
+
+def what_stays(module: nn.Module, backend: str) -> str | None:
+    """Return what of the module that backend leaves to the reference; None where it computes all of it."""
+    has_attention = isinstance(module, StudentBlock) and module.attention is not None
+    return "the MLP; attention runs by the reference" if backend == "joined" and has_attention else None
 
 
 def linears_in(module: nn.Module) -> list[MXLinear]:
@@ -181,7 +192,8 @@ def describe_roads(model: nn.Module) -> list[str]:
     for name, module in parts(model).items():
         groups[getattr(module, "road", Road("reference", "no precision was applied"))].append(name)
     return [
-        f"{spelled(names)}: {road.backend}" + (f" ({road.why})" if road.why else "") for road, names in groups.items()
+        f"{spelled(names)}: {road.backend}" + (f" ({note})" if (note := road.why or road.but) else "")
+        for road, names in groups.items()
     ]
 
 

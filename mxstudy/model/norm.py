@@ -27,6 +27,7 @@ class Norm(nn.Module):
     """x [..., size] -> x / rms(x) * gain, computed in FP32 and rounded once to x's dtype.
 
     `weight` is the gain, None where there is none, and `bias` what is added after it; `centers`: x is less its mean.
+    `reads`: the settings of the run that it is built with, beside its size.
     `output`: what a linear reads, that is joined to it: unrounded FP32, of no tensor of its own; or a tensor in x's
     dtype, rounded once; or one in bf16 whose every operation was rounded, or most of them, in the public code's attempt
     to skip that. A folded gain leaves no choice.
@@ -35,6 +36,7 @@ class Norm(nn.Module):
     fold_gain: bool
     centers = False
     output: Output = "joined"
+    reads: tuple[str, ...] = ()
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
@@ -185,7 +187,16 @@ KERNEL_NORMS: dict[type, Callable[[Any], RowNorm]] = {
     LayerNorm: lambda norm: RowNorm(centers=True, eps=norm.eps),
     MXNorm: lambda norm: RowNorm(norm.p, eps=norm.eps),
 }
-KNOWN = {"size", "eps", "fold_gain", "output", "p", "block_size", "training"}  # what those have, and kernels respect
+KNOWN = {
+    "size",
+    "eps",
+    "fold_gain",
+    "output",
+    "p",
+    "block_size",
+    "reads",
+    "training",
+}  # what those have, and kernels respect
 
 
 def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = ("joined",)) -> str | None:
@@ -211,7 +222,9 @@ def build_norm(norm: config.Norm, size: int, cast: BlockCast) -> Norm:
     """`cast`: that of the linear which reads the norm. ConfigError for a norm without a row in NORMS."""
     name = type(norm).__name__
     require(type(norm) in NORMS, f"norm.kind: {name} has no row in NORMS (mxstudy/model/norm.py); add one")
-    return NORMS[type(norm)](norm, size, cast)
+    built = NORMS[type(norm)](norm, size, cast)
+    built.reads = norm.reads
+    return built
 
 
 def build_exact_norm(norm: config.Norm, size: int) -> Norm:

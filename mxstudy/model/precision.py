@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.config.casts import TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
+from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
+from mxstudy.config.settings import vain_settings, written
 from mxstudy.model.backends import Place, describe_roads, joined_block, plan_roads, take_roads
 from mxstudy.model.decoder import Block
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.model.norm import PostRoundMXNorm
+from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.randomness import give_streams
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, is_random, look_up
@@ -44,7 +46,7 @@ def apply_precision(
     Returns {module name: recipe}. `device`: where the model is going to run, `compiled` or not. `seeds`: what random
     roundings and signs are drawn by; one a replica of a stack. `evaluates`: it is not trained there, but asked, see
     `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an unknown recipe, sizes that its blocks do
-    not divide, a setting that it fixes, a backend that cannot be had.
+    not divide, a setting that no operand takes, a backend that cannot be had.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
     if precision.head:
@@ -57,10 +59,10 @@ def apply_precision(
         try:
             gemms = precision.recipe(rows[name]).filled(linear.cast)
         except ConfigError as error:
-            where = "" if str(error).startswith("precision.") else f"precision.schedule: plan for {name}: "
-            raise ConfigError(f"{where}{error}") from None
+            raise ConfigError(f"precision.schedule: plan for {name}: {error}") from None
         linear.gemms = for_evaluation(gemms) if evaluates else gemms
-        check_precision(name, linear, rows[name], compute)
+        check_precision(name, linear, Origin(precision, rows[name]), compute)
+    check_settings(precision, norm_settings(model))
     give_streams(model, linears, seeds)
     place = Place(DTYPES[compute], device, compiled)
     take_roads(model, plan_roads(model, precision.backend, place), place)
@@ -145,8 +147,37 @@ def end_blocks(names: list[str], skip_blocks: int) -> list[str]:
     return [name for name, block in blocks.items() if block not in between]
 
 
-def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None:
+class Origin(NamedTuple):
+    """Say where a linear's recipe comes from: the config, and the recipe's name in its plan."""
+
+    precision: config.Precision
+    row: str
+
+    def key(self, part: str, field: str) -> str:
+        """Return what to change for that field of an operand or a transform: a key, or the recipe by its name."""
+        own = getattr(self.precision.recipe(self.row), part)
+        field = {setting: name for name, setting in SETTINGS.items()}.get(field, field)
+        if isinstance(own, Cast) and field in SETTINGS and own.is_open(field):
+            return f"precision.{SETTINGS[field]}"
+        if self.row in self.precision.recipes:
+            return f"precision.recipes.{self.row}.{part}.{field}"
+        return f"precision.schedule: recipe {self.row}, {part}.{field}"
+
+
+def norm_settings(model: nn.Module) -> set[str]:
+    """Return the settings that the model's norms take, beside the casts."""
+    return {name for module in model.modules() if isinstance(module, Norm) for name in module.reads}
+
+
+def check_settings(precision: config.Precision, norm_reads: Collection[str]) -> None:
+    """Raise ConfigError for a setting that no operand takes, though some are quantised, and no norm."""
+    for vain in vain_settings(precision, norm_reads):
+        require(not vain.refused, vain.message)
+
+
+def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -> None:
     """Raise ConfigError where a linear cannot compute by its recipe."""
+    row = origin.row
     if row in DTYPES and row != compute:
         raise ConfigError(f"precision.schedule: {name} asks for {row}, but train.compute is {compute}; make them equal")
     for operand, cast in linear.gemms.casts():
@@ -154,15 +185,16 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
             check_format(cast, look_up(FORMATS, cast.format, "format"))
             look_up(ROUNDINGS, str(cast.rounding), "rounding")
         except ConfigError as error:
-            key, _, rest = str(error).partition(": ")
-            raise ConfigError(f"precision.{key}: {name}, {operand}: {rest}") from None
-    for gemm in (linear.gemms.forward, linear.gemms.dgrad, linear.gemms.wgrad):
-        sizes = {c.block_size for c in (gemm.left, gemm.right) if c is not None and c.scale == "FP32"}
-        require(
-            len(sizes) < 2,
-            f"precision.block_size: {name}: FP32 scales of both operands of a GEMM are in blocks alike, not of "
-            f"{sorted(map(str, sizes))}",
-        )
+            field, _, rest = str(error).partition(": ")
+            raise ConfigError(f"{origin.key(operand, field)}: {name}, {operand}: {rest}") from None
+    for gemm in ("forward", "dgrad", "wgrad"):
+        scaled = [(o, c) for o, c in linear.gemms.casts() if o.startswith(gemm) and c.scale == "FP32"]
+        sizes = sorted({str(cast.block_size) for _, cast in scaled})
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"{origin.key(scaled[-1][0], 'block_size')}: {name}: FP32 scales of both operands of a GEMM are in "
+                f"blocks alike, not of {sizes}"
+            )
     if isinstance(linear, NormLinear):
         try:
             check_source(linear.gemms, linear.norm.fold_gain)
@@ -171,13 +203,13 @@ def check_precision(name: str, linear: MXLinear, row: str, compute: str) -> None
         if isinstance(linear.norm, PostRoundMXNorm):
             check_scales_read(name, linear.norm, linear.gemms.forward_x)
     sides = {"in": ("input", linear.in_features), "out": ("output", linear.out_features)}
-    for key, axis, divisor in divisors(linear.gemms):
-        side, size = sides.get(axis, ("", 0))
-        require(
-            size % divisor == 0,
-            f"precision.{key}: {divisor} does not divide {name}'s {side} size {size}; choose sizes that it divides"
-            + (", or fill blocks up with zeros: precision.pad_blocks=true" if key == "block_size" else ""),
-        )
+    for divisor in divisors(linear.gemms):
+        side, size = sides.get(divisor.axis, ("", 0))
+        if size % divisor.size:
+            remedy = f"choose sizes that it divides{divisor.remedy}"
+            raise ConfigError(
+                f"{origin.key(*divisor.place)}: {divisor.size} does not divide {name}'s {side} size {size}; {remedy}"
+            )
 
 
 # The axes of each operand: that of its GEMM's contraction, and the other.
@@ -191,24 +223,51 @@ AXES = {
 }
 
 
-def divisors(gemms: Gemms) -> list[tuple[str, str, int]]:
-    """Return what has to divide which axis (in, out, tokens): the config's key, the axis, the number."""
+class Divisor(NamedTuple):
+    """What has to divide an axis (in, out, tokens): the size of which field of which operand or transform."""
+
+    place: tuple[str, str]
+    axis: str
+    size: int
+
+    @property
+    def remedy(self) -> str:
+        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.place[0] in OPERANDS else ""
+
+    def __str__(self) -> str:
+        return f"blocks of {self.size}" if self.place[0] in OPERANDS else f"a Hadamard transform of {self.size}"
+
+
+def divisors(gemms: Gemms) -> list[Divisor]:
+    """Return all that has to divide an axis of a linear."""
     found = []
     for operand, cast in gemms.casts():
         if cast.scale != "none" and not cast.pad:
             axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
-            found += [("block_size", axis, cast.block_size or 1) for axis in axes]
+            found += [Divisor((operand, "block_size"), axis, cast.block_size or 1) for axis in axes]
     for axis, name in zip(("in", "out", "tokens"), TRANSFORMS, strict=True):
         transform: Hadamard | None = getattr(gemms, name)
         if transform is not None:
-            found.append((f"{name}.size", axis, transform.size))
+            found.append(Divisor((name, "size"), axis, transform.size))
     return found
+
+
+def token_divisors(model: nn.Module) -> list[Divisor]:
+    """Return what lies along the tokens of a micro-batch: blocks, and transforms."""
+    linears = (module for module in model.modules() if isinstance(module, MXLinear))
+    return [divisor for linear in linears for divisor in divisors(linear.gemms) if divisor.axis == "tokens"]
 
 
 def token_block(model: nn.Module) -> int:
     """Return what has to divide the tokens of a micro-batch: 1 where no block and no transform lies along them."""
-    linears = (module for module in model.modules() if isinstance(module, MXLinear))
-    return math.lcm(*(d for linear in linears for _, axis, d in divisors(linear.gemms) if axis == "tokens"))
+    return math.lcm(*(divisor.size for divisor in token_divisors(model)))
+
+
+def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
+    """Raise ConfigError where so many tokens do not divide; `tokens` begins the message: 'train.batch_size: 48 ...'."""
+    for divisor in token_divisors(model):
+        where = f" ({divisor.place[0]})" if divisor.place[0] in TRANSFORMS else ""
+        require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")
 
 
 def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> None:
@@ -238,16 +297,56 @@ def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> No
     )
 
 
-def describe(model: nn.Module, rows: Mapping[str, str]) -> str:
-    """Return the plan as applied, a line for each recipe and each backend: how many linears, what each GEMM has."""
+def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
+    """Return the plan as applied, a line for each recipe and each backend: how many linears, what each GEMM has.
+
+    `forward_only`: of a model that is asked, and not trained, which has no other GEMM.
+    """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
-    groups = Counter((row, linears[name].gemms) for name, row in rows.items())
-    plan = [f"{count} linears in {row}: {describe_gemms(gemms)}" for (row, gemms), count in groups.items()]
+    applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
+    groups = Counter((row, applied[name]) for name, row in rows.items())
+    plan = [
+        f"{count} linears in {row}: {describe_gemms(gemms, forward_only)}" for (row, gemms), count in groups.items()
+    ]
     notes = [
         f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
         for row in {row: None for row, gemms in groups if spans_micro_batch(gemms)}
     ]
+    settings = next((linear.cast for linear in linears.values()), BlockCast())
+    notes += describe_settings(settings, groups, norm_settings(model))
     return "\n".join([*plan, *notes, *describe_roads(model)])
+
+
+def forward_of(gemms: Gemms) -> Gemms:
+    """Return the recipe without its backward."""
+    return Gemms(forward_x=gemms.forward_x, forward_w=gemms.forward_w, forward_transform=gemms.forward_transform)
+
+
+def describe_settings(
+    settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
+) -> list[str]:
+    """Return lines about the settings that are off their defaults: which operands keep their own, and what none takes.
+
+    Where arms share their settings, one that quantises nothing has some that it does not take.
+    """
+    casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
+    lines, vain = [], []
+    for field, setting in SETTINGS.items():
+        value = getattr(settings, setting)
+        if value == getattr(BlockCast, setting):
+            continue
+        said = f"precision.{setting}={written(value)}"
+        having = {place: getattr(cast, field) for place, cast in casts.items() if cast.has(field)}
+        if not having and setting not in norm_reads:
+            vain.append(said)
+        keeping: dict[str, list[str]] = defaultdict(list)
+        for (row, operand), own in having.items():
+            if own != value:
+                keeping[row].append(f"{operand} keeps {written(own)}")
+        lines += [f"{row}: {said} fills what is left open; {', '.join(own)}" for row, own in keeping.items()]
+    if vain:
+        lines.append(f"{', '.join(vain)}: no operand here takes {'it' if len(vain) == 1 else 'them'}")
+    return lines
 
 
 def spans_micro_batch(gemms: Gemms) -> bool:
@@ -257,10 +356,10 @@ def spans_micro_batch(gemms: Gemms) -> bool:
     return spans or any(transform.signs == "call" for transform in transforms if transform is not None)
 
 
-def describe_gemms(gemms: Gemms) -> str:
+def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
     pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
     parts = []
-    for name, gemm in pairs:
+    for name, gemm in pairs[:1] if forward_only else pairs:
         rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
         parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
     return ", ".join(parts)

@@ -272,7 +272,8 @@ def check_format(cast: Cast, element: ElementFormat) -> None:
     require(missing is None, f"{missing}: is open; fill the cast with the run's settings first")
     require(
         element.scale == "E8M0" or cast.scale == element.scale,
-        f"scale: {cast.format} has {element.scale} scales, not {cast.scale}; for others take format E2M1",
+        f"scale: {cast.format} has {element.scale} scales, not {cast.scale}; set it to {element.scale}, with an "
+        f"outer_scale and blocks of {element.block_size}, or for other scales take format E2M1",
     )
     require(
         is_random(cast) or cast.random_bits == Cast.random_bits,
@@ -299,7 +300,7 @@ def check_nvfp4(fmt: str, cast: BlockCast) -> None:
     if fmt != "NVFP4":
         return
     if cast.block_size != FORMATS["NVFP4"].block_size:
-        raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}")
+        raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}; set it to 16")
     if cast.pad_blocks:
         raise ConfigError("pad_blocks: those of NVFP4 have to be whole; set it to false")
     if cast.scale_rule != BlockCast.scale_rule:

@@ -60,8 +60,9 @@ def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
     block_size, length = token_block(model), sequence[0].shape[1]
     require(
         length >= block_size,
-        f"train.sequence_length: {length} tokens are less than a block of {block_size}, and the probes saturation and "
-        f"gradient_bias see one sequence; make it {block_size} or more, or switch them off",
+        f"train.sequence_length: {length} tokens are less than {block_size}, of which blocks and transforms take whole "
+        f"ones, and the probes saturation and gradient_bias see one sequence; make it {block_size} or more, "
+        "or switch them off",
     )
     tokens, targets = (part[:, : length // block_size * block_size] for part in sequence)
     return tokens, targets

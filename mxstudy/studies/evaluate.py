@@ -18,6 +18,7 @@ from mxstudy import results
 from mxstudy.config import Evaluate, Evaluation
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.evaluation import checkpoints, questions
+from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.studies.evaluate_tables import show_scores
 from mxstudy.studies.evaluate_tables import summarize as summarize
@@ -42,7 +43,7 @@ def run(config: Evaluate, folder: RunFolder, label: str) -> str:
                     ask(task, form, scorer, trained.tokenizer, config.evaluation, folder)
                     folder.update(step=number + 1)
         about = {"checkpoint": trained.name, "asked_in": checkpoints.title(trained)}
-        record(folder, scores_of(results.load_samples([folder])).assign(**about), path)
+        record(config, folder, scores_of(results.load_samples([folder])).assign(**about), path, trained)
         show_scores(folder)
         finish(config, folder, label)
     return "finished"
@@ -71,11 +72,11 @@ def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Ev
     print(f"{task} {form}: {len(samples):,} questions, {requests:,} requests in {seconds:.1f} s{lost}", flush=True)
 
 
-def record(folder: RunFolder, scores: pd.DataFrame, path: Path) -> None:
-    """Table, JSON, and a row of the journal, at the step of the checkpoint in `path`: task.form/score and so on."""
+def record(config: Evaluate, folder: RunFolder, scores: pd.DataFrame, path: Path, trained: Trained) -> None:
+    """Write table, JSON and journal, at the step of the checkpoint in `path`: task.form/score and so on."""
     from mxstudy.evaluation.suite import values_of
 
     results.save_table(folder, "scores", scores)
     known = scores.astype(object).where(scores.notna(), None)  # JSON has no NaN
     replace_file(folder.path / "scores.json", json.dumps(known.to_dict("records"), indent=2))
-    write_journal(folder, path, PROBE, values_of(scores))
+    write_journal(config, folder, path, trained, PROBE, values_of(scores))

@@ -15,10 +15,11 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
+from mxstudy.model.precision import describe
 from mxstudy.studies.ending import end_mirrored
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import Journal, read_journal
+from mxstudy.tracking.journal import Journal, Row, read_journal
 from mxstudy.tracking.mlflow import add_rows
 from mxstudy.train.runtime import configure_torch, resolve_device
 
@@ -69,12 +70,21 @@ def built_key(config: OfCheckpoint) -> str:
     return repr((path, config.norm, config.precision, config.compute, device))
 
 
+def plan_of(config: OfCheckpoint, trained: Trained) -> tuple[str, Row]:
+    """Return the plan as applied to the model that is asked: to be read, and as a journal has it."""
+    device = resolve_device(config.device, "device")
+    model = checkpoints.build(trained, device)
+    rows = checkpoints.set_precision(model, trained, device)
+    return describe(model, rows, forward_only=True), {"precision": rows, "backends": backends_of(model)}
+
+
 @contextmanager
 def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch: int) -> Iterator[Scorer]:
     """What scores requests, in this process or in several, on devices that are named as it begins."""
     devices = devices_of(resolve_device(config.device, "device"), config.processes)
     configure_torch()
-    print(f"{trained.name} on {', '.join(map(str, devices))}: {checkpoints.title(trained)}", flush=True)
+    print(f"{trained.name} on {', '.join(map(str, devices))}: {checkpoints.title(trained)}")
+    print(plan_of(config, trained)[0], flush=True)
     if len(devices) == 1:
         yield Scorer(checkpoints.load(path, trained, devices[0]), trained.max_length, tokens_per_batch)
         return
@@ -85,11 +95,14 @@ def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch
         pool.close()
 
 
-def write_journal(folder: RunFolder, path: Path, probe: str, values: Mapping[str, float]) -> None:
-    """One row, at the step of the checkpoint in `path`, in place of what the journal had."""
+def write_journal(
+    config: OfCheckpoint, folder: RunFolder, path: Path, trained: Trained, probe: str, values: Mapping[str, float]
+) -> None:
+    """Write two rows, at the step of the checkpoint in `path`, in place of what the journal had: plan, and values."""
     folder.journal_path.unlink(missing_ok=True)
-    journal = Journal(folder.journal_path)
-    journal.write({"step": checkpoints.step_of(path), "probe": probe, "values": dict(values)})
+    step, journal = checkpoints.step_of(path), Journal(folder.journal_path)
+    journal.write({"step": step} | plan_of(config, trained)[1])
+    journal.write({"step": step, "probe": probe, "values": dict(values)})
     journal.close()
 
 

@@ -50,7 +50,7 @@ def run(config: Perplexity, folder: RunFolder, label: str) -> str:
             results.save_table(folder, table.stem, pd.concat(chunks, ignore_index=True))
         for part in table.parent.glob("documents_*.parquet"):
             part.unlink()
-        record(folder, path, trained, windows)
+        record(config, folder, path, trained, windows)
         show_totals(folder)
         finish(config, folder, label)
     return "finished"
@@ -104,8 +104,8 @@ def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Seq
     )
 
 
-def record(folder: RunFolder, path: Path, trained: Trained, windows: Windows) -> None:
-    """Table, JSON, and a row of the journal, at the step of the checkpoint in `path`."""
+def record(config: Perplexity, folder: RunFolder, path: Path, trained: Trained, windows: Windows) -> None:
+    """Write table, JSON and journal, at the step of the checkpoint in `path`."""
     about = {
         "checkpoint": trained.name,
         "asked_in": checkpoints.title(trained),
@@ -119,4 +119,4 @@ def record(folder: RunFolder, path: Path, trained: Trained, windows: Windows) ->
     results.save_table(folder, "perplexity", pd.DataFrame([about | totals]))
     known = {name: value for name, value in totals.items() if not math.isnan(value)}
     replace_file(folder.path / "perplexity.json", json.dumps(about | dict.fromkeys(totals) | known, indent=2))
-    write_journal(folder, path, PROBE, known)
+    write_journal(config, folder, path, trained, PROBE, known)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 SEEDS = ("seed=", "data_seed=")
 NAMED = 3  # arms at most, of one backend, that are called by their names
+THEN = " then from step {} "
 REMEDY = "precision.backend=reference puts all on one"
 
 
@@ -22,8 +23,24 @@ def arm_of(label: str) -> str:
 
 
 def all_backends(backends: Iterable[str | None]) -> str | None:
-    """Return each backend that is named in any of these once: 'joined, reference'; None where none is known."""
-    return ", ".join(sorted({name for known in backends if known for name in known.split(", ")})) or None
+    """Return each backend that is named in any of these once: 'joined, reference'; None where none is known.
+
+    Where all that is known is the same it is that, with the steps at which a schedule changes it.
+    """
+    known = {one for one in backends if one}
+    if len(known) == 1:
+        return known.pop()
+    return ", ".join(sorted({name for one in known for name in re.split(rf", |{THEN.format(r'[0-9]+')}", one)})) or None
+
+
+def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:
+    """Return the backends of a schedule's rows, by their first steps: 'reference then from step 500 joined'."""
+    said, last = "", None
+    for step, backends in rows:
+        if backends and backends != last:
+            said += (THEN.format(step) if said else "") + backends
+            last = backends
+    return said or None
 
 
 def different_backends(runs: Iterable[tuple[str, str | None]], remedy: str = REMEDY) -> str | None:

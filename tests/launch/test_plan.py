@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import socket
@@ -10,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from commands import call
 from fake_study import FakeStudy, composed, existing, seeds, without
 
 from mxstudy.config import Pretrain
-from mxstudy.launch import inline
+from mxstudy.launch import inline, sweep
+from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import claim, differences, labels, move_aside, plan
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunLocked
@@ -61,8 +65,30 @@ def test_an_error_that_all_jobs_share_is_said_once(tmp_path: Path, study: FakeSt
 
 
 def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> None:
-    jobs = [composed(tmp_path, f"optimizer.lr={text}", optimizer={"lr": 1e-3}) for text in ("1e-3", "0.001")]
-    assert [job.label for job in plan(jobs)] == ["optimizer.lr=1e-3"]
+    rates = {"1e-3": 1e-3, "2e-3": 2e-3, "0.001": 1e-3, "10e-4": 1e-3}
+    jobs = plan([composed(tmp_path, f"optimizer.lr={text}", optimizer={"lr": lr}) for text, lr in rates.items()])
+    assert [job.label for job in jobs] == ["optimizer.lr=1e-3", "optimizer.lr=2e-3"]
+    assert [job.also for job in jobs] == [("optimizer.lr=0.001", "optimizer.lr=10e-4"), ()]
+    assert sweep.merged(jobs) == [
+        "One run, for they come to the same config: optimizer.lr=1e-3; optimizer.lr=0.001; optimizer.lr=10e-4"
+    ]
+
+
+@pytest.mark.integration
+def test_a_launch_and_a_dry_run_say_which_overrides_are_one_run(
+    here: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("+experiment=quickstart", "+debug=tiny", "tracking=none", "wait=false,true", "seed=1,2")
+    assert call(*words, "dry_run=true") == (0, "")
+    head, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "what"
+    assert "the same run as" in head
+    assert first.split()[:5] == ["wait=False", "seed=1", "wait=True", "seed=1", "new"]
+    assert second.split()[:5] == ["wait=False", "seed=2", "wait=True", "seed=2", "new"]
+    assert call(*words) == (0, "")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "One run, for they come to the same config: wait=False seed=1; wait=True seed=1"
+    assert said[2].startswith("[1/2] wait=False seed=1")
 
 
 def test_one_run_is_not_asked_for_with_and_without_a_probe(tmp_path: Path, study: FakeStudy) -> None:
@@ -71,6 +97,54 @@ def test_one_run_is_not_asked_for_with_and_without_a_probe(tmp_path: Path, study
     assert [job.label for job in plan([on, off])] == ["probe=on"]
     with pytest.raises(ConfigError, match=r"probe\.norm_output_rms: is off in probe=none, which is the same run"):
         plan([off, on])
+
+
+def arm(runs: Path, row: str, setting: str = "", norm: str = "rmsnorm") -> Composed:
+    """A decoder in that row, with `precision.KEY=VALUE` or nothing."""
+    line, _, value = setting.partition("=")
+    values = {line.removeprefix("precision."): yaml.safe_load(value)} if setting else {}
+    precision = {"schedule": [{"plan": {"layers.*": row}}]} | values
+    of_norm = {"kind": norm} | ({"p": 2} if norm == "mxnorm" else {})
+    overrides = (f"precision={row}", *([setting] if setting else []))
+    return composed(runs, *overrides, precision=precision, norm=of_norm)
+
+
+@pytest.mark.parametrize(
+    ("row", "setting"),
+    [
+        ("bf16", "precision.rounding=stochastic"),
+        ("bf16", "precision.scale_rule=floor"),
+        ("bf16", "precision.block_size=16"),
+        ("bf16", "precision.operand_pre_round=true"),
+        ("bf16", "precision.pad_blocks=true"),
+        ("bf16", "precision.head=true"),
+        ("bf16", "precision.skip_blocks=1"),
+        ("fp8_tensor", "precision.block_size=16"),
+    ],
+)
+def test_a_setting_that_nothing_takes_is_refused(tmp_path: Path, study: FakeStudy, row: str, setting: str) -> None:
+    key, _, value = setting.partition("=")
+    why = "nothing is quantised" if row == "bf16" else r"no operand of fp8_tensor \(.*\) has blocks"
+    with pytest.raises(ConfigError, match=rf"^{key}: {value} is set, and {why}; write {key}="):
+        plan([arm(tmp_path, row, setting)])
+    (job,) = plan([arm(tmp_path, "mxfp8", setting)])
+    assert job.state == "new"
+
+
+def test_arms_may_share_a_setting_that_one_of_them_takes(tmp_path: Path, study: FakeStudy) -> None:
+    away, floor = "precision.rounding=away", "precision.scale_rule=floor"
+    assert len(plan([arm(tmp_path, row, away) for row in ("bf16", "mxfp8")])) == 2
+    with pytest.raises(ConfigError, match=r"^2 of 3 jobs cannot run, [^\n]*\n  precision=bf16 prec[^\n]*: away is set"):
+        plan([arm(tmp_path, "bf16", away), arm(tmp_path, "fp32", away), arm(tmp_path, "mxfp8", floor)])
+
+
+def test_a_setting_of_the_experiment_s_or_one_that_its_norm_takes_is_no_choice_in_vain(
+    tmp_path: Path, study: FakeStudy
+) -> None:
+    of_experiment = dataclasses.replace(arm(tmp_path, "bf16", "precision.rounding=away"), overrides=("precision=bf16",))
+    of_norm = arm(tmp_path, "bf16", "precision.block_size=16", norm="mxnorm")
+    undone = arm(tmp_path, "bf16", "precision.rounding=even")
+    assert len(plan([of_experiment, of_norm, undone])) == 3
 
 
 def test_a_corpus_is_identified_once(tmp_path: Path, study: FakeStudy) -> None:

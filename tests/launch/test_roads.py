@@ -66,10 +66,12 @@ def test_of_pretraining(row: str | dict[str, str], values: dict[str, Any], expec
     assert backend(row, **values) == expected
 
 
-def test_all_rows_of_a_schedule_count() -> None:
+def test_all_rows_of_a_schedule_are_said_in_their_order() -> None:
     one = job(Path("runs"), "bf16")
-    one.values["precision"]["schedule"].append({"from_step": 5, "plan": {"layers.*": "mxfp8"}})
-    assert backend_of(read_run(one.values)) == "joined, reference"
+    later = [(3, {"layers.*": "fp8_tensor"}), (5, {"layers.*": "mxfp8"}), (7, {"layers.0.*": "mxfp8"})]
+    one.values["precision"]["schedule"] += [{"from_step": step, "plan": plan} for step, plan in later]
+    says = "reference then from step 5 joined then from step 7 joined, reference"
+    assert backend_of(read_run(one.values)) == says
 
 
 def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
+from mxstudy.config.casts import Hadamard
 from mxstudy.model import Decoder
 from mxstudy.model.backends import Place, Road, backends_of, plan_roads
 from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
@@ -120,7 +121,9 @@ def test_fp32_scales_of_both_operands_are_in_blocks_alike():
         forward_x=Cast(format="E4M3", scale="FP32", block_size=32),
         forward_w=Cast(format="E4M3", scale="FP32", block_size=16),
     )
-    with pytest.raises(ConfigError, match=r"precision\.block_size: layers.* in blocks alike, not of \['16', '32'\]"):
+    with pytest.raises(
+        ConfigError, match=r"^precision\.recipes\.own\.forward_w\.block_size: layers.* in blocks alike, not"
+    ):
         applied({"layers.*": "own"}, recipes={"own": own})
 
 
@@ -163,8 +166,10 @@ def test_what_nvfp4_does_not_have_is_refused(settings, message):
 
 @pytest.mark.parametrize("row", ["nvfp4_forward_only", "fp8_tensor"])
 def test_a_scale_rule_without_e8m0_scales_is_refused(row):
-    message = "precision.scale_rule: forward_x: floor is set, and there are no E8M0 scales to round by it; leave it at"
-    with pytest.raises(ConfigError, match=message):
+    message = (
+        rf"^precision.scale_rule: floor is set, and no operand of {row} \(forward_x, .* has E8M0 scales to round by"
+    )
+    with pytest.raises(ConfigError, match=rf"{message} it; write precision.scale_rule=rceil, or take another recipe$"):
         applied({"layers.*": row}, block_size=16, scale_rule="floor")
 
 
@@ -176,6 +181,77 @@ def test_blocks_that_only_a_part_of_the_plan_has_may_be_set():
         {(cast.block_size, cast.pad) for _, cast in linear.gemms.casts()} for linear in decoder.layers[0].linears()
     ]
     assert found == [{(64, True)}, {(None, None)}, {(64, True)}, {(64, True)}]
+
+
+DH_FIXED = Gemms(forward_x=Cast(format="E4M3"), dgrad_dh=Cast(format="E4M3", rounding="stochastic"))
+ALL_FIXED = Gemms(
+    forward_x=Cast(format="E4M3", rounding="even"),
+    forward_w=Cast(format="E4M3", rounding="even"),
+    dgrad_dh=Cast(format="E4M3", rounding="stochastic"),
+)
+
+
+def test_a_setting_fills_what_a_recipe_leaves_open_and_the_plan_says_what_keeps_its_own():
+    decoder, rows = applied({"layers.*": "own"}, recipes={"own": DH_FIXED}, rounding="away")
+    assert {name: cast.rounding for name, cast in decoder.layers[0].attention.wo.gemms.casts()} == {
+        "forward_x": "away",
+        "dgrad_dh": "stochastic",
+    }
+    line = "own: precision.rounding=away fills what is left open; dgrad_dh keeps stochastic"
+    assert line in describe(decoder, rows).splitlines()
+    decoder, rows = applied({"layers.*": "own"}, recipes={"own": DH_FIXED})
+    assert "fills" not in describe(decoder, rows)
+
+
+def test_a_setting_that_every_operand_fixes_is_refused_with_their_names():
+    own = {"own": ALL_FIXED}
+    says = (
+        r"precision\.rounding: away is set, and every operand fixes its own \(own: even in forward_x, forward_w, stoch"
+    )
+    with pytest.raises(ConfigError, match=rf"^{says}astic in dgrad_dh\); write precision\.rounding=even, or a variant"):
+        applied({"layers.*": "own"}, recipes=own, rounding="away")
+    applied({"layers.*": "own", "*.wo": "mxfp8"}, recipes=own, rounding="away")  # others of the plan take it
+    one = {"own": Gemms(forward_x=Cast(format="E4M3", rounding="away"))}
+    applied({"layers.*": "own"}, recipes=one, rounding="away")  # it is what they fix
+
+
+def test_a_baseline_says_which_settings_of_other_arms_it_does_not_take():
+    described = describe(*applied({"layers.*": "bf16"}, scale_rule="floor", rounding="away", block_size=16))
+    settings = "precision.block_size=16, precision.scale_rule=floor, precision.rounding=away"
+    assert f"{settings}: no operand here takes them" in described.splitlines()
+    described = describe(*applied({"layers.*": "bf16"}, norm=config.MXNorm(p=2.0), block_size=16))
+    assert "no operand here" not in described  # the norm takes its maxima of such blocks
+
+
+@pytest.mark.parametrize(
+    ("cast", "message"),
+    [
+        (
+            Cast(format="NVFP4"),
+            r"scale: layers.0.attention.wqkv, forward_x: NVFP4 has E4M3 scales, not E8M0; set it to E4M3, with an oute",
+        ),
+        (
+            Cast(format="E4M9"),
+            r"format: layers.0.attention.wqkv, forward_x: 'E4M9' is not a choice; did you mean 'E4M3'",
+        ),
+        (Cast(format="E4M3", rounding="down"), r"rounding: layers.0.attention.wqkv, forward_x: 'down' is not a choice"),
+        (Cast(format="E4M3", block_size=48), r"block_size: 48 does not divide layers.0.attention.wqkv's input size 64"),
+        (
+            Cast(format="NVFP4", scale="E4M3", block_size=32),
+            r"block_size: .* NVFP4 has blocks of 16, not 32; set it to 16",
+        ),
+    ],
+)
+def test_what_a_recipe_of_ones_own_has_wrong_is_refused_by_the_key_that_has_it(cast, message):
+    with pytest.raises(ConfigError, match=rf"^precision\.recipes\.own\.forward_x\.{message}"):
+        applied({"layers.*": "own"}, recipes={"own": Gemms(forward_x=cast)})
+
+
+def test_a_transform_that_does_not_divide_is_refused_by_its_key():
+    own = Gemms(dgrad_dh=Cast(format="E4M3"), dgrad_transform=Hadamard(size=64))
+    key = r"precision\.recipes\.own\.dgrad_transform\.size"
+    with pytest.raises(ConfigError, match=rf"^{key}: 64 does not divide .* size 96; choose sizes that it divides$"):
+        applied({"*.w2": "own"}, model=replace(MODEL, hidden_size=96), recipes={"own": own})
 
 
 def test_code_bump_is_refused_for_other_formats_by_operand():

@@ -15,7 +15,7 @@ from students import ATTENTION, BF16, CAST, EPS, FP32, LAYER_NORM, LAYERS, SIZE,
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.model.precision import apply_precision
+from mxstudy.model.precision import apply_precision, describe
 from mxstudy.model.residual_mlp import ResidualMLP
 from mxstudy.reader import ConfigError
 
@@ -141,3 +141,11 @@ def test_a_batch_is_a_whole_number_of_sequences() -> None:
     message = re.escape("train.batch_size: 96 samples do not divide into sequences of 64 (model.sequence_length)")
     with pytest.raises(ConfigError, match=message):
         config.read_run(values)
+
+
+@pytest.mark.parametrize(("attention", "note"), [(True, " (the MLP; attention runs by the reference)"), (False, "")])
+def test_the_plan_says_that_attention_is_not_joined(attention: bool, note: str) -> None:
+    model = student(small(**(ATTENTION if attention else {})), LAYER_NORM, [0, 1], "mxfp8", BF16)
+    precision = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "mxfp8"}),))
+    rows = apply_precision(model, precision, 0, "bf16", torch.device("cuda"), (0, 1))
+    assert describe(model, rows).splitlines()[-1] == f"{LAYERS} blocks: joined{note}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from mxstudy.launch.plan import plan
 from mxstudy.studies import of_checkpoint
 from mxstudy.studies.checks import evaluate as checks
 from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.mlflow_run import connect
 
 pytestmark = pytest.mark.integration
@@ -91,6 +93,12 @@ def test_a_killed_evaluation_goes_on_with_the_next_task(asked: list[str], evalua
     code, said = run(tmp_path, *asked, "tracking=none")
     assert code == 0, said
     assert "goes on" in said
+    assert re.search(
+        r"linears in mxfp8: forward E4M3 x E4M3\n.*linears in bf16: forward - x -\n\d blocks: joined\n", said
+    )
+    plan, _ = read_journal(begun.journal_path)
+    assert plan["precision"]["layers.0.attention.wo"] == "mxfp8"
+    assert set(plan["backends"].values()) == {"joined"}
     assert {name: (begun.path / "tables" / name).stat().st_mtime_ns for name in kept} == kept
     for kind in ("samples", "scores"):
         pd.testing.assert_frame_equal(

@@ -179,7 +179,9 @@ def test_what_a_run_leaves(scored: RunFolder, trained: RunFolder) -> None:
     ]
     said = json.loads((scored.path / "perplexity.json").read_text())
     assert said == {name: row[name] for name in said}
-    (journal,) = read_journal(scored.journal_path)
+    plan, journal = read_journal(scored.journal_path)
+    assert (plan["step"], set(plan["precision"].values())) == (10, {"fp32"})
+    assert plan["backends"] == dict.fromkeys(plan["backends"], "reference") != {}
     assert (journal["step"], journal["probe"]) == (10, "perplexity")
     assert journal["values"]["bits_per_byte"] == row["bits_per_byte"]
     assert scored.path / "perplexity.json" in scored.artifacts()

@@ -32,6 +32,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "precision.scale_rule: layers.0.up, dgrad_dh: code_bump is for E4M3 alone, not E5M2; take rceil",
     ),
     (
+        {"precision__scale_rule": "floor", "precision__schedule": schedule((0, "fp8_tensor"))},
+        "has E8M0 scales to round by it; write precision.scale_rule=rceil, or take another recipe",
+    ),
+    (
         {"norm": {"kind": "mxnorm_postround"}, "precision__scale_rule": "code_bump"},
         "precision.scale_rule: code_bump gives a block no scale; take floor",
     ),

@@ -6,7 +6,7 @@ import pytest
 from mirrored import send, the_run
 from tracked import training_row, write_rows
 
-from mxstudy.tracking.arms import all_backends, arm_of, different_backends
+from mxstudy.tracking.arms import all_backends, arm_of, backends_by_step, different_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.provenance import provenance
 
@@ -36,6 +36,16 @@ def test_seeds_make_no_arm() -> None:
 def test_each_backend_is_named_once_and_none_is_made_up() -> None:
     assert all_backends(["reference", None, "joined, reference", "joined"]) == "joined, reference"
     assert all_backends([None, None]) is None
+
+
+def test_the_backends_of_a_schedule_are_said_by_step() -> None:
+    rows = [(0, "reference"), (100, "reference"), (500, "joined"), (900, "joined, reference")]
+    assert backends_by_step(rows[:2]) == "reference"
+    assert backends_by_step([(0, None)]) is None
+    said = backends_by_step(rows)
+    assert said == "reference then from step 500 joined then from step 900 joined, reference"
+    assert all_backends([said, None, said]) == said  # the run went on
+    assert all_backends([said, "native"]) == "joined, native, reference"
 
 
 def test_the_sentence_names_the_few_and_the_option_that_puts_all_on_one() -> None:

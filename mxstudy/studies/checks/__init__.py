@@ -5,8 +5,11 @@ Those that run a model have `backend`: on which backends its blocks run, by conf
 checkpoint have `pinned`, which names it.
 """
 
+from pathlib import Path
 from typing import Any
 
+from mxstudy.config import OfCheckpoint
+from mxstudy.config.settings import vain_settings
 from mxstudy.studies.kinds import Kinds
 
 CHECKS = Kinds(__name__)
@@ -19,3 +22,16 @@ def backend_of(config: Any) -> str | None:
     """
     known = CHECKS[config.study]
     return known.backend(config) if hasattr(known, "backend") else None
+
+
+def vain_settings_of(config: Any) -> dict[str, str]:
+    """Return by its key each setting of the run's precision that nothing takes, with a message that says why."""
+    precision, norm = getattr(config, "precision", None), getattr(config, "norm", None)
+    if precision is None or not any(vain_settings(precision)):
+        return {}
+    if isinstance(config, OfCheckpoint) and norm is None:
+        from mxstudy.evaluation import checkpoints  # loads what evaluates
+
+        norm = checkpoints.describe(checkpoints.find(config.checkpoint, Path(config.runs_dir))).norm
+    found = vain_settings(precision, () if norm is None else norm.reads)
+    return {f"precision.{vain.setting}": vain.message for vain in found}

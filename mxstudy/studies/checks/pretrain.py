@@ -14,9 +14,9 @@ from mxstudy.data.batches import rows_of_rank
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import DTYPES, apply_precision, check_starts, token_block
+from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
-from mxstudy.tracking.arms import all_backends
+from mxstudy.tracking.arms import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 
 # What runs the model by itself, with weights that a sharded one does not have.
@@ -55,7 +55,7 @@ def backend(config: Pretrain, ranks: int = 1) -> str | None:
 def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | None:
     """Check what model, norm, precision and train decide alone; returns the backends of the blocks."""
     check_starts(config.precision, config.train.steps)
-    backends: set[str] = set()
+    backends: list[tuple[int, str | None]] = []
     with torch.device("meta"):
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
@@ -70,10 +70,9 @@ def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | Non
             (config.seed,),
             config.train.compile,
         )
-        backends.update(backends_of(model).values())
-        block = token_block(model)
-        require(tokens % block == 0, f"train.micro_batch_size: {tokens} tokens do not divide into blocks of {block}")
-    return all_backends(backends)
+        backends.append((row.from_step, all_backends(backends_of(model).values())))
+        check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
+    return backends_by_step(backends)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:

@@ -10,11 +10,11 @@ from torch import nn
 from mxstudy.config import StudentTeacher
 from mxstudy.model.backends import backends_of
 from mxstudy.model.linear import NormLinear
-from mxstudy.model.precision import apply_precision, check_starts, token_block
+from mxstudy.model.precision import apply_precision, check_starts, check_tokens
 from mxstudy.model.teacher import Teacher
 from mxstudy.numerics.formats import is_random
 from mxstudy.reader import ConfigError, require
-from mxstudy.tracking.arms import all_backends
+from mxstudy.tracking.arms import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 from mxstudy.train.stack import apply_run_precision, build_student, quantized
 
@@ -51,19 +51,15 @@ def check_models(config: StudentTeacher, device: torch.device) -> str | None:
         is_students = str(error).partition(":")[0] in vars(config.student)
         raise ConfigError(f"student.{error}" if is_students else str(error)) from None
     check_starts(precision, train.steps)
-    backends: set[str] = set()
+    backends: list[tuple[int, str | None]] = []
     for row in precision.schedule:
         apply_run_precision(model, config, row.from_step, device)
-        backends.update(backends_of(model).values())
+        backends.append((row.from_step, all_backends(backends_of(model).values())))
         check_gain(model, config.student.gain)
         if config.teacher.quantized:
             check_teacher(teacher, config, row.from_step, device)
-        block = token_block(model)
-        require(
-            train.batch_size % block == 0,
-            f"train.batch_size: {train.batch_size} samples do not divide into blocks of {block}",
-        )
-    return all_backends(backends)
+        check_tokens(model, f"train.batch_size: {train.batch_size} samples", train.batch_size)
+    return backends_by_step(backends)
 
 
 def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: torch.device) -> None:

@@ -1,0 +1,98 @@
+"""Which settings of a precision nothing takes: of those that fill what its recipes leave open.
+
+A setting fills every operand that leaves it open; an operand that fixes it keeps its own, and the plan says so. A
+setting that no operand takes is an option without an effect. Where recipes quantise something it is refused. Where they
+quantise nothing, an experiment may have it for its other arms, and only who writes it on the command line is refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from mxstudy.config.casts import BLOCKS_OWN, SETTINGS, Cast
+from mxstudy.config.model import Precision
+
+LACKS = {"scale_rule": "E8M0 scales to round by it", "block_size": "blocks", "pad": "blocks"}
+OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply
+
+
+class Vain(NamedTuple):
+    """A setting that nothing takes, and why. `refused`: whoever has made it; else who writes it on the command line."""
+
+    setting: str
+    message: str
+    refused: bool
+
+
+def vain_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Iterator[Vain]:
+    """Yield every setting of the precision that is off its default and that nothing takes, in any row of the schedule.
+
+    `norm_reads`: the settings that the norms take. Raises ConfigError for a recipe that there is not.
+    """
+    names = dict.fromkeys(name for row in precision.schedule for name in row.plan.values())
+    casts = {(name, operand): cast for name in names for operand, cast in precision.recipe(name).casts()}
+    for field, setting in SETTINGS.items():
+        if is_set(precision, setting) and setting not in norm_reads and (why := why_vain(precision, field, casts)):
+            yield why
+    for setting in OF_THE_PLAN:
+        if is_set(precision, setting) and not casts:
+            yield nothing_quantised(precision, setting)
+
+
+def is_set(precision: Precision, setting: str) -> bool:
+    """Return whether the setting is off its default."""
+    return bool(getattr(precision, setting) != getattr(Precision, setting))
+
+
+def why_vain(precision: Precision, field: str, casts: dict[tuple[str, str], Cast]) -> Vain | None:
+    """Return why none of those operands takes the setting of that field; or None: one does, or all have that value."""
+    setting = SETTINGS[field]
+    value = getattr(precision, setting)
+    if not casts:
+        return nothing_quantised(precision, setting)
+    having = {place: cast for place, cast in casts.items() if cast.has(field)}
+    fixed = {place: getattr(cast, field) for place, cast in having.items() if getattr(cast, field) != value}
+    if any(cast.is_open(field) for cast in having.values()) or (having and not fixed):
+        return None
+    if having:
+        why = f"every operand fixes its own ({listed(fixed)})"
+        remedy = "or a variant of the recipe that leaves it open, as a new file in conf/precision"
+    else:
+        names = " and ".join(dict.fromkeys(name for name, _ in casts))
+        some = ", ".join(dict.fromkeys(operand for _, operand in casts))
+        why, remedy = f"no operand of {names} ({some}) has {LACKS[field]}", "or take another recipe"
+    refused = bool(having) or field not in BLOCKS_OWN
+    return Vain(setting, f"{said(precision, setting)}, and {why}; {default(setting)}, {remedy}", refused)
+
+
+def nothing_quantised(precision: Precision, setting: str) -> Vain:
+    remedy = "or choose a precision that quantises, such as mxfp8"
+    return Vain(setting, f"{said(precision, setting)}, and nothing is quantised; {default(setting)}, {remedy}", False)
+
+
+def said(precision: Precision, setting: str) -> str:
+    return f"precision.{setting}: {written(getattr(precision, setting))} is set"
+
+
+def default(setting: str) -> str:
+    """Return what undoes the setting, whoever has made it: an experiment's is not gone where nobody repeats it."""
+    return f"write precision.{setting}={written(getattr(Precision, setting))}"
+
+
+def written(value: Any) -> str:
+    """Return the value as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def listed(fixed: dict[tuple[str, str], Any]) -> str:
+    """Return 'mine: even in forward_x, forward_w, stochastic in dgrad_dh'."""
+    recipes: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for (name, operand), value in fixed.items():
+        recipes[name][value].append(operand)
+    parts = []
+    for name, values in recipes.items():
+        own = [f"{written(value)} in {', '.join(operands)}" for value, operands in values.items()]
+        parts.append(f"{name}: {', '.join(own)}")
+    return "; ".join(parts)
