@@ -9,7 +9,7 @@ from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4, check_tensor_scale
 from mxstudy.numerics.formats import FORMATS, look_up
-from mxstudy.numerics.kernels.norm import RowNorm
+from mxstudy.numerics.kernels.norm import RowNorm, norm_constants
 from mxstudy.numerics.kernels.operands import (
     BF16,
     FormatConstants,
@@ -18,7 +18,7 @@ from mxstudy.numerics.kernels.operands import (
     is_capable_of,
     launch,
 )
-from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.numerics.norm import normalize, rms_estimate, rms_exact
 from mxstudy.reader import require
 
 CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
@@ -175,7 +175,7 @@ def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast:
 
     pairs, block_size = is_capable_of(9, 0), cast.block_size
     return {
-        "NORM": Norm(norm.p, None if norm.p is None else rms_coefficient(norm.p, block_size), norm.eps),
+        "NORM": norm_constants(norm, block_size),
         "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
         "CAST": Cast(
             element=ELEMENTS[fmt],
@@ -186,19 +186,6 @@ def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast:
             counted=pairs and fmt == "E2M1",
         ),
     }
-
-
-class Norm(NamedTuple):
-    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
-
-    p: float | None
-    coefficient: float | None
-    eps: float
-
-    @property
-    def is_direct(self) -> bool:
-        """Powers of maxima are first summed as they are, which loses nothing but where they over- or underflow."""
-        return self.p in (1, 2)
 
 
 class Shape(NamedTuple):
