@@ -18,7 +18,8 @@ from benchmarks.compilers import OURS
 from benchmarks.floor import copies, moved_bytes
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import microseconds
-from mxstudy.numerics.kernels.norm_codes import CHUNKS, WARP, RowTile, row_tile, run
+from mxstudy.numerics.cast import BlockCast
+from mxstudy.numerics.kernels.norm_codes import CHUNKS, WARP, RowTile, encoding, row_tile, run
 
 ELEMENTS_OF_THREAD = range(32, 161)
 
@@ -37,18 +38,8 @@ def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
 def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: float) -> list[dict[str, Any]]:
     """A row a tile, the fastest first."""
     usual = row_tile(x.shape[-1], block_size)
-    tiled = partial(
-        run,
-        branch=None,
-        p=OURS[norm].p,
-        eps=OURS[norm].eps,
-        fmt=fmt,
-        block_size=block_size,
-        scale_rule="rceil",
-        rounding="even",
-        pre_round=False,
-        tensor_scale=None,
-    )
+    packed = encoding(OURS[norm], fmt, BlockCast(block_size, "rceil", "even", False))
+    tiled = partial(run, branch=None, tensor_scale=None, packed=packed)
     calls: dict[str, Callable[[torch.Tensor], object]] = {
         " x ".join(map(str, tile)): partial(tiled, tile=tile) for tile in {usual, *tiles(x.shape[-1], block_size)}
     }

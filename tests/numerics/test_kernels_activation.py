@@ -31,8 +31,8 @@ def forward(h, name, row, column, cast, gate, dtype, tile=TILE):
 
 def backward(dz, h, name, row, column, cast, gate, dtype, tile=TILE, again=UNREAD):
     known = pack(Rounded(*checked(h, name), BF16 in (gate, dtype), dtype == BF16))
-    casts = settings(dz.shape, row, column, cast)
-    *operands, z = (x.cpu() for x in run_backward(dz.to(DEVICE), h.to(DEVICE), again, known, casts, tile))
+    casts, of_z = settings(dz.shape, row, column, cast), settings(dz.shape, UNREAD, again, cast)
+    *operands, z = (x.cpu() for x in run_backward(dz.to(DEVICE), h.to(DEVICE), known, casts, of_z, tile))
     return operands if again == UNREAD else [*operands, z]
 
 

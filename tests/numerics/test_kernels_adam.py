@@ -54,7 +54,7 @@ def test_what_it_casts_is_the_new_weight(gradient):
     held = hold(p, gemms, BlockCast())
     before = [operand.detach().clone() for operand in held[:2]]
     ours, theirs = ([t.clone().to(DEVICE) for t in (p, m, m.square())] for _ in range(2))
-    on_device = Held(*(operand.detach().to(DEVICE) for operand in held[:2]), held.settings)
+    on_device = Held(*(operand.detach().to(DEVICE) for operand in held[:2]), held.casts)
     lrs, alive = torch.tensor([1e-2, 1e-2], device=DEVICE), torch.tensor([True, False], device=DEVICE)
     unbiased = tuple(t.to(DEVICE) for t in unbias(torch.tensor([3]), (0.9, 0.999)))
     rest = (lrs, unbiased, alive, (0.9, 0.999), 1e-8)

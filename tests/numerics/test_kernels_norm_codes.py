@@ -11,7 +11,7 @@ from joined import BF16, norm_inputs, rms_of
 
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.kernels import RowNorm, norm_codes
-from mxstudy.numerics.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, row_tile, run
+from mxstudy.numerics.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, encoding, row_tile, run
 from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
 
 pytestmark = pytest.mark.integration
@@ -27,9 +27,8 @@ def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None, branch=None):
     if tile is None and DEVICE == "cpu":  # the interpreter takes its time a program
         usual = row_tile(x.shape[-1], cast.block_size)
         tile = usual._replace(rows=16 * usual.rows, warps=16 * usual.warps)
-    options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale, tile)
     x, branch = x.to(DEVICE), None if branch is None else branch.to(DEVICE)
-    found = [t.cpu() for t in run(x, branch, norm.p, norm.eps, fmt, *options)]
+    found = [t.cpu() for t in run(x, branch, tensor_scale, encoding(norm, fmt, cast), tile)]
     return found[: 3 if branch is None else 4]
 
 

@@ -37,6 +37,7 @@ from mxstudy.numerics.kernels import (
 )
 from mxstudy.numerics.kernels.activation import ACTIVATIONS, Rounded
 from mxstudy.numerics.kernels.norm import Normed
+from mxstudy.numerics.kernels.norm_codes import encoding
 from mxstudy.numerics.kernels.operands import UNREAD, settings
 from mxstudy.numerics.kernels.packing import pack
 from mxstudy.reader import ConfigError
@@ -69,7 +70,7 @@ def test_activations_are_operators(name):
     casts, known = settings(dz.shape, "E4M3", None, BlockCast()), pack(Rounded(*ACTIVATIONS[name], True, True))
     library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, known, casts))
     for again in (UNREAD, "E4M3"):
-        at = (dz, h, again, known, casts)
+        at = (dz, h, known, casts, settings(dz.shape, UNREAD, again, BlockCast()))
         library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, at)
 
 
@@ -149,9 +150,9 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
     """Schema, fake tensors and tracing, and compiled without a break; on CPU it is the numerics."""
     x = norm_inputs((2, 32, 96), BF16)[0].to(DEVICE)
     cast = BlockCast(16)
-    options = (norm.p, norm.eps, fmt, 16, "rceil", "even", False, scale)
-    library.opcheck(torch.ops.mxstudy.norm_codes, (x, None, *options))
-    library.opcheck(torch.ops.mxstudy.norm_codes, (x, x / 3, *options))
+    packed = encoding(norm, fmt, cast)
+    library.opcheck(torch.ops.mxstudy.norm_codes, (x, None, scale, packed))
+    library.opcheck(torch.ops.mxstudy.norm_codes, (x, x / 3, scale, packed))
     added = norm_codes(x, norm, fmt, cast, scale, branch=x / 3)
     assert_same_bits(added.total, x + x / 3)
     assert_same_bits(added.codes, norm_codes(x + x / 3, norm, fmt, cast, scale).codes)

@@ -24,7 +24,6 @@ from mxstudy.numerics.kernels.operands import (
     constants,
     empty_both,
     empty_operand,
-    format_constants,
     launch,
     operand,
     settings,
@@ -119,8 +118,8 @@ def activation_backward_cast_both(
         dz.dtype == BF16 and dz.shape == output_shape(h, known.gated),
         f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
     )
-    settings(dz.shape, UNREAD, again, cast)
-    return _activation_backward_cast_both(dz, h, again, pack(known), settings(dz.shape, row, column, cast))
+    casts, of_z = settings(dz.shape, row, column, cast), settings(dz.shape, UNREAD, again, cast)
+    return _activation_backward_cast_both(dz, h, pack(known), casts, of_z)
 
 
 def checked(h: Tensor, activation: str) -> Activation:
@@ -161,27 +160,24 @@ def run(h: Tensor, activation: str, casts: str, tile: Tile | None = None) -> tup
     shape = output_shape(h, known.gated)
     operands = empty_both(h.new_empty(shape), casts)
     rows, columns = h.numel() // h.shape[-1], shape[-1]
-    tile = tile or tile_of(rows, columns, of_casts["BLOCK"], elements=4096)
+    tile = tile or tile_of(rows, columns, of_casts.block, elements=4096)
     launch(
         activation_cast_both_kernel,
         (rows * columns // (tile.rows * tile.columns),),
         (h.contiguous(), *map(written, operands)),
         tile.warps,
         PHI=KERNELS[known.phi][0],
-        GATED=known.gated,
-        ROUND_GATE=known.round_gate,
-        ROUND_OUTPUT=known.round_output,
+        ACTIVATION=known,
         COLUMNS=columns,
-        TILE_ROWS=tile.rows,
-        TILE_COLUMNS=tile.columns,
-        **of_casts,
+        TILE=tile,
+        CAST=of_casts,
     )
     return operands
 
 
 @library.custom_op("mxstudy::activation_backward_cast_both", mutates_args=())
 def _activation_backward_cast_both(
-    dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str
+    dz: Tensor, h: Tensor, activation: str, casts: str, of_z: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     known = unpack(Rounded, activation)
     parts, dz = h.to(torch.float32).chunk(1 + known.gated, dim=-1), dz.to(torch.float32)
@@ -191,26 +187,27 @@ def _activation_backward_cast_both(
         z = rounded(z, known.round_gate)
         gradients.append(dz * z)
         z = z * parts[1]
-    z_again = operand(rounded(z, known.round_output), again, -2, unpack(Casts, casts).block_cast)
+    again = unpack(Casts, of_z)
+    z_again = operand(rounded(z, known.round_output), again.column, -2, again.block_cast)
     return *both(torch.cat(gradients, dim=-1).to(BF16), casts), z_again
 
 
 @_activation_backward_cast_both.register_fake
-def _(dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str) -> tuple[Tensor, Tensor, Tensor]:
-    return *empty_both(h, casts), empty_operand(dz, again)
+def _(dz: Tensor, h: Tensor, activation: str, casts: str, of_z: str) -> tuple[Tensor, Tensor, Tensor]:
+    return *empty_both(h, casts), empty_operand(dz, unpack(Casts, of_z).column)
 
 
 @_activation_backward_cast_both.register_kernel("cuda")
 def run_backward(
-    dz: Tensor, h: Tensor, again: str | None, activation: str, casts: str, tile: Tile | None = None
+    dz: Tensor, h: Tensor, activation: str, casts: str, of_z: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     from mxstudy.numerics.kernels.device.activation import PHIS as KERNELS
     from mxstudy.numerics.kernels.device.activation import activation_backward_cast_both_kernel
 
     dz, h = dz.contiguous(), h.contiguous()
     known, of_casts = unpack(Rounded, activation), constants(casts)
-    operands, columns = (*empty_both(h, casts), empty_operand(dz, again)), dz.shape[-1]
-    tile = tile or tile_of(dz.numel() // columns, columns, of_casts["BLOCK"], elements=2048)
+    operands, columns = (*empty_both(h, casts), empty_operand(dz, unpack(Casts, of_z).column)), dz.shape[-1]
+    tile = tile or tile_of(dz.numel() // columns, columns, of_casts.block, elements=2048)
     launch(
         activation_backward_cast_both_kernel,
         (dz.numel() // (tile.rows * tile.columns),),
@@ -218,13 +215,10 @@ def run_backward(
         tile.warps,
         PHI=KERNELS[known.phi][0],
         PHI_BACKWARD=KERNELS[known.phi][1],
-        GATED=known.gated,
-        ROUND_GATE=known.round_gate,
-        ROUND_OUTPUT=known.round_output,
-        AGAIN=format_constants(again, unpack(Casts, casts).scale_rule),
+        ACTIVATION=known,
         COLUMNS=columns,
-        TILE_ROWS=tile.rows,
-        TILE_COLUMNS=tile.columns,
-        **of_casts,
+        TILE=tile,
+        CAST=of_casts,
+        CAST_OF_Z=constants(of_z),
     )
     return operands

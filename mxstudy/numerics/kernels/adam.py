@@ -30,7 +30,7 @@ def adam_(
 
     rows, columns = p.shape[-2:]
     known = constants(held.casts if held else NO_CAST)
-    tile = tile_of(rows, columns, known["BLOCK"], elements=2048)
+    tile = tile_of(rows, columns, known.block, elements=2048)
     tiles = rows * columns // (tile.rows * tile.columns)
     operands = (held.forward, held.dgrad) if held else (None, None)
     launch(
@@ -44,7 +44,6 @@ def adam_(
         EPS=eps,
         COLUMNS=columns,
         TILES=tiles,
-        TILE_ROWS=tile.rows,
-        TILE_COLUMNS=tile.columns,
-        **known,
+        TILE=tile,
+        CAST=known,
     )

@@ -48,15 +48,14 @@ def run(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor
 
     x = x.contiguous()
     operands, columns, known = empty_both(x, casts), x.shape[-1], constants(casts)
-    tile = tile or tile_of(x.numel() // columns, columns, known["BLOCK"], elements=2048)
+    tile = tile or tile_of(x.numel() // columns, columns, known.block, elements=2048)
     launch(
         cast_both_kernel,
         (x.numel() // (tile.rows * tile.columns),),
         (x, *map(written, operands)),
         tile.warps,
         COLUMNS=columns,
-        TILE_ROWS=tile.rows,
-        TILE_COLUMNS=tile.columns,
-        **known,
+        TILE=tile,
+        CAST=known,
     )
     return operands

@@ -84,7 +84,7 @@ def run(
     x, columns = x.contiguous(), x.shape[-1]
     result = x.new_empty(x.shape, dtype=BF16)
     known = constants(casts)
-    tile = tile or tile_of(x.numel() // columns, columns, known["BLOCK"], elements=2048)
+    tile = tile or tile_of(x.numel() // columns, columns, known.block, elements=2048)
     launch(
         cast_one_kernel,
         (x.numel() // (tile.rows * tile.columns),),
@@ -92,12 +92,8 @@ def run(
         tile.warps,
         ROUND_FIRST=round_first,
         AXIS=axis + 2,
-        FORMAT=known["ROW"] or known["COLUMN"],
-        BLOCK=known["BLOCK"],
-        AWAY=known["AWAY"],
-        PRE_ROUND=known["PRE_ROUND"],
         COLUMNS=columns,
-        TILE_ROWS=tile.rows,
-        TILE_COLUMNS=tile.columns,
+        TILE=tile,
+        CAST=known,
     )
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, library
 
@@ -20,6 +22,15 @@ from mxstudy.numerics.kernels.operands import (
 )
 from mxstudy.numerics.rope import rotate_back
 from mxstudy.reader import require
+
+
+class Part(NamedTuple):
+    """What the kernel must know of one of the three: its columns, and where they begin in operands of `stride`."""
+
+    start: int
+    stride: int
+    half: int  # of a head's features
+    columns: int
 
 
 def heads_cast_both(
@@ -59,12 +70,7 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tu
 
 @_heads_cast_both.register_kernel("cuda")
 def run(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    rope: Tensor | None,
-    casts: str,
-    tile: Tile | None = None,
+    dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
     from mxstudy.numerics.kernels.device.heads import heads_cast_both_kernel
@@ -75,19 +81,15 @@ def run(
     start = 0
     for part, (cos, sin, positions) in ((dq, turned), (dk, turned), (dv, (None, None, 1))):
         columns = part.shape[2] * part.shape[3]
-        of_part = tile or tile_of(shape[0], columns, known["BLOCK"], elements=2048)
+        of_part = tile or tile_of(shape[0], columns, known.block, elements=2048)
         launch(
             heads_cast_both_kernel,
             (shape[0] * columns // (of_part.rows * of_part.columns),),
             (part.contiguous(), cos, sin, *map(written, operands), positions),
             of_part.warps,
-            START=start,
-            STRIDE=shape[1],
-            HALF=part.shape[3] // 2,
-            COLUMNS=columns,
-            TILE_ROWS=of_part.rows,
-            TILE_COLUMNS=of_part.columns,
-            **known,
+            PART=Part(start, shape[1], part.shape[3] // 2, columns),
+            TILE=of_part,
+            CAST=known,
         )
         start += columns
     return operands

@@ -41,13 +41,24 @@ class RowNorm:
 
 
 @dataclass(frozen=True)
-class Normed:
+class Normed(RowNorm):
     """A RowNorm, and whether its output is rounded to bf16 before it is cast."""
 
+    round_output: bool = False
+
+
+class NormConstants(NamedTuple):
+    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
+
     p: float | None
-    centers: bool
+    coefficient: float | None
     eps: float
     round_output: bool
+
+    @property
+    def is_direct(self) -> bool:
+        """Powers of maxima are first summed as they are, which loses nothing but where they over- or underflow."""
+        return self.p in (1, 2)
 
 
 class NormCast(NamedTuple):
@@ -142,10 +153,10 @@ def run(
     results = empty_results(x, branch is not None, known.centers, casts)
     row_operand, column_operand, total, mean, rms = results
     rows, columns = x.shape[-2:]
-    replicas, p, block_size = x.numel() // (rows * columns), known.p, of_casts["BLOCK"]
+    replicas, block_size = x.numel() // (rows * columns), of_casts.block
     tile = tile or (row_tile(columns) if unpack(Casts, casts).column == UNREAD else norm_tile(columns, block_size))
     of_exact = device.CENTERED if known.centers else device.EXACT
-    gather, merge, finish = of_exact if p is None else device.BLOCK_MAXIMA
+    gather, merge, finish = of_exact if known.p is None else device.BLOCK_MAXIMA
     launch(
         device.norm_cast_both_kernel,
         (-(-rows // tile.rows), replicas),
@@ -166,16 +177,18 @@ def run(
         GATHER=gather,
         MERGE=merge,
         FINISH=finish,
-        P=p,
-        COEFFICIENT=None if p is None else rms_coefficient(p, block_size),
-        EPS=known.eps,
-        ROUND_OUTPUT=known.round_output,
+        NORM=norm_constants(known, block_size, known.round_output),
         COLUMNS=columns,
-        TILE_ROWS=tile.rows,
-        TILE_COLUMNS=tile.columns,
-        **of_casts,
+        TILE=tile,
+        CAST=of_casts,
     )
     return results
+
+
+def norm_constants(norm: RowNorm, block_size: int, round_output: bool = False) -> NormConstants:
+    """Returns the norm as kernels take it: known when they are compiled."""
+    coefficient = None if norm.p is None else rms_coefficient(norm.p, block_size)
+    return NormConstants(norm.p, coefficient, norm.eps, round_output)
 
 
 def row_tile(columns: int) -> Tile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, library
 
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, check_nvfp4, check_tensor_scale
 from mxstudy.numerics.formats import FORMATS, look_up
-from mxstudy.numerics.kernels.norm import RowNorm
+from mxstudy.numerics.kernels.norm import RowNorm, norm_constants
 from mxstudy.numerics.kernels.operands import (
     BF16,
     FormatConstants,
@@ -18,7 +19,8 @@ from mxstudy.numerics.kernels.operands import (
     is_capable_of,
     launch,
 )
-from mxstudy.numerics.norm import normalize, rms_coefficient, rms_estimate, rms_exact
+from mxstudy.numerics.kernels.packing import pack, unpack
+from mxstudy.numerics.norm import normalize, rms_estimate, rms_exact
 from mxstudy.reader import require
 
 CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
@@ -26,6 +28,27 @@ MAX_COLUMNS = 2**16  # a program has rows whole in its registers
 CHUNKS = 8  # at most, of a row
 SPAN = 16  # elements of a chunk that a thread has side by side
 WARP = 32 * SPAN
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How rows become codes: by a RowNorm without a mean, a format and a BlockCast."""
+
+    p: float | None
+    eps: float
+    fmt: str
+    block_size: int
+    scale_rule: str
+    rounding: str
+    pre_round: bool
+
+    @property
+    def norm(self) -> RowNorm:
+        return RowNorm(p=self.p, eps=self.eps)
+
+    @property
+    def block_cast(self) -> BlockCast:
+        return BlockCast(self.block_size, self.scale_rule, self.rounding, self.pre_round)
 
 
 class NormCodes(NamedTuple):
@@ -91,10 +114,15 @@ def norm_codes(
         f"tensor_scale: {fmt} {'needs that of a bound of x / rms' if is_nvfp4 else 'has none; NVFP4 has'}",
     )
     check_tensor_scale(tensor_scale)
-    options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round, tensor_scale)
-    codes, scales, rms, total = _norm_codes(x, branch, norm.p, norm.eps, fmt, *options)
+    codes, scales, rms, total = _norm_codes(x, branch, tensor_scale, encoding(norm, fmt, cast))
     scales = scales.view(torch.float8_e4m3fn) if is_nvfp4 else scales
     return NormCodes(codes, scales, rms, x if branch is None else total)
+
+
+def encoding(norm: RowNorm, fmt: str, cast: BlockCast) -> str:
+    """Returns the `Encoding`, packed."""
+    options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round)
+    return pack(Encoding(norm.p, norm.eps, fmt, *options))
 
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -102,69 +130,47 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @library.custom_op("mxstudy::norm_codes", mutates_args=())
 def _norm_codes(
-    x: Tensor,
-    branch: Tensor | None,
-    p: float | None,
-    eps: float,
-    fmt: str,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-    tensor_scale: float | None,
+    x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    e = unpack(Encoding, packed)
     total = x if branch is None else x + branch
-    rms = rms_exact(total, eps) if p is None else rms_estimate(total, p, block_size, eps)
-    cast = BlockCast(block_size, scale_rule, rounding, pre_round)
-    quantized = block_cast(normalize(total, rms), fmt, -1, cast, tensor_scale)
+    rms = rms_exact(total, e.eps) if e.p is None else rms_estimate(total, e.p, e.block_size, e.eps)
+    quantized = block_cast(normalize(total, rms), e.fmt, -1, e.block_cast, tensor_scale)
     return quantized.codes, quantized.scales.view(torch.uint8), rms, x.new_empty(0) if branch is None else total
 
 
 @_norm_codes.register_fake
-def _(
-    x: Tensor, branch: Tensor | None, p: float | None, eps: float, fmt: str, block_size: int, *options: object
-) -> Tensors:
-    return empty_results(x, branch is not None, fmt, block_size)
+def _(x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str) -> Tensors:
+    return empty_results(x, branch is not None, unpack(Encoding, packed))
 
 
-def empty_results(x: Tensor, has_branch: bool, fmt: str, block_size: int) -> Tensors:
+def empty_results(x: Tensor, has_branch: bool, encoding: Encoding) -> Tensors:
     """Codes, scales, rms, and the sum with the branch, of no elements where there is none."""
     *leading, columns = x.shape
-    codes = x.new_empty((*leading, columns * FORMATS[fmt].bits // 8), dtype=torch.uint8)
-    scales = x.new_empty((*leading, columns // block_size), dtype=torch.uint8)
+    codes = x.new_empty((*leading, columns * FORMATS[encoding.fmt].bits // 8), dtype=torch.uint8)
+    scales = x.new_empty((*leading, columns // encoding.block_size), dtype=torch.uint8)
     rms = x.new_empty((*leading, 1), dtype=torch.float32)
     return codes, scales, rms, torch.empty_like(x) if has_branch else x.new_empty(0)
 
 
 @_norm_codes.register_kernel("cuda")
 def run(
-    x: Tensor,
-    branch: Tensor | None,
-    p: float | None,
-    eps: float,
-    fmt: str,
-    block_size: int,
-    scale_rule: str,
-    rounding: str,
-    pre_round: bool,
-    tensor_scale: float | None,
-    tile: RowTile | None = None,
+    x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str, tile: RowTile | None = None
 ) -> Tensors:
     """`tile`: another one than `row_tile`; then the RMS may differ in its last bits."""
     from mxstudy.numerics.kernels.device.norm_codes import norm_codes_kernel
 
-    codes, scales, rms, total = results = empty_results(x, branch is not None, fmt, block_size)
+    e = unpack(Encoding, packed)
+    codes, scales, rms, total = results = empty_results(x, branch is not None, e)
     added = (None, None) if branch is None else (in_words(branch), in_words(total))
     columns = x.shape[-1]
-    rows, tile = x.numel() // columns, tile or row_tile(columns, block_size)
-    cast = BlockCast(block_size, scale_rule, rounding, pre_round)
-    constants = known(tile, columns, rows, RowNorm(p=p, eps=eps), fmt, cast)
+    rows, tile = x.numel() // columns, tile or row_tile(columns, e.block_size)
     launch(
         norm_codes_kernel,
         (-(-rows // tile.rows),),
         (in_words(x), *added, codes, scales, rms, rows, 1.0 if tensor_scale is None else tensor_scale),
         tile.warps,
-        **constants,
+        **known(tile, columns, rows, e.norm, e.fmt, e.block_cast),
     )
     return results
 
@@ -175,7 +181,7 @@ def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast:
 
     pairs, block_size = is_capable_of(9, 0), cast.block_size
     return {
-        "NORM": Norm(norm.p, None if norm.p is None else rms_coefficient(norm.p, block_size), norm.eps),
+        "NORM": norm_constants(norm, block_size),
         "SHAPE": Shape(tile.rows, tile.chunk, block_size, columns, rows % tile.rows == 0, pairs),
         "CAST": Cast(
             element=ELEMENTS[fmt],
@@ -186,19 +192,6 @@ def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast:
             counted=pairs and fmt == "E2M1",
         ),
     }
-
-
-class Norm(NamedTuple):
-    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
-
-    p: float | None
-    coefficient: float | None
-    eps: float
-
-    @property
-    def is_direct(self) -> bool:
-        """Powers of maxima are first summed as they are, which loses nothing but where they over- or underflow."""
-        return self.p in (1, 2)
 
 
 class Shape(NamedTuple):

@@ -63,6 +63,16 @@ class FormatConstants(NamedTuple):
     converted: str | None  # the format, where there are conversions to it
 
 
+class CastConstants(NamedTuple):
+    """What a kernel must know of `Casts`; `row` and `column`: None for an operand that is only rounded, or unread."""
+
+    row: FormatConstants | None
+    column: FormatConstants | None
+    block: int
+    away: bool
+    pre_round: bool
+
+
 class Tile(NamedTuple):
     """What one program holds, and how many warps do its work."""
 
@@ -122,16 +132,16 @@ def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- for kernels
 
 
-def constants(casts: str) -> dict[str, Any]:
-    """The settings as kernels take them: known when they are compiled."""
+def constants(casts: str) -> CastConstants:
+    """Returns the settings as kernels take them: known when they are compiled."""
     c = unpack(Casts, casts)
-    return {
-        "ROW": format_constants(c.row, c.scale_rule),
-        "COLUMN": format_constants(c.column, c.scale_rule),
-        "BLOCK": c.block_size,
-        "AWAY": c.rounding == "away",
-        "PRE_ROUND": c.pre_round,
-    }
+    return CastConstants(
+        row=format_constants(c.row, c.scale_rule),
+        column=format_constants(c.column, c.scale_rule),
+        block=c.block_size,
+        away=c.rounding == "away",
+        pre_round=c.pre_round,
+    )
 
 
 @cache

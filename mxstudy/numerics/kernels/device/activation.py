@@ -1,7 +1,7 @@
 """Activations between two linears, forward and backward, in float32, and the kernels that cast what they give.
 
 A gated activation phi(gate) * up has gate and up side by side in a row of h. A phi is a row of PHIS: itself, and its
-gradient given that of its result.
+gradient given that of its result. ACTIVATION is a `Rounded` of mxstudy.numerics.kernels.activation.
 """
 
 import math
@@ -23,27 +23,19 @@ def activation_cast_both_kernel(
     row_ptr,
     column_ptr,
     PHI: tl.constexpr,
-    GATED: tl.constexpr,
-    ROUND_GATE: tl.constexpr,
-    ROUND_OUTPUT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    CAST: tl.constexpr,
 ):
     """h [rows, COLUMNS], or [rows, 2 COLUMNS] where gated -> both operands [rows, COLUMNS]."""
-    STRIDE: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
-    read = tile_offsets(COLUMNS, STRIDE, TILE_ROWS, TILE_COLUMNS)
+    STRIDE: tl.constexpr = 2 * COLUMNS if ACTIVATION.gated else COLUMNS
+    read = tile_offsets(COLUMNS, STRIDE, TILE)
     z = PHI(tl.load(h_ptr + read).to(tl.float32))
-    if GATED:
-        z = through_bf16(z, ROUND_GATE) * tl.load(h_ptr + read + COLUMNS).to(tl.float32)
-    z = through_bf16(z, ROUND_OUTPUT)
-    offsets = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
-    store_both(z, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+    if ACTIVATION.gated:
+        z = through_bf16(z, ACTIVATION.round_gate) * tl.load(h_ptr + read + COLUMNS).to(tl.float32)
+    z = through_bf16(z, ACTIVATION.round_output)
+    store_both(z, row_ptr, column_ptr, tile_offsets(COLUMNS, COLUMNS, TILE), None, CAST)
 
 
 @triton.jit
@@ -55,23 +47,17 @@ def activation_backward_cast_both_kernel(
     again_ptr,
     PHI: tl.constexpr,
     PHI_BACKWARD: tl.constexpr,
-    GATED: tl.constexpr,
-    ROUND_GATE: tl.constexpr,
-    ROUND_OUTPUT: tl.constexpr,
-    AGAIN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    CAST: tl.constexpr,
+    CAST_OF_Z: tl.constexpr,
 ):
     """dz [rows, COLUMNS] and h as in the forward -> both operands of dh in bf16, h's shape; again z by its columns."""
+    GATED: tl.constexpr = ACTIVATION.gated
     STRIDE: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
-    offsets = tile_offsets(COLUMNS, STRIDE, TILE_ROWS, TILE_COLUMNS)
-    inner = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    offsets = tile_offsets(COLUMNS, STRIDE, TILE)
+    inner = tile_offsets(COLUMNS, COLUMNS, TILE)
     dphi = tl.load(dz_ptr + inner).to(tl.float32)
     h = tl.load(h_ptr + offsets).to(tl.float32)
     if GATED or again_ptr is not None:
@@ -79,16 +65,16 @@ def activation_backward_cast_both_kernel(
     if GATED:
         there = offsets + COLUMNS
         up = tl.load(h_ptr + there).to(tl.float32)
-        z = through_bf16(z, ROUND_GATE)
+        z = through_bf16(z, ACTIVATION.round_gate)
         dup = through_bf16(dphi * z, True)
         z = z * up
-        dphi = through_bf16(dphi * up, ROUND_GATE)
-        store_both(dup, row_ptr, column_ptr, there, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+        dphi = through_bf16(dphi * up, ACTIVATION.round_gate)
+        store_both(dup, row_ptr, column_ptr, there, None, CAST)
     if again_ptr is not None:
-        z = through_bf16(z, ROUND_OUTPUT)
-        tl.store(again_ptr + inner, operand(z, 0, AGAIN, BLOCK, AWAY, PRE_ROUND))
+        z = through_bf16(z, ACTIVATION.round_output)
+        tl.store(again_ptr + inner, operand(z, 0, CAST_OF_Z))
     dh = through_bf16(PHI_BACKWARD(dphi, h), True)
-    store_both(dh, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+    store_both(dh, row_ptr, column_ptr, offsets, None, CAST)
 
 
 @triton.jit

@@ -28,13 +28,8 @@ def adam_kernel(
     EPS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    CAST: tl.constexpr,
 ):
     """p, m and v [replicas, rows, COLUMNS], TILES of them a replica; g likewise, float32 or bf16.
 
@@ -43,7 +38,7 @@ def adam_kernel(
     replica = tl.program_id(0) // TILES
     if tl.load(alive_ptr + replica) == 0:
         return
-    offsets = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    offsets = tile_offsets(COLUMNS, COLUMNS, TILE)
     g = tl.load(g_ptr + offsets).to(tl.float32)
     m = tl.load(m_ptr + offsets)
     v = tl.load(v_ptr + offsets)
@@ -57,4 +52,4 @@ def adam_kernel(
     tl.store(v_ptr + offsets, v)
     tl.store(p_ptr + offsets, p)
     if row_ptr is not None:
-        store_both(p, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+        store_both(p, row_ptr, column_ptr, offsets, None, CAST)

@@ -1,8 +1,8 @@
 """The cast of a tile that a program holds in float32: `numerics.scales` and `numerics.grid` again, bit by bit.
 
-A format is the tuple that `mxstudy.numerics.kernels.operands.constants` makes of it and of a scale rule. Blocks lie
-along an axis of the tile and are whole in it. Nothing here depends on how a tile is spread over threads: maxima are
-exact, and everything else is done element by element.
+TILE, CAST and FORMAT are a `Tile`, a `CastConstants` and a `FormatConstants` of mxstudy.numerics.kernels.operands.
+Blocks lie along an axis of the tile and are whole in it. Nothing here depends on how a tile is spread over threads:
+maxima are exact, and everything else is done element by element.
 """
 
 import triton
@@ -16,23 +16,11 @@ HALF_MIN_NORMAL_BITS = tl.constexpr(0x00400000)  # 2^-127: the scale of code 0
 
 
 @triton.jit
-def cast_both_kernel(
-    x_ptr,
-    row_ptr,
-    column_ptr,
-    COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
-):
+def cast_both_kernel(x_ptr, row_ptr, column_ptr, COLUMNS: tl.constexpr, TILE: tl.constexpr, CAST: tl.constexpr):
     """x [rows, COLUMNS], float32 or bf16 -> what is read along the rows and along the columns, bf16."""
-    offsets = tile_offsets(COLUMNS, COLUMNS, TILE_ROWS, TILE_COLUMNS)
+    offsets = tile_offsets(COLUMNS, COLUMNS, TILE)
     x = tl.load(x_ptr + offsets).to(tl.float32)
-    store_both(x, row_ptr, column_ptr, offsets, None, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+    store_both(x, row_ptr, column_ptr, offsets, None, CAST)
 
 
 @triton.jit
@@ -45,18 +33,14 @@ def cast_one_kernel(
     operand_ptr,
     ROUND_FIRST: tl.constexpr,
     AXIS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
     COLUMNS: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    CAST: tl.constexpr,
 ):
     """(x - mean) / rms * gain + bias, what is None left out, of x [rows, COLUMNS] -> one operand, bf16."""
-    across: tl.constexpr = COLUMNS // TILE_COLUMNS
-    row = (tl.program_id(0) // across).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)[:, None]
-    column = tl.program_id(0) % across * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
+    across: tl.constexpr = COLUMNS // TILE.columns
+    row = (tl.program_id(0) // across).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)[:, None]
+    column = tl.program_id(0) % across * TILE.columns + tl.arange(0, TILE.columns)[None, :]
     offsets = row * COLUMNS + column
     x = through_bf16(tl.load(x_ptr + offsets).to(tl.float32), ROUND_FIRST)
     if mean_ptr is not None:
@@ -67,53 +51,37 @@ def cast_one_kernel(
         x = x * tl.load(gain_ptr + column).to(tl.float32)
         if bias_ptr is not None:
             x = x + tl.load(bias_ptr + column).to(tl.float32)
-    tl.store(operand_ptr + offsets, operand(x, AXIS, FORMAT, BLOCK, AWAY, PRE_ROUND))
+    tl.store(operand_ptr + offsets, operand(x, AXIS, CAST))
 
 
 @triton.jit
-def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE: tl.constexpr):
     """Where this program's tile of a matrix of so many columns lies in one whose rows are STRIDE apart: int64."""
     program = tl.program_id(0).to(tl.int64)
-    across: tl.constexpr = COLUMNS // TILE_COLUMNS
-    first = program // across * TILE_ROWS * STRIDE + program % across * TILE_COLUMNS
-    return first + (tl.arange(0, TILE_ROWS)[:, None] * STRIDE + tl.arange(0, TILE_COLUMNS)[None, :])
+    across: tl.constexpr = COLUMNS // TILE.columns
+    first = program // across * TILE.rows * STRIDE + program % across * TILE.columns
+    return first + (tl.arange(0, TILE.rows)[:, None] * STRIDE + tl.arange(0, TILE.columns)[None, :])
 
 
 @triton.jit
-def store_both(
-    x,
-    row_ptr,
-    column_ptr,
-    offsets,
-    mask,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-):
+def store_both(x, row_ptr, column_ptr, offsets, mask, CAST: tl.constexpr):
     """x [R, C] float32 with blocks along the rows and with blocks along the columns, each decoded to bf16.
 
     None for the pointer of one that is not wanted.
     """
     if row_ptr is not None:
-        tl.store(row_ptr + offsets, operand(x, 1, ROW, BLOCK, AWAY, PRE_ROUND), mask=mask)
+        tl.store(row_ptr + offsets, operand(x, 1, CAST), mask=mask)
     if column_ptr is not None:
-        tl.store(column_ptr + offsets, operand(x, 0, COLUMN, BLOCK, AWAY, PRE_ROUND), mask=mask)
+        tl.store(column_ptr + offsets, operand(x, 0, CAST), mask=mask)
 
 
 @triton.jit
-def operand(
-    x,
-    AXIS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-):
+def operand(x, AXIS: tl.constexpr, CAST: tl.constexpr):
     """x [R, C] float32 quantised in blocks along AXIS and decoded, or only rounded where there is no format: bf16."""
+    FORMAT: tl.constexpr = CAST.column if AXIS == 0 else CAST.row
+    BLOCK: tl.constexpr = CAST.block
     if FORMAT is not None:
-        if PRE_ROUND:
+        if CAST.pre_round:
             x = round_to_bf16_away(x)
         ROWS: tl.constexpr = x.shape[0]
         COLUMNS: tl.constexpr = x.shape[1]
@@ -123,7 +91,7 @@ def operand(
             blocks = tl.reshape(x, (ROWS, COLUMNS // BLOCK, BLOCK))
         bits = tl.max(magnitude_bits(blocks), axis=AXIS + 1, keep_dims=True)
         inverse, scale = scales(bits, FORMAT)
-        x = tl.reshape(round_to_grid(blocks * inverse, FORMAT, AWAY) * scale, (ROWS, COLUMNS))
+        x = tl.reshape(round_to_grid(blocks * inverse, FORMAT, CAST.away) * scale, (ROWS, COLUMNS))
     return x.to(tl.bfloat16)
 
 

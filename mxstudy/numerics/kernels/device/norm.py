@@ -5,6 +5,8 @@ tile is as wide as the matrix it stays in registers; else the second pass finds 
 
 Rows are summed tile after tile, a tile by `tl.sum` over its width. That order follows from tile and warps, which are
 chosen by COLUMNS, BLOCK and what is cast alone: neither the number of rows nor a row's place changes a bit of its RMS.
+
+NORM is a `NormConstants` of mxstudy.numerics.kernels.norm.
 """
 
 import triton
@@ -29,35 +31,29 @@ def norm_cast_both_kernel(
     GATHER: tl.constexpr,
     MERGE: tl.constexpr,
     FINISH: tl.constexpr,
-    P: tl.constexpr,
-    COEFFICIENT: tl.constexpr,
-    EPS: tl.constexpr,
-    ROUND_OUTPUT: tl.constexpr,
+    NORM: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROW: tl.constexpr,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    AWAY: tl.constexpr,
-    PRE_ROUND: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    CAST: tl.constexpr,
 ):
     """x and branch [replicas, rows, COLUMNS]; gain and bias [COLUMNS], or of each replica, gain_stride apart.
 
     What is None is left out: branch with total, gain, bias, mean, an operand.
     """
-    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    TILE_COLUMNS: tl.constexpr = TILE.columns
+    BLOCK: tl.constexpr = CAST.block
+    row = tl.program_id(0) * TILE.rows + tl.arange(0, TILE.rows)
     replica = tl.program_id(1).to(tl.int64)
     mask = row[:, None] < rows
     index = replica * rows + row
     offsets = index[:, None] * COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
 
     tile = load_sum(x_ptr, branch_ptr, total_ptr, offsets, mask)
-    a, b = GATHER(tile, BLOCK, P)
+    a, b = GATHER(tile, BLOCK, NORM)
     for start in range(TILE_COLUMNS, COLUMNS, TILE_COLUMNS):
-        c, d = GATHER(load_sum(x_ptr, branch_ptr, total_ptr, offsets + start, mask), BLOCK, P)
-        a, b = MERGE(a, b, c, d, start, TILE_COLUMNS, P)
-    mean, rms = FINISH(a, b, COLUMNS, BLOCK, P, COEFFICIENT, EPS)
+        c, d = GATHER(load_sum(x_ptr, branch_ptr, total_ptr, offsets + start, mask), BLOCK, NORM)
+        a, b = MERGE(a, b, c, d, start, TILE_COLUMNS, NORM)
+    mean, rms = FINISH(a, b, COLUMNS, BLOCK, NORM)
     tl.store(rms_ptr + index, rms, mask=row < rows)
     if mean_ptr is not None:
         tl.store(mean_ptr + index, mean, mask=row < rows)
@@ -76,8 +72,8 @@ def norm_cast_both_kernel(
             y = y * tl.load(gain_ptr + feature).to(tl.float32)
             if bias_ptr is not None:
                 y = y + tl.load(bias_ptr + feature).to(tl.float32)
-        y = through_bf16(y, ROUND_OUTPUT)
-        store_both(y, row_ptr, column_ptr, offsets + start, mask, ROW, COLUMN, BLOCK, AWAY, PRE_ROUND)
+        y = through_bf16(y, NORM.round_output)
+        store_both(y, row_ptr, column_ptr, offsets + start, mask, CAST)
 
 
 @triton.jit
@@ -96,26 +92,24 @@ def load_sum(x_ptr, branch_ptr, total_ptr, offsets, mask):
 
 
 @triton.jit
-def gather_squares(x, BLOCK: tl.constexpr, P: tl.constexpr):
+def gather_squares(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
     """Nothing, and the sum of squares."""
     return tl.zeros((x.shape[0],), tl.float32), tl.sum(x * x, axis=1)
 
 
 @triton.jit
-def merge_squares(a, b, c, d, SEEN, NEW: tl.constexpr, P: tl.constexpr):
+def merge_squares(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
     return a, b + d
 
 
 @triton.jit
-def finish_squares(
-    a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, COEFFICIENT: tl.constexpr, EPS: tl.constexpr
-):
+def finish_squares(a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
     """Also of deviations, whose mean is `a`."""
-    return a, tl.sqrt_rn(b / COLUMNS + EPS)
+    return a, tl.sqrt_rn(b / COLUMNS + NORM.eps)
 
 
 @triton.jit
-def gather_deviations(x, BLOCK: tl.constexpr, P: tl.constexpr):
+def gather_deviations(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
     """The mean, and the sum of squared deviations from it."""
     mean = tl.sum(x, axis=1) / x.shape[1]
     deviation = x - mean[:, None]
@@ -123,7 +117,7 @@ def gather_deviations(x, BLOCK: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def merge_deviations(a, b, c, d, SEEN, NEW: tl.constexpr, P: tl.constexpr):
+def merge_deviations(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
     """Chan, Golub and LeVeque 1979: of a mean over SEEN columns and one over NEW."""
     share = NEW / (SEEN + NEW)
     difference = c - a
@@ -156,29 +150,27 @@ def relative(bits, largest_bits):
 
 
 @triton.jit
-def gather_block_maxima(x, BLOCK: tl.constexpr, P: tl.constexpr):
-    """The bits of the largest magnitude, and the sum over blocks of (absmax / largest)^P."""
+def gather_block_maxima(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
+    """The bits of the largest magnitude, and the sum over blocks of (absmax / largest)^p."""
     ROWS: tl.constexpr = x.shape[0]
     blocks = tl.reshape(magnitude_bits(x), (ROWS, x.shape[1] // BLOCK, BLOCK))
     absmax = tl.max(blocks, axis=2)
     largest = tl.max(absmax, axis=1)
     ratios = relative(absmax, largest[:, None] + tl.zeros_like(absmax))
-    return largest, tl.sum(power(ratios, P), axis=1)
+    return largest, tl.sum(power(ratios, NORM.p), axis=1)
 
 
 @triton.jit
-def merge_block_maxima(a, b, c, d, SEEN, NEW: tl.constexpr, P: tl.constexpr):
+def merge_block_maxima(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
     largest = tl.maximum(a, c)
-    return largest, b * power(relative(a, largest), P) + d * power(relative(c, largest), P)
+    return largest, b * power(relative(a, largest), NORM.p) + d * power(relative(c, largest), NORM.p)
 
 
 @triton.jit
-def finish_block_maxima(
-    a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, COEFFICIENT: tl.constexpr, EPS: tl.constexpr
-):
+def finish_block_maxima(a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
     """MXNorm paper, Eq. 5 and 8."""
     largest = a.to(tl.float32, bitcast=True)
-    return tl.zeros_like(largest), COEFFICIENT * root(b / (COLUMNS // BLOCK), P) * largest + EPS
+    return tl.zeros_like(largest), NORM.coefficient * root(b / (COLUMNS // BLOCK), NORM.p) * largest + NORM.eps
 
 
 EXACT = (gather_squares, merge_squares, finish_squares)

@@ -7,7 +7,7 @@ numbers of a word at once is.
 Where all numbers of a program are NEAR, which `codes` explains, it goes on with what it has in registers; else it reads
 its rows again and divides, a chunk at a time.
 
-NORM, SHAPE and CAST are a `Norm`, a `Shape` and a `Cast` of mxstudy.numerics.kernels.norm_codes.
+NORM is a `NormConstants` of mxstudy.numerics.kernels.norm, SHAPE and CAST are a `Shape` and a `Cast` of norm_codes.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """The RMS of rows that a program has in chunks, in one exchange between its threads: what costs here is waiting.
 
 Chunks are two vectors of words [rows, spans, words]; `maxima`: the bits of their blocks' largest magnitudes, as of a
-float32, int32 [rows, blocks]. NORM and SHAPE are a `Norm` and a `Shape` of mxstudy.numerics.kernels.norm_codes.
+float32, int32 [rows, blocks]. NORM and SHAPE are a `NormConstants` and a `Shape`, as in `norm_codes`.
 """
 
 import triton
@@ -27,11 +27,9 @@ def rms_of_rows(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
         least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
     most, least, total = tl.reduce((most, least, sums(chunks, maxima, NORM, SHAPE)), 1, gathered)
     if NORM.p is None:
-        _, rms = finish_squares(most, total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps)
+        _, rms = finish_squares(most, total, COLUMNS, BLOCK, NORM)
     elif NORM.is_direct:
-        _, rms = finish_block_maxima(
-            tl.zeros_like(most) + ONE, total, COLUMNS, BLOCK, NORM.p, NORM.coefficient, NORM.eps
-        )
+        _, rms = finish_block_maxima(tl.zeros_like(most) + ONE, total, COLUMNS, BLOCK, NORM)
         near = is_near(rms, most, least)
         if tl.min(near.to(tl.int32), axis=0) == 0:  # some power may have over- or underflown
             rms = tl.where(near, rms, rms_by_ratios(maxima, most, NORM, SHAPE))
@@ -82,7 +80,7 @@ def rms_by_ratios(maxima, most, NORM: tl.constexpr, SHAPE: tl.constexpr):
     for i in tl.static_range(CHUNKS):
         powers += power(maxima[i].to(tl.float32, bitcast=True) * inverse_of_largest[:, None], NORM.p)
     bits, total = largest.to(tl.int32, bitcast=True), tl.sum(powers, axis=1)
-    _, rms = finish_block_maxima(bits, total, SHAPE.columns, SHAPE.block, NORM.p, NORM.coefficient, NORM.eps)
+    _, rms = finish_block_maxima(bits, total, SHAPE.columns, SHAPE.block, NORM)
     return rms
 
 
