@@ -1,0 +1,189 @@
+"""One word, one thing: docs/glossary.md against the names in the package, and every module that a page names exists.
+
+Read from the source with `ast`, so that nothing is imported. A rule is one test, which names all that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from test_architecture import HEIGHT, MODULES, ROOT, complain, own_imports, room
+
+GLOSSARY = (ROOT / "docs/glossary.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = {name: path for name, path in MODULES.items() if name.startswith("mxstudy.")}
+
+DOTTED = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins)(?:\.[A-Za-z_]\w*)+")
+FILE = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins|tests|conf|sweeps|docs|results)/[\w./-]*\w")
+MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that "Adding to it" has its reader make
+
+# Words that the glossary retires, as names of whatever the package defines.
+RETIRED = {"joined", "road", "roads", "aside", "of_checkpoint", "observed"}
+STILL_THERE = {
+    "mxstudy.kernels.device.places.joined": "a local name, of tensors that were put together",
+    "mxstudy.numerics.tiles.joined": "a local name, of blocks that were put together",
+    "mxstudy.launch.commands.observed": "runs with the state that `run_state.observe` has found them in",
+    "mxstudy.config.run.OfCheckpoint": "what configs of a trained model share; its name is in no result",
+}
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+def defined(module: str) -> Iterator[str]:
+    """Yield every name that a module defines, at its top or inside."""
+    for node in ast.walk(tree(module)):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+@functools.cache
+def at_the_top(module: str) -> frozenset[str]:
+    """Return the names that one can import from a module."""
+    found = set()
+    for node in tree(module).body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.Assign(targets=targets):
+                found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            case ast.ImportFrom(names=names) | ast.Import(names=names):
+                found |= {alias.asname or alias.name for alias in names}
+    return frozenset(found)
+
+
+def exists(name: str) -> bool:
+    """Return whether that is a module, the beginning of some, or a name in one."""
+    module, _, last = name.rpartition(".")
+    is_folder = (ROOT / name.replace(".", "/")).is_dir()
+    return name in MODULES or is_folder or (module in MODULES and last in at_the_top(module))
+
+
+def section(title: str) -> str:
+    return GLOSSARY.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def cells(text: str, head: str) -> Iterator[list[list[str]]]:
+    """Yield the rows below such a head of a table: of each cell what it has in backticks, or else its text."""
+    below = text.split(f"| {head} |", 1)[1].split("\n\n")[0].splitlines()[2:]
+    for row in below:
+        yield [re.findall(r"`([^`]+)`", cell) or [cell] for cell in row.strip("| ").split(" | ")]
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def same(names: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name: places for name, places in names.items() if len(places) > 1}
+
+
+def test_every_module_and_file_that_a_page_names_exists() -> None:
+    made = {made for page in PAGES for made in MADE.findall(page.read_text())}
+    modules = {path.removesuffix(".py").replace("/", ".") for path in made}
+    names = ((page.name, name) for page in PAGES for name in DOTTED.findall(page.read_text()))
+    files = ((page.name, name) for page in PAGES for name in FILE.findall(page.read_text()))
+    complain("modules that a page names", (f"{p}: {n}" for p, n in names if n not in modules and not exists(n)))
+    complain("files that a page names", (f"{p}: {n}" for p, n in files if n not in made and not is_there(n)))
+
+
+def is_there(name: str) -> bool:
+    """Return whether that is a file, a folder, or what the names of tables in results/ begin with."""
+    path = ROOT / re.sub(r"/NAME\b.*", "", name)  # one that a reader would make
+    return path.exists() or (name.startswith("results/") and any(path.parent.glob(f"{path.name}*")))
+
+
+def test_the_map_has_the_imports_of_every_room() -> None:
+    short = {height.removeprefix("mxstudy."): height for height in HEIGHT}
+    shown = list(cells((ROOT / "docs/architecture.md").read_text(), "room"))
+    assert sorted(name for names, *_ in shown for name in names) == sorted(short)
+    for names, _, below in shown:
+        rooms = {short[name] for name in names}
+        found = {room(own) for module in MODULES if room(module) in rooms for own in own_imports(module)}
+        mapped = {short[name] for name in below if name in short}
+        assert mapped == found - rooms - {"mxstudy.config", "mxstudy.reader"}, names
+
+
+def test_the_ways_through_the_house_are_those_of_the_code() -> None:
+    """In docs/architecture.md, each line of a way: the functions that it names are in the files that it names."""
+    ways = (ROOT / "docs/architecture.md").read_text().split("\n## Three ways")[1].split("\n## ")[0]
+    rows = [" ".join(row.split(" | ")[:2]) for row in ways.splitlines() if row.startswith("| `")]
+    assert len(rows) > 30
+    complain("functions that are not in their files", (f"{name}: {row}" for row in rows for name in not_in_files(row)))
+
+
+def not_in_files(row: str) -> Iterator[str]:
+    """Yield the functions in backticks that none of the files in backticks has."""
+    named = re.findall(r"`([^`]+)`", row)
+    files = [name for name in named if re.search(r"/|\.py$", name)]
+    text = "".join((ROOT / ("" if name.startswith("conf/") else "mxstudy") / name).read_text() for name in files)
+    yield from (name for name in named if name not in files and name.rpartition(".")[2] not in text)
+
+
+def test_the_step_in_the_page_is_that_of_the_code() -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
+    (step,) = (node for node in tree("mxstudy.train.loop").body if getattr(node, "name", "") == "train_step")
+    lines = [line for line in ast.unparse(step).splitlines() if "run.mark(" not in line]
+    assert ast.unparse(ast.parse(shown)).splitlines() == lines
+
+
+def test_a_word_is_in_the_glossary_once_with_its_place() -> None:
+    rows = [row for part in GLOSSARY.split("\n## ")[1:] if "| word |" in part for row in cells(part, "word")]
+    words = [word for (cell, *_) in rows for word in cell[0].split(", ")]
+    complain("words that are there twice", {word for word in words if words.count(word) > 1})
+    complain("words without a place", (row[0][0] for row in rows if not all(map(exists, row[2]))))
+    assert len(rows) > 50
+
+
+def test_two_modules_share_a_name_only_if_the_glossary_says_how_they_differ() -> None:
+    listed = [(set(names), places) for names, places, _ in cells(section("Same name, two things"), "file")]
+
+    def is_listed(stem: str, room: str) -> bool:
+        return any(names in ({stem}, {"any"}) or stem in names for names, places in listed if room in places)
+
+    names: dict[str, list[str]] = defaultdict(list)
+    for module, path in OURS.items():
+        if path.stem not in ("__init__", "__main__"):
+            names[path.stem].append(module.rpartition(".")[0])
+    shared = same(names)
+    complain(
+        "modules with the name of another",
+        (f"{room}.{stem}" for stem, rooms in shared.items() for room in rooms if not is_listed(stem, room)),
+    )
+    stale = (f"{stem} in {p}" for stems, places in listed for stem in stems - {"any"} for p in places if p not in OURS)
+    complain("places that the glossary lists in vain", stale)
+    complain(
+        "names that the glossary lists in vain", {stem for stems, _ in listed for stem in stems - {"any", *shared}}
+    )
+
+
+def test_two_classes_share_a_name_only_as_settings_and_what_they_set() -> None:
+    listed = {
+        name: sorted([settings[0], thing[0]])
+        for names, settings, thing in cells(section("Same name, two things"), "class")
+        for name in names
+    }
+    names: dict[str, list[str]] = defaultdict(list)
+    for module in sorted(OURS):
+        for node in tree(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                names[node.name].append(module)
+    assert same(names) == listed
+
+
+def test_retired_words_are_no_names() -> None:
+    complain("retired words that are modules", (m for m in OURS if m.rpartition(".")[2] in RETIRED))
+    found = {f"{module}.{name}" for module in OURS for name in defined(module) if snake_case(name) in RETIRED}
+    complain("retired words", found - STILL_THERE.keys())
+    complain("exceptions that are needed no more", STILL_THERE.keys() - found)
+    earlier = section("Earlier names")
+    complain("words that the glossary does not retire", (w for w in RETIRED - {"roads"} if f"| {w} (" not in earlier))
