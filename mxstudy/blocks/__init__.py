@@ -1,1 +1,1 @@
-"""Fused blocks: between two GEMMs every tensor is read once, and cast there for all that read it next."""
+"""Fused blocks: between two GEMMs they read every tensor once, and cast it there for every GEMM that reads it next."""

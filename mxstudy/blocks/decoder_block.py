@@ -1,13 +1,13 @@
-"""A decoder's block as two functions, one before its attention and one after: in between is torch.
+"""A decoder block as two functions, one before its attention and one after; the attention between them is torch's.
 
     before    q | k | v = Q(norm(x)) Q(Wqkv)^T, q and k rotated
     after     h = x + Q(a) Q(Wo)^T      g = Q(norm(h)) Q(Wup)^T      out = h + Q(phi(g)) Q(Wdown)^T
 
-What is computed is what the linears and the activation compute one after another, to the bit. Those stay the oracle,
-and the way for all that has no kernel. The backward keeps what it keeps in bf16: x, a, h, g, and a number a row. Every
-operand is cast where it or its source passes by: in the forward along the rows alone; in the backward dH for both that
-read it, and along the columns what the forward had cast along the rows, phi(g) together with dg. A weight is cast where
-it is read, once for each GEMM: held operands would be memory, and under FSDP whole weights.
+The results have the bits of the linears and the activation computed one after another. Those stay the oracle, and the
+path for everything without a kernel. The forward saves x, a, h and g in bf16, and one number per row. Every operand is
+cast where it or its source is read anyway: the forward casts along the rows only; the backward casts dH for both GEMMs
+that read it, and along the columns what the forward cast along the rows, phi(g) together with dg. A weight is cast
+where it is read, once for each GEMM: held operands would cost memory, and under FSDP whole weights.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from mxstudy.blocks.operands import (
-    finished,
+    cast_operand,
+    finish_operand,
     fused_format,
     gradient_formats,
     gradient_operands,
     gradient_operands_of,
     is_fused,
-    one,
 )
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels import (
@@ -48,10 +48,10 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 @dataclass(frozen=True)
 class FusedBlock:
-    """Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
+    """A fused block's settings. Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
 
-    `cast`: the run's settings; an operand whose cast they fill is made where its tensor is. `sizes`: of queries, keys
-    and values, all heads of `head_size`.
+    `cast`: the run's settings; an operand whose cast they fill is made by the kernel that makes its tensor. `sizes`:
+    the sizes of queries, keys and values, over all heads of `head_size`.
     """
 
     norm: RowNorm
@@ -67,11 +67,11 @@ class FusedBlock:
 
 
 Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
-Keys = tuple[Tensor | None, ...]  # where linears draw from: of each its keys, and at last their places
+Keys = tuple[Tensor | None, ...]  # the random streams: the keys of each linear, then the places that they share
 
 
 def split_heads(qkv: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[..., T, qkv] -> [..., T, heads, H], of `sizes` before they are split into heads."""
+    """Split qkv [..., T, qkv] into q, k and v [..., T, heads, H]; `sizes`: their sizes over all heads."""
     q, k, v = (part.unflatten(-1, (-1, head_size)) for part in qkv.split(list(sizes), dim=-1))
     return q, k, v
 
@@ -84,10 +84,10 @@ def before_attention(
     keys: Keys,
     settings: FusedBlock,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [B, T, in] bf16 and weight [qkv, in] bf16 or fp32 -> q, k, v [B, T, heads, H], and x for `after_attention`.
+    """Return q, k, v [B, T, heads, H] from x [B, T, in] bf16 and weight [qkv, in] bf16 or fp32, and x again.
 
-    Which has it from here so that the gradients of both are summed where the norm's is computed. `rope`: the angles
-    that queries and keys are rotated by, if they are.
+    `after_attention` must take that x, so that the gradients of both uses are summed where the norm's gradient is
+    computed. `rope`: the angles by which queries and keys are rotated, or None.
     """
     return _BeforeAttention.apply(x, *affine, weight, rope, *keys, settings)
 
@@ -95,9 +95,9 @@ def before_attention(
 def after_attention(
     x: Tensor, a: Tensor, out: Tensor, affine: Affine, up: Tensor, down: Tensor, keys: Keys, settings: FusedBlock
 ) -> tuple[Tensor, Tensor]:
-    """The stream x [..., D] bf16, attention's heads a, its shape, and three weights -> the block's output, and h.
+    """Return the block's output, of x's shape, and h, which the norm reads and which has no gradient.
 
-    The output is x's shape; h is what the norm reads, and has no gradient.
+    x [..., D] bf16 is the residual stream, a the attention's heads in the same shape; out, up and down are the weights.
     """
     y, h = _AfterAttention.apply(x.flatten(0, -2), a.flatten(0, -2), out, *affine, up, down, *keys, settings)
     return y.view_as(x), h.view_as(x)
@@ -156,10 +156,10 @@ class _AfterAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         keys = out_keys, up_keys, down_keys, places
         of_out, of_up, of_down = linears_of(s, keys)
-        branch = product(one(a, of_out, "forward_x", -1), forward_weight(out, of_out).mT)
+        branch = product(cast_operand(a, of_out, "forward_x", -1), forward_weight(out, of_out).mT)
         g, h, mean, rms = norm_linear(x, branch, gain, bias, up, of_up, s)
         z, _ = activation_cast_both(g, s.activation, fused_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
-        z = finished(z, of_down, "forward_x", -1, s.cast)
+        z = finish_operand(z, of_down, "forward_x", -1, s.cast)
         ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys)
         ctx.mark_non_differentiable(h)
         ctx.settings = s
@@ -180,33 +180,33 @@ class _AfterAttention(torch.autograd.Function):
             s.cast,
             again=fused_format(of_down, "wgrad_x", s.cast),
         )
-        z = finished(z, of_down, "wgrad_x", -2, s.cast)
+        z = finish_operand(z, of_down, "wgrad_x", -2, s.cast)
         ddown = to_dtype(product(wgrad.mT, z), down.dtype)
         operands = gradient_operands((dg[0], dg[1]), of_up, s.cast)
         dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s)
         dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
         da = product(dgrad, dgrad_weight(out, of_out, dx))
-        dout = product(wgrad.mT, one(a, of_out, "wgrad_x", -2, after=dx))
+        dout = product(wgrad.mT, cast_operand(a, of_out, "wgrad_x", -2, after=dx))
         return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5
 
 
 def linears_of(s: FusedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, Linear, Linear]:
-    """Return those after the attention: out, up, down."""
-    *of_each, places = keys
-    out, up, down = (linear_of(g, k, places) for g, k in zip((s.out, s.up, s.down), of_each, strict=True))
+    """Return the three linears after the attention: out, up, down."""
+    *linear_keys, places = keys
+    out, up, down = (linear_of(g, k, places) for g, k in zip((s.out, s.up, s.down), linear_keys, strict=True))
     return out, up, down
 
 
 def norm_linear(
     x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, linear: Linear, s: FusedBlock
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Q(norm(x + branch)) Q(W)^T, x + branch, and its mean and rms."""
+    """Return Q(norm(x + branch)) Q(W)^T, and x + branch with its mean and rms."""
     own = None if s.fold_gain else gain
     fused = is_fused(linear, "forward_x", s.cast)
     fmt = fused_format(linear, "forward_x", s.cast) if fused else UNREAD
     y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
     if not fused:
-        y = one(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
+        y = cast_operand(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
     w = forward_weight(weight, linear, gain if s.fold_gain else None)
     return product(y, w.mT), total, mean, rms
 
@@ -223,10 +223,10 @@ def norm_linear_backward(
     linear: Linear,
     s: FusedBlock,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """From dgrad's and wgrad's dH and the stream's gradient: dx of both, dgain, dbias, dW."""
+    """Return dx (the stream's gradient included), dgain, dbias and dW. `dh`: dgrad's and wgrad's operands of dH."""
     dgrad, wgrad = dh
     own = None if s.fold_gain else gain
-    y = one(x, linear, "wgrad_x", -2, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad)
+    y = cast_operand(x, linear, "wgrad_x", -2, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad)
     dweight = product(wgrad.mT, y)
     if s.fold_gain:
         dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)
@@ -237,8 +237,8 @@ def norm_linear_backward(
 
 
 def forward_weight(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Tensor:
-    return one(weight, linear, "forward_w", -1, gain=gain, round_first=True)
+    return cast_operand(weight, linear, "forward_w", -1, gain=gain, round_first=True)
 
 
 def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor) -> Tensor:
-    return one(weight, linear, "dgrad_w", -2, round_first=True, after=after)
+    return cast_operand(weight, linear, "dgrad_w", -2, round_first=True, after=after)

@@ -1,10 +1,10 @@
-"""Norm, linear, activation, linear in one: between two GEMMs every tensor is read once and cast for both that follow.
+"""Norm, linear, activation, linear as one function, which reads every tensor between two GEMMs once to cast it twice.
 
     forward    y = norm(x)    h = Q(y) Q(U)^T    z = phi(h)    o = Q(z) Q(D)^T        U [up, in], D [out, inner]
                out = o, or x + o + b where the block is residual
 
-What is computed is what `norm_linear`, an activation and `mx_linear` compute one after another. Those stay the oracle,
-and are the way for what has no kernel: NVFP4, a scale a tensor, native GEMMs, a norm that rounds every operation.
+The results are those of `norm_linear`, an activation and `mx_linear` one after another. Those stay the oracle, and are
+the path for what has no kernel: NVFP4, one scale a tensor, native GEMMs, a norm that rounds every operation.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 @dataclass(frozen=True)
 class NormMLP:
-    """`norm` None: x goes into the first linear as it is. `round_norm`: the norm's output is rounded to bf16 first.
+    """Settings of `norm_mlp`. `norm`: None leaves x as it is. `round_norm`: round the norm's output to bf16 first.
 
-    `gate_dtype`, `dtype`: to what phi(gate) and the activation's result are rounded, bf16 or, for not at all, float32;
-    `bias_dtype`: so is o + b. The sum with x is rounded to x's dtype.
+    `gate_dtype`, `dtype`: bf16 to round phi(gate) and the activation's result to it, float32 for no rounding;
+    `bias_dtype`: the same for o + b. The sum with x is rounded to x's dtype.
     """
 
     norm: RowNorm | None
@@ -57,15 +57,15 @@ class NormMLP:
 
 
 def why_not(gemms: Gemms, cast: BlockCast) -> str | None:
-    """Return what of those operands the kernels do not make; None where they make all of them.
+    """Return why the kernels cannot make all operands of those GEMMs, or None if they can.
 
-    Every operand has the run's settings, for its kernel makes two at once. Where nothing is quantised kernels save
-    nothing, which is a reason as well.
+    Every operand must have the run's settings, because a kernel makes two at once. That nothing is quantised is a
+    reason as well, because kernels then save nothing.
     """
     if reason := PLAIN.why_not(gemms):
         return reason
-    for name, one in gemms.casts():
-        if settings_of(one) != cast:
+    for name, operand_cast in gemms.casts():
+        if settings_of(operand_cast) != cast:
             return f"{name}: its recipe fixes what the run's settings leave open"
     return None if any(gemms.casts()) else "nothing is quantised"
 
@@ -79,17 +79,18 @@ def norm_mlp(
     b: Tensor | None,
     settings: NormMLP,
 ) -> Tensor:
-    """x [S, T, in] bf16 or fp32, gain, bias and b [S, 1, in], up [S, up, in], down [S, out, inner] -> out [S, T, out].
+    """Return out [S, T, out]: bf16, or x's dtype with b.
 
-    In bf16, or with b in x's dtype. A weight may be its operands, where nobody folds a gain into it. Without a stack
-    all lack the S, and gain, bias and b are [in]. Raises ConfigError as the kernels do.
+    x [S, T, in] bf16 or fp32; gain, bias and b [S, 1, in]; up [S, up, in]; down [S, out, inner]. A weight may be given
+    as its held operands if no gain is folded into it. Without a stack there is no S, and gain, bias and b are [in].
+    Raises ConfigError as the kernels do.
     """
     (up, up_dgrad), (down, down_dgrad) = (w[:2] if isinstance(w, Held) else (w, None) for w in (up, down))
     return _NormMLP.apply(x, gain, bias, up, up_dgrad, down, down_dgrad, b, settings)
 
 
 def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
-    """The operands of a weight [..., out, in] as it is now; whoever changes it has to cast it anew (`recast`)."""
+    """Return the operands of a weight [..., out, in] as it is now. After a change of the weight call `recast`."""
     how = kernel_settings(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     forward, dgrad = cast_both_with(weight.detach(), how)
     return Held(forward.requires_grad_(), dgrad, how)
@@ -97,12 +98,13 @@ def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
 
 @torch.no_grad()
 def recast(weight: Tensor, held: Held) -> None:
+    """Cast the weight anew into its held operands, in place."""
     for old, new in zip(held[:2], cast_both_with(weight, held.casts), strict=True):
         old.copy_(new)
 
 
 def weight_operands(weight: Tensor, gain: Tensor | None, gemms: Gemms, cast: BlockCast) -> tuple[Tensor, Tensor]:
-    """Of the forward, which takes up the gain where there is one, and of dgrad."""
+    """Return the operands of the forward, with the gain folded in if one is given, and of dgrad."""
     if gain is None:
         return cast_both(weight, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     folded = to_dtype(weight, FP32) * to_dtype(gain, FP32)
@@ -188,7 +190,7 @@ def through_norm(
     b: Tensor | None,
     s: NormMLP,
 ) -> tuple[Tensor | None, ...]:
-    """dx, dgain, dbias and db."""
+    """Return dx, dgain, dbias and db."""
     if rms is None:
         dx = to_dtype(dy, x.dtype)
         return (dx, None, None, None) if b is None else (dout + dx, None, None, rounded_sum(dout, b, s))
@@ -197,7 +199,7 @@ def through_norm(
         xbar = normalize(center(x, mean), rms)
         dx, dgain, dbias = norm_backward(to_dtype(dy, FP32), xbar, rms, gain, bias, centers=mean is not None)
         return to_dtype(dx, x.dtype), dgain, dbias, None
-    sums_dout = dout.dtype == s.bias_dtype  # else what is added up is rounded first
+    sums_dout = dout.dtype == s.bias_dtype  # else dout is rounded before it is summed
     dx, (dgain, dbias, *of_dout) = norm_backward_add(dy, x, mean, rms, gain, dout, sums=2 + sums_dout)
     dbias = None if bias is None else to_dtype(dbias, bias.dtype)
     db = to_dtype(to_dtype(of_dout[0], s.bias_dtype), b.dtype) if sums_dout else rounded_sum(dout, b, s)
@@ -205,5 +207,5 @@ def through_norm(
 
 
 def rounded_sum(dout: Tensor, b: Tensor, s: NormMLP) -> Tensor:
-    """db, of dout rounded to the bias' dtype first, as where there is no norm."""
+    """Return db as the sum of dout rounded to the bias's dtype first, as without a norm."""
     return to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)

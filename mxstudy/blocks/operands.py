@@ -1,7 +1,8 @@
-"""The operands of a fused block: each by the cheapest kernel that computes its cast.
+"""The operands of a fused block, each made by the cheapest kernel that computes its cast.
 
-A plain cast under the block's own settings is fused with whatever makes the tensor. Any other is a kernel of its own,
-which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square or transformed.
+A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
+of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square or
+transformed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ ANY = Implements(
 
 
 def settings_of(cast: Cast) -> BlockCast:
-    """The settings under which a cast that leaves everything open would be this one."""
+    """Return the run's settings under which a cast with all fields open would become this one."""
     return BlockCast(
         cast.block_size or 0, str(cast.scale_rule), str(cast.rounding), bool(cast.pre_round), bool(cast.pad)
     )
 
 
 def is_fused(linear: Linear, name: str, settings: BlockCast) -> bool:
-    """Return whether a kernel that makes the tensor also makes that operand of it."""
+    """Return whether the kernel that makes the tensor also makes that operand of it."""
     cast: Cast | None = getattr(linear.gemms, name)
     if linear.transform(name.partition("_")[0]) is not None:
         return False
@@ -54,12 +55,15 @@ def is_fused(linear: Linear, name: str, settings: BlockCast) -> bool:
 
 
 def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
-    """Return the format that such a kernel casts the operand to; None for bf16, which it is, or is made from later."""
+    """Return the format to which the kernel that makes the tensor casts that operand, or None for bf16.
+
+    bf16 is either the operand itself or the source from which `cast_operand` makes it.
+    """
     cast: Cast | None = getattr(linear.gemms, name)
     return cast.format if cast is not None and is_fused(linear, name, settings) else None
 
 
-def one(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
+def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
     """Return one operand of x, bf16, by a kernel of its own. `parts`: what `cast_one` does to x before it casts."""
     cast: Cast | None = getattr(linear.gemms, name)
     gemm = name.partition("_")[0]
@@ -73,7 +77,7 @@ def one(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor
 
 
 def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_first: bool) -> OperandCast:
-    """Return what `cast_any` takes: the fields that it names, and no other."""
+    """Return the `OperandCast` that `cast_any` takes for that cast and transform."""
     turned = None if transform is None else transform.size, transform is not None and transform.signs_after
     if cast is None:
         return OperandCast(None, axis, round_first=round_first, transform_size=turned[0], signs_after=turned[1])
@@ -92,30 +96,30 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
     )
 
 
-def finished(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Tensor:
-    """Return the operand of what a kernel left: x itself where it is the operand already."""
-    return x if is_fused(linear, name, settings) else one(x, linear, name, axis)
+def finish_operand(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Tensor:
+    """Return the operand from a kernel's result x: x itself if it is fused, else its own cast of x."""
+    return x if is_fused(linear, name, settings) else cast_operand(x, linear, name, axis)
 
 
 def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, str | None]:
-    """Return the formats of dH, for dgrad and wgrad, in a kernel that makes it; one in bf16 is enough."""
+    """Return the formats of dH for dgrad and wgrad in the kernel that makes dH. One bf16 tensor is enough for both."""
     row, column = (fused_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
     return row, UNREAD if row is None and column is None else column
 
 
 def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
-    """Return both operands of dH from what such a kernel has made."""
+    """Return dgrad's and wgrad's operands of dH from the two tensors of the kernel that made dH."""
     row, column = made
     column = column if column.numel() else row
     in_bf16 = column if fused_format(linear, "dgrad_dh", settings) else row
-    dgrad = row if is_fused(linear, "dgrad_dh", settings) else one(in_bf16, linear, "dgrad_dh", -1)
-    wgrad = column if is_fused(linear, "wgrad_dh", settings) else one(in_bf16, linear, "wgrad_dh", -2)
+    dgrad = row if is_fused(linear, "dgrad_dh", settings) else cast_operand(in_bf16, linear, "dgrad_dh", -1)
+    wgrad = column if is_fused(linear, "wgrad_dh", settings) else cast_operand(in_bf16, linear, "wgrad_dh", -2)
     return dgrad, wgrad
 
 
 def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
-    """Return both operands of a dH that is there, bf16."""
+    """Return dgrad's and wgrad's operands of an existing bf16 dH."""
     row, column = (fused_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
     if row is not None and column is not None:
         return cast_both(dh, row, column, settings)
-    return one(dh, linear, "dgrad_dh", -1), one(dh, linear, "wgrad_dh", -2)
+    return cast_operand(dh, linear, "dgrad_dh", -1), cast_operand(dh, linear, "wgrad_dh", -2)

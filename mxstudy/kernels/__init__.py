@@ -1,10 +1,10 @@
-"""Casts for both contractions of a tensor at once, alone and fused with what comes before them in a step.
+"""Fused kernels: cast a tensor for both of its contractions at once, alone or with the step that comes before.
 
-A tensor that is read by two GEMMs is quantised twice, along its rows for the one and along its columns for the other.
-Each operator here reads its inputs once and writes both operands, decoded to bf16: what `block_cast(...)
-.dequantize(torch.bfloat16)` gives, bit by bit. On a GPU it is a Triton kernel (`device/`), elsewhere the numerics that
-the rest of the package has; neither knows how to differentiate itself. Torch sees operators without an inside
-(custom ones of torch's): no graph breaks, and no compiler removes a rounding.
+A tensor that two GEMMs read is quantised twice, along its rows for one and along its columns for the other. Each
+operator here reads its inputs once and writes both operands, decoded to bf16, with the bits of `block_cast(...)
+.dequantize(torch.bfloat16)`. On a GPU it is a Triton kernel (`device/`), elsewhere the numerics that the rest of the
+package uses; neither is differentiable by itself. To torch they are opaque custom operators: there are no graph breaks,
+and no compiler removes a rounding.
 """
 
 from mxstudy.kernels.activation import activation_backward_cast_both, activation_cast_both

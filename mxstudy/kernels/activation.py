@@ -1,4 +1,4 @@
-"""Activation and both casts in one; its backward and both casts of the gradient in one.
+"""The activation with both casts of its result, and its backward with both casts of the gradient, in one kernel each.
 
 z = phi(h), or phi(gate) * up with h = gate | up        dh = dz phi'(h), or dz up phi'(gate) | dz phi(gate)
 """
@@ -37,8 +37,10 @@ aten = torch.ops.aten
 
 
 class Phi(NamedTuple):
+    """A function phi of an activation, and its backward."""
+
     apply: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]  # of dphi and h
+    backward: Callable[[Tensor, Tensor], Tensor]  # takes dphi and h, returns dh
 
 
 def relu_backward(dy: Tensor, x: Tensor) -> Tensor:
@@ -57,6 +59,8 @@ PHIS = {
 
 
 class KernelActivation(NamedTuple):
+    """An activation that has a kernel: the name of its phi, and whether it is gated."""
+
     phi: str
     gated: bool
 
@@ -85,10 +89,10 @@ def activation_cast_both(
     gate_dtype: torch.dtype = BF16,
     dtype: torch.dtype = BF16,
 ) -> tuple[Tensor, Tensor]:
-    """h [..., rows, columns] bf16, of a gated activation [..., rows, 2 columns] -> both operands of z, bf16.
+    """Cast z for both contractions: h [..., rows, columns] bf16, if gated [..., rows, 2 columns] -> two bf16 operands.
 
-    `gate_dtype`, `dtype`: to what phi(gate) and z are rounded, bf16 or, for not at all, float32. Raises ConfigError
-    for an unknown activation, another h than bf16, and as `settings` does.
+    `gate_dtype`, `dtype`: bf16 to round phi(gate) and z to it, float32 for no rounding. Raises ConfigError for an
+    unknown activation, for h that is not bf16, and as `settings` does.
     """
     rounded = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
     casts = settings(output_shape(h, rounded.gated), row, column, cast)
@@ -107,11 +111,12 @@ def activation_backward_cast_both(
     dtype: torch.dtype = BF16,
     again: str | None = UNREAD,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dz [..., rows, columns] and h, both bf16 -> both operands of dh, which is rounded to bf16 first; h's shape.
+    """Cast dh for both contractions: dz [..., rows, columns] and h, both bf16 -> two bf16 operands of h's shape.
 
-    `gate_dtype`, `dtype` are those of the forward: d phi(gate) has the dtype of phi(gate). The third tensor is z's
-    column operand of the format `again`, for a forward that has not kept it; else of no elements. Raises ConfigError
-    as the forward does; the blocks of a gated activation's two gradients have to lie apart.
+    dh is rounded to bf16 before it is cast. `gate_dtype` and `dtype` are those of the forward: d phi(gate) has the
+    dtype of phi(gate). The third tensor is z's column operand in the format `again`, for a forward that did not keep
+    it, or empty if that is UNREAD. Raises ConfigError as the forward does; no block may span a gated activation's two
+    gradients.
     """
     known = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
     require(
@@ -123,7 +128,7 @@ def activation_backward_cast_both(
 
 
 def checked(h: Tensor, activation: str) -> KernelActivation:
-    require(h.dtype == BF16, f"h: {h.dtype} is not what a bfloat16 GEMM gives")
+    require(h.dtype == BF16, f"h: {h.dtype} has no kernel; give bfloat16")
     return look_up(ACTIVATIONS, activation, "activation")
 
 
@@ -132,7 +137,7 @@ def output_shape(h: Tensor, gated: bool) -> torch.Size:
 
 
 def rounded(x: Tensor, to_bf16: bool) -> Tensor:
-    """fp32, through bf16 where asked."""
+    """Return x (fp32), rounded to bf16 values if `to_bf16`."""
     return x.to(BF16).to(torch.float32) if to_bf16 else x
 
 

@@ -1,4 +1,4 @@
-"""Adam's update in place, a parameter at a time, with both casts of the new weight."""
+"""Adam's update of one parameter in place, with both casts of the new weight."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def adam_(
     eps: float,
     held: Held | None = None,
 ) -> None:
-    """p and the moments of `state` [S, rows, columns] float32 on a GPU, g bf16 too; `lrs` float32 and `alive` bool [S].
+    """Update p and both moments of `state` in place on a GPU, all float32 [S, rows, columns]; g is float32 or bf16.
 
-    `unbias` [S], or [1] for all: 1 / (1 - beta1^t) and (1 - beta2^t)^-1/2, float32. A replica that is not alive stays.
-    `held`: what becomes of the new p's casts.
+    `lrs`: float32 [S]. `unbias`: 1 / (1 - beta1^t) and (1 - beta2^t)^-1/2, float32 [S], or [1] for all replicas.
+    `alive`: bool [S]; a replica that is not alive stays as it is. `held`: where the new p's casts are written.
     """
     from mxstudy.kernels.device.adam import adam_kernel
 

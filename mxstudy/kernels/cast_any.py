@@ -1,10 +1,10 @@
-"""One operand of a tensor by any recipe: normalised, transformed, in blocks along an axis or square, rounded by chance.
+"""Cast one operand by any recipe: norm, transform, blocks along an axis or square, rounding to nearest or stochastic.
 
     ((x - mean) / rms) * gain + bias  ->  Hadamard transform  ->  blocks, E8M0 scales, rounding  ->  bf16
 
-of which any step may be missing. A thread has what belongs together along the contraction axis in its registers: the
+Any step may be missing. A thread holds in its registers what belongs together along the contraction axis, so the
 butterfly and the blocks' maxima are elementwise between tensors, and nothing goes through shared memory. Four
-neighbours in a row share a draw of random words.
+neighbours in a row share one draw of random words.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ STOCHASTIC = "stochastic"
 KERNEL_ROUNDINGS = ("even", "away", STOCHASTIC)
 KERNEL_TRANSFORMS = (16, 32, 64, 128)
 THREADS, WARPS = 128, 4
-COLUMN_ELEMENTS = 128  # that a thread holds at most, of four columns or fewer
+COLUMN_ELEMENTS = 128  # the most that a thread holds of its columns, which are four at most
 
 
 @dataclass(frozen=True)
 class OperandCast:
-    """What becomes of one operand: nothing that is not written here.
+    """What is done to one operand, and nothing else.
 
-    `fmt` None: it is rounded to bf16 alone. `axis`: of the contraction, -1 or -2. `square`: blocks are block_size x
-    block_size, one scale each. `round_first`: to bf16, before anything else; `pre_round`: to bf16, ties away from zero,
-    before the blocks are made. `transform_size`: None is no transform.
+    `fmt`: None only rounds to bf16. `axis`: the contraction axis, -1 or -2. `square`: blocks are block_size x
+    block_size with one scale each. `round_first`: round to bf16 before anything else. `pre_round`: round to bf16, ties
+    away from zero, before the blocks are made. `transform_size`: None for no transform.
     """
 
     fmt: str | None
@@ -66,11 +66,11 @@ class OperandCast:
 
     @property
     def draws(self) -> bool:
-        """Whether it needs random words."""
+        """Return whether the cast needs random words."""
         return self.fmt is not None and self.rounding == STOCHASTIC
 
     def as_cast(self) -> Cast:
-        """Returns the cast as the reference has it."""
+        """Return the equivalent `Cast` of the reference."""
         return Cast(
             format=str(self.fmt),
             block_size=self.block_size,
@@ -84,23 +84,23 @@ class OperandCast:
 
     @property
     def group(self) -> int:
-        """How many neighbours along the contraction axis depend on one another."""
+        """Return how many neighbours along the contraction axis depend on one another."""
         return max(self.transform_size or 0, self.block_size if self.fmt else 0, min(BLOCK_SIZES))
 
     @property
     def places(self) -> int:
-        """How many of them a thread has in its registers at once: of a row, or of four columns, with their words."""
-        most = 64 if self.axis == -1 else 16 if self.draws else 32
-        return min(self.group, most) if self.fmt else self.group
+        """Return how many of a group's elements a thread holds at once, in one row or in each of four columns."""
+        limit = 64 if self.axis == -1 else 16 if self.draws else 32  # random words need registers, too
+        return min(self.group, limit) if self.fmt else self.group
 
     @property
     def in_two(self) -> bool:
-        """Whether the transform is a launch of its own, for tiles that leave no registers for the blocks."""
+        """Return whether the transform needs its own launch, because its tile leaves no registers for the blocks."""
         return self.fmt is not None and self.transform_size is not None and self.transform_size > self.places
 
 
 class Groups(NamedTuple):
-    """The groups that a program has: so many below and beside one another, and warps for them."""
+    """The groups of one program: how many below and beside one another, and its number of warps."""
 
     rows: int
     columns: int
@@ -114,7 +114,7 @@ class Transform(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the kernel knows when it is compiled. `axis` 0 is that of the rows, `random_bits` 0 rounds to nearest."""
+    """A cast as the kernel is compiled for it. `axis`: 0 for the rows' axis. `random_bits`: 0 rounds to nearest."""
 
     axis: int
     places: int
@@ -143,34 +143,34 @@ def cast_any(
     draws: Draws | None = None,
     after: Tensor | None = None,
 ) -> Tensor:
-    """Returns the operand: bf16, x's shape.
+    """Return the operand of x: bf16, x's shape.
 
     x [rows, columns] bf16 or fp32; mean and rms float32 [rows, 1]; gain and bias [columns]; signs float32 [size] of the
-    transform; `draws`: where the random words are from, key [2]. `after` is not read: what depends on a gradient is
-    computed in the backward. Raises ConfigError as `check` does.
+    transform; `draws`: the source of the random words, with key [2]. `after` is not read: an argument that depends on a
+    gradient keeps the cast in the backward. Raises ConfigError as `check` does.
     """
     check(x, cast)
-    require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
-    require(signs is None or cast.transform_size is not None, "signs: they are a transform's; give its size")
-    require(not cast.draws or draws is not None, "draws: stochastic rounding needs a key and a place")
-    require(draws is None or draws.key.ndim == 1, "draws: a stack's key has no kernel; give that of one replica")
+    require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
+    require(signs is None or cast.transform_size is not None, "signs: they belong to a transform; give its size")
+    require(not cast.draws or draws is not None, "draws: stochastic rounding needs them; give a key and a place")
+    require(draws is None or draws.key.ndim == 1, "draws: a stack's key has no kernel; give one replica's key")
     key, place = draws if draws is not None and cast.draws else (None, None)
     return _cast_any(x, mean, rms, gain, bias, signs, key, place, after, pack(cast))
 
 
 def check(x: Tensor, cast: OperandCast) -> None:
-    """Raises ConfigError, with what would be right, for what the kernel does not do with x."""
+    """Raise ConfigError, with what would be right, for a cast that the kernel cannot do with x."""
     if x.ndim != 2 or x.dtype not in (BF16, FP32):
         raise ConfigError(f"x: {list(x.shape)} of {x.dtype} has no kernel; give [rows, columns], bfloat16 or float32")
     if cast.axis not in (-2, -1):
-        raise ConfigError(f"axis: {cast.axis} is none of an operand; take -1, along the rows, or -2")
+        raise ConfigError(f"axis: {cast.axis} is not an operand's axis; take -1, along the rows, or -2")
     if cast.transform_size is not None:
         check_transform(cast.transform_size, x.shape, cast.axis)
         if cast.transform_size not in KERNEL_TRANSFORMS:
             raise ConfigError(f"transform.size: {cast.transform_size} has no kernel; take one of {KERNEL_TRANSFORMS}")
     if cast.fmt is None:
         if x.shape[cast.axis] % cast.group:
-            raise ConfigError(f"axis {cast.axis} of shape {list(x.shape)}: the kernel has groups of {cast.group}")
+            raise ConfigError(f"axis {cast.axis} of shape {list(x.shape)}: give a multiple of {cast.group}")
         return
     look_up_mx(cast.fmt)
     look_up(dict.fromkeys(KERNEL_FORMATS), cast.fmt, "format")
@@ -231,7 +231,7 @@ def run(
     packed: str,
     groups: Groups | None = None,
 ) -> Tensor:
-    """`groups`: another tile than the usual, with square blocks whole in it; no bit depends on it."""
+    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks; no bit depends on it."""
     from mxstudy.kernels.device.cast_any import cast_any_kernel
 
     cast, (rows, columns) = unpack(OperandCast, packed), x.shape
@@ -239,23 +239,23 @@ def run(
         first, second = replace(cast, fmt=None), replace(cast, transform_size=None, round_first=False)
         y = run(x, mean, rms, gain, bias, signs, None, None, None, pack(first))
         return run(y, None, None, None, None, None, key, place, None, pack(second), groups)
-    known = settings(cast, columns, groups)
+    compiled_for = settings(cast, columns, groups)
     result = x.new_empty(x.shape, dtype=BF16)
     high, wide = (1, cast.group) if cast.axis == -1 else (cast.group, 1)
-    tiles = -(-rows // (high * known.groups.rows)), -(-columns // (wide * known.groups.columns))
+    tiles = -(-rows // (high * compiled_for.groups.rows)), -(-columns // (wide * compiled_for.groups.columns))
     tensors = (x, mean, rms, gain, bias, signs, key, place)
     launch(
         cast_any_kernel,
         (tiles[0] * tiles[1],),
         (*(None if t is None else t.contiguous() for t in tensors), result, rows),
-        known.groups.warps,
-        CAST=known,
+        compiled_for.groups.warps,
+        CAST=compiled_for,
     )
     return result
 
 
 def settings(cast: OperandCast, columns: int, groups: Groups | None = None) -> Settings:
-    """Returns what the kernel knows of a cast, and of columns: not the rows, which differ between micro-batches."""
+    """Return the cast as the kernel is compiled for it. It has no rows, because they differ between micro-batches."""
     size = cast.transform_size
     return Settings(
         axis=cast.axis + 2,
@@ -275,10 +275,10 @@ def settings(cast: OperandCast, columns: int, groups: Groups | None = None) -> S
 
 
 def groups_of(cast: OperandCast, columns: int) -> Groups:
-    """Returns the usual tile. Groups along a row: one a thread. Along a column: one to four a thread, side by side."""
-    least = cast.block_size if cast.square and cast.fmt else 1
+    """Return the usual tile: along a row one group per thread, along a column one to four side by side per thread."""
+    smallest = cast.block_size if cast.square and cast.fmt else 1
     if cast.axis == -1:
-        beside = min(power_of_two_in(columns // cast.group), THREADS // least)
+        beside = min(power_of_two_in(columns // cast.group), THREADS // smallest)
         return Groups(THREADS // beside, beside)
-    a_thread = max(1, min(4, COLUMN_ELEMENTS // cast.places))
-    return Groups(1, min(a_thread * THREADS, max(ceil_power_of_two(columns), least, 4)))
+    per_thread = max(1, min(4, COLUMN_ELEMENTS // cast.places))
+    return Groups(1, min(per_thread * THREADS, max(ceil_power_of_two(columns), smallest, 4)))

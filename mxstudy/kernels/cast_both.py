@@ -1,4 +1,4 @@
-"""Both operands of a tensor."""
+"""Cast a tensor for both of its contractions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mxstudy.numerics.cast import BlockCast
 
 
 def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -> tuple[Tensor, Tensor]:
-    """x [..., rows, columns] bf16 or fp32 -> what the row-wise and the column-wise contraction read, bf16, x's shape.
+    """Cast x [..., rows, columns] bf16 or fp32 for the row-wise and the column-wise contraction: two bf16 operands.
 
-    Of format `row` in blocks along the columns' axis, of format `column` in blocks along that of the rows; without a
-    format x is only rounded. Raises ConfigError as `settings` does.
+    Both have x's shape. The first is in format `row` with blocks along the last axis, the second in format `column`
+    with blocks along the one before it; without a format x is only rounded. Raises ConfigError as `settings` does.
     """
     return cast_both_with(x, settings(x.shape, row, column, cast))
 
 
 def cast_both_with(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
-    """The same, with what `settings` has found to be in order."""
+    """Cast as `cast_both` does, with casts that `settings` has already checked and packed."""
     return _cast_both(x, casts)
 
 
@@ -43,7 +43,7 @@ def _(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
 
 @_cast_both.register_kernel("cuda")
 def run(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
-    """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
     from mxstudy.kernels.device.cast_both import cast_both_kernel
 
     x = x.contiguous()

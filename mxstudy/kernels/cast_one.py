@@ -1,4 +1,4 @@
-"""One operand of a tensor, which may first be rounded as a weight or normalised as a norm's input."""
+"""Cast a tensor for one contraction, after rounding it as a weight or normalising it as a norm's input."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def cast_one(
     round_first: bool = False,
     after: Tensor | None = None,
 ) -> Tensor:
-    """(x - mean) / rms * gain + bias, of which any may be missing, quantised along `axis`, -2 or -1: bf16, x's shape.
+    """Return (x - mean) / rms * gain + bias quantised along `axis`, -2 or -1: bf16, x's shape. Any step may be missing.
 
-    x [rows, columns] bf16 or fp32, mean and rms float32 [rows, 1], gain and bias [columns]. `round_first`: x is rounded
-    to bf16 before anything else. `after` is not read: what depends on a gradient is computed in the backward, and not,
-    by a compiler that sees that it could be, in the forward, and kept. A bf16 x without a format is returned as it is.
-    Raises ConfigError for a bias without a gain, another axis, and as `settings` does.
+    x [rows, columns] bf16 or fp32, mean and rms float32 [rows, 1], gain and bias [columns]. `round_first`: round x to
+    bf16 before anything else. `after` is not read: an argument that depends on a gradient keeps the cast in the
+    backward, where a compiler would otherwise move it to the forward and keep the result. A bf16 x without a format is
+    returned as it is. Raises ConfigError for a bias without a gain, another axis, and as `settings` does.
     """
     if axis not in (-2, -1):
-        raise ConfigError(f"axis: {axis} is none of an operand; take -1, along the rows, or -2")
-    require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
+        raise ConfigError(f"axis: {axis} is not an operand's axis; take -1, along the rows, or -2")
+    require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
     if fmt is None and x.dtype == BF16 and rms is None and mean is None and gain is None:
         return x
     casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
@@ -78,7 +78,7 @@ def run(
     casts: str,
     tile: Tile | None = None,
 ) -> Tensor:
-    """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
     from mxstudy.kernels.device.cast_both import cast_one_kernel
 
     x, columns = x.contiguous(), x.shape[-1]

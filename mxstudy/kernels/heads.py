@@ -1,4 +1,4 @@
-"""Gradients of queries, keys and values, rotated back and side by side, and both casts of that, in one."""
+"""Rotate the gradients of queries and keys back, put them beside that of values, and cast that twice, in one kernel."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from mxstudy.reader import require
 
 
 class Part(NamedTuple):
-    """What the kernel must know of one of the three: its columns, and where they begin in operands of `stride`."""
+    """One of dq, dk and dv as the kernel is compiled for it: its columns, and where they start in a row of `stride`."""
 
     start: int
     stride: int
-    half: int  # of a head's features
+    half: int  # half of a head's features
     columns: int
 
 
 def heads_cast_both(
     dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, row: str | None, column: str | None, cast: BlockCast
 ) -> tuple[Tensor, Tensor]:
-    """dq, dk, dv [B, T, heads, H] bf16 -> both operands of [B T, all heads' H], bf16.
+    """Cast dq, dk, dv [B, T, heads, H] bf16 for both contractions: two bf16 operands [B T, all heads' H].
 
     `rope`: the angles by which queries and keys were rotated, float32 [T, H / 2] or [B, T, H / 2]; None if they were
-    not. What is rotated back is rounded to bf16 before it is cast. Raises ConfigError as `settings` does, and where a
-    block would have elements of two of the three.
+    not. Rotated gradients are rounded to bf16 before they are cast. Raises ConfigError as `settings` does, and if a
+    block would span two of the three gradients.
     """
     for name, part in (("dq", dq), ("dk", dk), ("dv", dv)):
-        require(part.dtype == BF16, f"{name}: {part.dtype} is not what attention in bfloat16 gives")
+        require(part.dtype == BF16, f"{name}: {part.dtype} is not what attention in bfloat16 gives; give bfloat16")
         require(
             row in (None, UNREAD) or part.shape[2] * part.shape[3] % cast.block_size == 0,
             f"block_size: {cast.block_size} does not divide the heads of {name}, {list(part.shape)}",
@@ -72,7 +72,7 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tu
 def run(
     dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`tile`: another one than the usual, with blocks whole in it; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
     from mxstudy.kernels.device.heads import heads_cast_both_kernel
 
     shape, known = flat_shape(dq, dk, dv), constants(casts)

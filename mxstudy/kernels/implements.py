@@ -1,4 +1,4 @@
-"""What a backend computes, said field by field: closed, so that what it does not know is a reason and never ignored."""
+"""What a backend computes, as a list of values per field: an unlisted value is a reason to refuse, never ignored."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
 
 @dataclass(frozen=True)
 class Implements:
-    """The values of a `Cast`, and of a `Hadamard`, that a backend computes: for each field that it knows, which.
+    """The values of each field of a `Cast`, and of a `Hadamard`, that a backend computes.
 
-    Of a field that is not named it computes the default alone, which means that there is no such thing. `transforms`:
-    None for none at all.
+    For a field that is not listed it computes the default only, which means that the feature is off. `transforms`: None
+    if it computes no transform at all.
     """
 
     cast: Mapping[str, tuple[Any, ...]]
     transforms: Mapping[str, tuple[Any, ...]] | None = None
 
     def why_not(self, gemms: Gemms) -> str | None:
-        """Return what of those GEMMs the backend does not compute, with the operand; None where it computes all."""
+        """Return what of those GEMMs the backend does not compute, with the operand, or None if it computes all."""
         for name, cast in gemms.casts():
             if reason := self.why_not_cast(cast):
                 return f"{name}: {reason}"
@@ -36,16 +36,16 @@ class Implements:
         return why_not_fields(gemms, {name: (getattr(gemms, name),) for name in (*OPERANDS, *TRANSFORMS)})
 
     def why_not_cast(self, cast: Cast) -> str | None:
-        """Return the first field whose value the backend does not compute; None where it computes the cast."""
+        """Return a reason for the first field whose value the backend does not compute, or None."""
         return why_not_fields(cast, self.cast)
 
 
 def why_not_fields(value: Any, known: Mapping[str, tuple[Any, ...]]) -> str | None:
-    """Return a reason for the first field at no known value, or of a field that is not named, not at its default."""
+    """Return a reason for the first field whose value is not in `known` (if not listed: not the default), or None."""
     for field in fields(value):
         given = getattr(value, field.name)
         choices = known.get(field.name, () if field.default is MISSING else (field.default,))
         if not any(type(given) is type(choice) and given == choice for choice in choices):
-            some = ", ".join(map(str, choices)) or "nothing"
-            return f"{field.name} is {given}, and it computes {some}"
+            computed = ", ".join(map(str, choices)) or "nothing"
+            return f"{field.name} is {given}, and it computes {computed}"
     return None

@@ -9,13 +9,13 @@ from torch import Tensor, library
 
 from mxstudy.kernels.operators import launch, power_of_two_in
 
-TILES = ((128, 32, 128), (64, 32, 64))  # rows, inner, columns: large, and for products that would have few large ones
-ENOUGH = 128  # of the programs that a GPU of 132 multiprocessors wants
-LEAST = 16  # what a tensor core multiplies
+TILES = ((128, 32, 128), (64, 32, 64))  # rows, inner, columns: large tiles, and small ones for small products
+ENOUGH = 128  # programs that keep a GPU of 132 multiprocessors busy; fewer large tiles than that become small ones
+LEAST = 16  # the smallest tile side that a tensor core multiplies
 
 
 def linear_fp32(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, in] and weight [out, in] float32 -> [T, out] float32; in a stack all three have a leading [S]."""
+    """Return x [T, in] times weight [out, in] transposed: [T, out], all float32; in a stack all have a leading [S]."""
     return _LinearFP32.apply(x, weight)
 
 
@@ -33,10 +33,10 @@ class _LinearFP32(torch.autograd.Function):
 
 @library.custom_op("mxstudy::matmul_fp32", mutates_args=())
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """a b of float32 [M, K] and [K, N], or [S, M, K] and [S, K, N].
+    """Return a b, float32 [M, N], of float32 [M, K] and [K, N], or [S, M, N] of [S, M, K] and [S, K, N].
 
-    On a GPU every product is the sum of three of TF32, which leaves out less than FP32 rounds away: the error beside
-    float64 is no larger than that of an FP32 GEMM.
+    On a GPU every product is the sum of three TF32 products, whose error against float64 is no larger than that of an
+    FP32 GEMM: what the three leave out is less than FP32 rounds away.
     """
     return a @ b
 
@@ -53,7 +53,7 @@ def run(a: Tensor, b: Tensor) -> Tensor:
     sizes = (a.shape[-2], a.shape[-1], b.shape[-1])
     batch = a.shape[0] if a.ndim > 2 else 1
     programs = batch * sizes[0] * sizes[2] // (TILES[0][0] * TILES[0][2])
-    tile = [min(power_of_two_in(size), most) for size, most in zip(sizes, TILES[programs < ENOUGH], strict=True)]
+    tile = [min(power_of_two_in(size), limit) for size, limit in zip(sizes, TILES[programs < ENOUGH], strict=True)]
     if min(tile) < LEAST:
         return a @ b
     c = a.new_empty(*a.shape[:-1], sizes[2])

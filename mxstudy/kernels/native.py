@@ -1,6 +1,6 @@
-"""The hardware's own MX GEMM, through torchao's MXTensor: compute capability 10.0 (SM100, Blackwell) and later.
+"""The hardware's MX GEMM, through torchao's MXTensor: compute capability 10.0 (SM100, Blackwell) and later.
 
-The cast is ours, so the operands have the same bits as in emulation; the GEMM alone is another.
+The cast is ours, so operands have the same bits as in emulation; only the GEMM differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mxstudy.reader import require
 
 CAPABILITY = (10, 0)
 KERNELS = "AUTO"  # torchao's KernelPreference; EMULATED decodes and multiplies in high precision
-PAIRS = (("E4M3", "E4M3"), ("E2M1", "E2M1"))  # of operands that torchao's GEMM takes
+PAIRS = (("E4M3", "E4M3"), ("E2M1", "E2M1"))  # formats of the two operands that torchao's GEMM takes
 IMPLEMENTS = Implements(
     cast={
         "format": ("E4M3", "E2M1"),
@@ -32,7 +32,7 @@ IMPLEMENTS = Implements(
         "mask_clipped": (False, True),
         "pad": (False,),
     },
-    transforms={  # the reference rotates and rounds, and hands over what it has
+    transforms={  # the reference rotates and rounds before it hands over the operand
         "size": (16, 32, 64, 128, 256),
         "signs": ("none", "seed", "step", "call"),
         "signs_after": (False, True),
@@ -41,7 +41,7 @@ IMPLEMENTS = Implements(
 
 
 def mx_tensor(quantized: Quantized, dtype: torch.dtype) -> Tensor:
-    """A quantised matrix as torchao's MXTensor, of which @ is the MX GEMM; `dtype`: what it decodes to.
+    """Return a quantised matrix as torchao's MXTensor, whose @ is the MX GEMM. `dtype`: what it decodes to.
 
     Blocks along the rows are stored transposed: torchao wants them along the last axis. Raises ConfigError for a stack.
     """
@@ -67,10 +67,10 @@ def mx_tensor(quantized: Quantized, dtype: torch.dtype) -> Tensor:
 
 
 def why_not_native(gemms: Gemms, compute: torch.dtype, device: torch.device) -> str | None:
-    """What keeps those GEMMs from the hardware's MX GEMM on that device; None if nothing does."""
+    """Return what keeps those GEMMs from the hardware's MX GEMM on that device, or None if nothing does."""
     if device.type != "cuda":
         return f"it needs CUDA with compute capability 10.0 (SM100) or later, and the device is {device.type}"
-    if torch.cuda.is_available():  # else the job is planned here and runs elsewhere, where this is asked again
+    if torch.cuda.is_available():  # else the job is planned here and runs elsewhere, where this is checked again
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < CAPABILITY:
             name = torch.cuda.get_device_name(device)
@@ -79,7 +79,7 @@ def why_not_native(gemms: Gemms, compute: torch.dtype, device: torch.device) -> 
 
 
 def why_not_torchao(gemms: Gemms, compute: torch.dtype) -> str | None:
-    """What torchao's MX GEMM does not compute, on whatever device; None where it computes all of it."""
+    """Return what torchao's MX GEMM does not compute on any device, or None if it computes all of it."""
     if any(cast.scale == "none" for _, cast in gemms.casts()):
         return "it multiplies operands with block scales, not with one a tensor"
     for gemm in (gemms.forward, gemms.dgrad, gemms.wgrad):

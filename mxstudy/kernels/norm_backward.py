@@ -1,4 +1,4 @@
-"""Backward of a norm whose output has gone into a branch, and of the sum of that branch and the norm's input."""
+"""Backward of a norm whose output feeds a branch, together with the sum of that branch and the norm's input."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from mxstudy.kernels.operators import ceil_power_of_two, launch, power_of_two_in
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import center, norm_backward, normalize
 
-MOST_PROGRAMS = 1024  # a replica: what they leave to be added up has to stay small
+MOST_PROGRAMS = 1024  # per replica, so that the partial sums that they leave to be added up stay few
 FP32 = torch.float32
 
 
 def norm_backward_add(
     dy: Tensor, x: Tensor, mean: Tensor | None, rms: Tensor, gain: Tensor, dout: Tensor, sums: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """Of y = (x - mean) / rms * gain + bias and out = x + branch(y): dx in x's dtype, [sums, *gain's shape] float32.
+    """Return dx and sums over the rows, for y = (x - mean) / rms * gain + bias and out = x + branch(y).
 
     dy bf16, x and dout [rows, columns] or [S, rows, columns] in one dtype, mean and rms float32 [..., 1], gain
-    [columns] or [S, 1, columns]. The sums are those over the rows, the first one, two or three of dgain, dbias, that of
-    dout. dx is rounded to x's dtype before dout is added.
+    [columns] or [S, 1, columns]. dx has x's dtype and is rounded to it before dout is added. The sums are float32
+    [sums, *gain's shape]: the first one, two or three of dgain, dbias and the sum of dout.
     """
     return _norm_backward_add(dy, x, mean, rms, gain, dout, sums)
 
@@ -99,5 +99,5 @@ def run(
 
 
 def tile_of_rows(rows: int, width: int) -> tuple[int, int]:
-    """Height and warps: a warp has 256 columns of all rows, so that no sum over rows leaves it."""
+    """Return a tile's height and warps: a warp has 256 columns of all rows, so no sum over rows leaves the warp."""
     return min(power_of_two_in(rows), max(1, 2048 // width)), min(max(1, width // 256), 16)

@@ -1,4 +1,4 @@
-"""Residual sum, norm, gain and both casts in one."""
+"""Residual sum, norm, gain and both casts in one kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROW_TILE_ELEMENTS, ROW_WARPS = 8192, 8
 
 @dataclass(frozen=True)
 class RowNorm:
-    """RMSNorm; LayerNorm where it `centers`; MXNorm with the exponent `p`, over the cast's blocks along the row."""
+    """RMSNorm; LayerNorm if it `centers`; MXNorm if it has the exponent `p`, over the cast's blocks along the row."""
 
     p: float | None = None
     centers: bool = False
@@ -48,7 +48,7 @@ class Normed(RowNorm):
 
 
 class NormConstants(NamedTuple):
-    """What a kernel must know of a RowNorm; `coefficient`: None for the exact RMS."""
+    """A RowNorm as a kernel is compiled for it. `coefficient`: None for the exact RMS."""
 
     p: float | None
     coefficient: float | None
@@ -57,12 +57,15 @@ class NormConstants(NamedTuple):
 
     @property
     def is_direct(self) -> bool:
-        """Powers of maxima are first summed as they are, which loses nothing but where they over- or underflow."""
+        """Return whether powers of maxima may be summed unscaled: that loses nothing unless they over- or underflow."""
         return self.p in (1, 2)
 
 
 class NormCast(NamedTuple):
-    """Both operands, bf16; what was normalised, in x's dtype; float32 [..., rows, 1], no mean where none is taken."""
+    """The results of `norm_cast_both`: both operands in bf16, and `total`, what was normalised, in x's dtype.
+
+    `mean` and `rms`: float32 [..., rows, 1]; the mean is None for a norm that does not center.
+    """
 
     row: Tensor
     column: Tensor
@@ -83,18 +86,17 @@ def norm_cast_both(
     branch: Tensor | None = None,
     round_output: bool = False,
 ) -> NormCast:
-    """x [rows, columns] or, of a stack, [S, rows, columns], bf16 or fp32; `branch`, x's shape, is added to it first.
+    """Normalise x + branch and cast it for both contractions.
 
-    gain and bias: [columns], or [S, 1, columns] with one a replica; None where there is none or the weight has taken
-    it up. What is cast is FP32, or rounded to bf16 before where `round_output`; UNREAD in place of a format leaves the
-    operand out. The sum of x and branch is rounded to x's dtype. Raises ConfigError for a bias without a gain, a norm
-    that centers and has p, and as `settings` does.
+    x [rows, columns] or, for a stack, [S, rows, columns], bf16 or fp32; `branch`, of x's shape, is added to x first,
+    and the sum is rounded to x's dtype. gain and bias: [columns], or [S, 1, columns] with one per replica; None if
+    there is none or the gain is folded into the weight. The cast reads FP32, or bf16 with `round_output`. UNREAD in
+    place of a format leaves that operand out. Raises ConfigError for a bias without a gain, a norm that centers and has
+    p, and as `settings` does.
     """
-    require(gain is not None or bias is None, "bias: it is added after the gain; give that too")
-    require(
-        norm.p is None or not norm.centers, "norm: MXNorm's maxima are those of x; p and centers exclude each other"
-    )
-    require(branch is None or branch.shape == x.shape, "branch: it is added to x and has x's shape")
+    require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
+    require(norm.p is None or not norm.centers, "norm: MXNorm reads maxima of x itself; give p or centers, not both")
+    require(branch is None or branch.shape == x.shape, "branch: it is added to x; give it x's shape")
     require(
         norm.p is None or x.shape[-1] % cast.block_size == 0,
         f"block_size: {cast.block_size} does not divide axis -1 of shape {list(x.shape)}",
@@ -109,7 +111,7 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def empty_results(x: Tensor, has_branch: bool, centers: bool, casts: str) -> Tensors:
-    """Row and column operand, sum, mean, rms; of no elements where there is no such thing."""
+    """Return uninitialised row and column operand, sum, mean and rms; those that the norm does not have are empty."""
     total = torch.empty_like(x) if has_branch else x.new_empty(0)
     rms = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
     return *empty_both(x, casts), total, torch.empty_like(rms) if centers else rms.new_empty(0), rms
@@ -146,7 +148,7 @@ def run(
     casts: str,
     tile: Tile | None = None,
 ) -> Tensors:
-    """`tile`: another one than usual, with blocks whole in it; then the RMS may differ in its last bits."""
+    """Launch the kernel. `tile`: another tile than usual, with whole blocks; it may change the last bits of rms."""
     from mxstudy.kernels.device import norm_cast as device
 
     x, known, of_casts = x.contiguous(), unpack(Normed, norm), constants(casts)
@@ -186,17 +188,17 @@ def run(
 
 
 def norm_constants(norm: RowNorm, block_size: int, round_output: bool = False) -> NormConstants:
-    """Returns the norm as kernels take it: known when they are compiled."""
+    """Return the norm as kernels are compiled for it."""
     coefficient = None if norm.p is None else rms_coefficient(norm.p, block_size)
     return NormConstants(norm.p, coefficient, norm.eps, round_output)
 
 
 def row_tile(columns: int) -> Tile:
-    """Where the column operand is unread: rows whole if that may be, and as many as registers take."""
+    """Return the tile if the column operand is unread: as many rows as registers hold, whole if they fit."""
     width = min(power_of_two_in(columns), ROW_TILE_ELEMENTS)
     return Tile(ROW_TILE_ELEMENTS // width, width, ROW_WARPS)
 
 
 def norm_tile(columns: int, block_size: int) -> Tile:
-    """A row of blocks and as many columns as registers take: a function of the columns, whatever the rows."""
+    """Return a tile of one row of blocks and as many columns as registers hold; it depends on the columns only."""
     return Tile(block_size, min(power_of_two_in(columns), TILE_ELEMENTS // block_size), WARPS)

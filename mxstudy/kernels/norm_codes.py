@@ -1,4 +1,4 @@
-"""Norm and cast in one pass: the codes and scales that hardware with MX GEMMs reads."""
+"""Norm and cast in one pass, to the codes and scales that hardware with MX GEMMs reads."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mxstudy.numerics.formats import FORMATS, look_up
 from mxstudy.numerics.norm_linear import normalize, rms_estimate, rms_exact
 from mxstudy.reader import require
 
-CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats of whole or half bytes
-MAX_COLUMNS = 2**16  # a program has rows whole in its registers
-CHUNKS = 8  # at most, of a row
-SPAN = 16  # elements of a chunk that a thread has side by side
+CODED = ("E4M3", "E5M2", "E2M1", "NVFP4")  # formats whose codes are whole or half bytes
+MAX_COLUMNS = 2**16  # a program holds whole rows in its registers
+CHUNKS = 8  # the most chunks of a row
+SPAN = 16  # adjacent elements of a chunk that one thread holds
 WARP = 32 * SPAN
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become codes: by a RowNorm without a mean, a format and a BlockCast."""
+    """How rows become codes: the fields of a RowNorm without a mean, a format and a BlockCast."""
 
     p: float | None
     eps: float
@@ -52,9 +52,9 @@ class Encoding:
 
 
 class NormCodes(NamedTuple):
-    """As those of `Quantized`: codes uint8, scales uint8 or, of NVFP4, float8_e4m3fn; and the rms, float32 [..., 1].
+    """The results of `norm_codes`: codes and scales as in `Quantized`, the rms, and the `total` that was normalised.
 
-    `total`: what was normalised, in bf16.
+    `codes`: uint8. `scales`: uint8, or float8_e4m3fn for NVFP4. `rms`: float32 [..., 1]. `total`: bf16.
     """
 
     codes: Tensor
@@ -63,20 +63,20 @@ class NormCodes(NamedTuple):
     total: Tensor
 
     def quantized(self, fmt: str, block_size: int, tensor_scale: float | None = None) -> Quantized:
-        """The tensor that they are of, `tensor_scale` being what was given for it."""
+        """Return the quantised tensor. `tensor_scale`: the one that was given to `norm_codes`."""
         scale = None if tensor_scale is None else torch.tensor(tensor_scale, device=self.codes.device)
         return Quantized.from_codes(self.codes, self.scales, fmt, -1, block_size, scale)
 
 
 class RowTile(NamedTuple):
-    """Rows of one program, the width of the chunks in which it has them, and its warps."""
+    """The rows of one program, the width of the chunks in which it holds them, and its warps."""
 
     rows: int
     chunk: int
     warps: int
 
 
-FASTER_TILES = {1280: RowTile(2, 256, 1), 8192: RowTile(1, 2048, 4)}  # by columns, as `benchmarks.kernel_tiles` finds
+FASTER_TILES = {1280: RowTile(2, 256, 1), 8192: RowTile(1, 2048, 4)}  # by columns: found by `benchmarks.kernel_tiles`
 
 
 def norm_codes(
@@ -87,12 +87,12 @@ def norm_codes(
     tensor_scale: float | None = None,
     branch: Tensor | None = None,
 ) -> NormCodes:
-    """x [..., columns] bf16 over its RMS, or over MXNorm's estimate of it, quantised along the columns.
+    """Quantise x / rms along the columns: x [..., columns] bf16, rms its RMS or MXNorm's estimate of it.
 
-    `branch`, as x is, is added to it first, and the sum rounded to bf16.
-    Given the rms that is returned, bit by bit what `block_cast(x / rms, fmt, -1, cast, tensor_scale)` gives.
-    `tensor_scale`: NVFP4's, of all rows; that of what no |x / rms| exceeds (MXNorm paper, Lemmas 1 and 2) needs no pass
-    over x. Raises ConfigError for another x than bf16, and for norms, formats, casts and shapes that have no kernel.
+    `branch`, like x, is added to x first, and the sum is rounded to bf16. With the returned rms the result has the bits
+    of `block_cast(x / rms, fmt, -1, cast, tensor_scale)`. `tensor_scale`: NVFP4's, for all rows; the one of an upper
+    bound of |x / rms| (MXNorm paper, Lemmas 1 and 2) needs no pass over x. Raises ConfigError for x that is not bf16,
+    and for norms, formats, casts and shapes that have no kernel.
     """
     element = look_up(FORMATS, fmt, "format")
     check_settings(cast)
@@ -102,16 +102,16 @@ def norm_codes(
         branch is None or (branch.dtype, branch.shape) == (BF16, x.shape),
         "branch: it is added to x; give its shape and dtype",
     )
-    require(not norm.centers, "norm: the mean has no kernel that gives codes; take centers=False")
+    require(not norm.centers, "norm: no kernel that gives codes subtracts a mean; take centers=False")
     require(fmt in CODED, f"format: {fmt} has no kernel that gives codes; take one of {', '.join(CODED)}")
     require(columns % cast.block_size == 0, f"block_size: {cast.block_size} does not divide axis -1 of {list(x.shape)}")
-    require(columns <= MAX_COLUMNS, f"x: rows of {columns} have no kernel; {MAX_COLUMNS} at most")
+    require(columns <= MAX_COLUMNS, f"x: rows of {columns} have no kernel; give {MAX_COLUMNS} columns at most")
     is_nvfp4 = element.scale == "E4M3"
     if is_nvfp4:
         check_nvfp4(fmt, cast)
     require(
         is_nvfp4 == (tensor_scale is not None),
-        f"tensor_scale: {fmt} {'needs that of a bound of x / rms' if is_nvfp4 else 'has none; NVFP4 has'}",
+        f"tensor_scale: {fmt} {'needs one: give that of a bound of x / rms' if is_nvfp4 else 'has none; leave it out'}",
     )
     check_tensor_scale(tensor_scale)
     codes, scales, rms, total = _norm_codes(x, branch, tensor_scale, encoding(norm, fmt, cast))
@@ -120,7 +120,7 @@ def norm_codes(
 
 
 def encoding(norm: RowNorm, fmt: str, cast: BlockCast) -> str:
-    """Returns the `Encoding`, packed."""
+    """Return the packed `Encoding`."""
     options = (cast.block_size, cast.scale_rule, cast.rounding, cast.operand_pre_round)
     return pack(Encoding(norm.p, norm.eps, fmt, *options))
 
@@ -145,7 +145,7 @@ def _(x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str)
 
 
 def empty_results(x: Tensor, has_branch: bool, encoding: Encoding) -> Tensors:
-    """Codes, scales, rms, and the sum with the branch, of no elements where there is none."""
+    """Return uninitialised codes, scales, rms, and the sum with the branch, which is empty if there is no branch."""
     *leading, columns = x.shape
     codes = x.new_empty((*leading, columns * FORMATS[encoding.fmt].bits // 8), dtype=torch.uint8)
     scales = x.new_empty((*leading, columns // encoding.block_size), dtype=torch.uint8)
@@ -157,7 +157,7 @@ def empty_results(x: Tensor, has_branch: bool, encoding: Encoding) -> Tensors:
 def run(
     x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str, tile: RowTile | None = None
 ) -> Tensors:
-    """`tile`: another one than `row_tile`; then the RMS may differ in its last bits."""
+    """Launch the kernel. `tile`: a tile other than `row_tile`'s; then the RMS may differ in its last bits."""
     from mxstudy.kernels.device.norm_codes import norm_codes_kernel
 
     e = unpack(Encoding, packed)
@@ -176,7 +176,7 @@ def run(
 
 
 def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast: BlockCast) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+    """Return the compile-time arguments of the kernel."""
     from mxstudy.kernels.device.codes import ELEMENTS
 
     pairs, block_size = is_capable_of(9, 0), cast.block_size
@@ -195,7 +195,7 @@ def known(tile: RowTile, columns: int, rows: int, norm: RowNorm, fmt: str, cast:
 
 
 class Shape(NamedTuple):
-    """What one program of a kernel has; `block` and `columns` in numbers, `chunk` too."""
+    """The tile of one program; `block`, `columns` and `chunk` are counted in elements."""
 
     rows: int
     chunk: int
@@ -203,16 +203,16 @@ class Shape(NamedTuple):
     columns: int
     whole_tiles: bool  # the tile's rows divide all rows
     pairs: bool  # there are instructions for pairs of 16-bit integers
-    words: int = 4  # of a vector, two numbers each; a span is two vectors
+    words: int = 4  # words per vector, two numbers each; a span is two vectors
 
     @property
     def spans(self) -> int:
-        """Of a chunk."""
+        """Return the spans per chunk."""
         return self.chunk // SPAN
 
     @property
     def blocks(self) -> int:
-        """Of a chunk."""
+        """Return the blocks per chunk."""
         return self.chunk // self.block
 
     @property
@@ -221,14 +221,14 @@ class Shape(NamedTuple):
 
 
 class EncodingConstants(NamedTuple):
-    """What becomes of x / rms; `element`: Triton's type of an element, None for E2M1, of which two are a byte."""
+    """How x / rms is encoded. `element`: Triton's type of an element; None for E2M1, with two codes per byte."""
 
     element: Any
     format: FormatConstants | None
-    e4m3_scales: bool  # relative to a scale of the tensor
+    e4m3_scales: bool  # block scales are E4M3, relative to a tensor scale
     away: bool
     pre_round: bool
-    counted: bool  # E2M1 without dividing each number
+    counted: bool  # E2M1 codes are counted, without dividing each number
 
     @property
     def numbers_a_byte(self) -> int:
@@ -236,13 +236,13 @@ class EncodingConstants(NamedTuple):
 
 
 def in_words(x: Tensor) -> Tensor:
-    """Two bf16 numbers each; a copy where a word would begin amid another."""
+    """Return x (bf16) as int32 words of two numbers each; a copy if a word would start in the middle of another."""
     x = x.contiguous()
     return (x if x.storage_offset() % 2 == 0 else x.clone()).view(torch.int32)
 
 
 def row_tile(columns: int, block_size: int) -> RowTile:
-    """One row, where it has work for a warp; a thread has a span of every chunk, so 128 elements at most."""
+    """Return a tile of one row, or more if a row is too short for a warp; a thread has at most 128 elements."""
     if columns in FASTER_TILES:
         return FASTER_TILES[columns]
     padded = 1 << (columns - 1).bit_length()

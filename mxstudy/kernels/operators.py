@@ -1,4 +1,4 @@
-"""What all operators of this folder share: both operands of a tensor by the numerics, and what a kernel must know."""
+"""What all operators of this folder share: both operands by the numerics, and the compile-time constants of kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KERNEL_RULES = ("floor", "ceil", "rceil", "even")
 ROUNDS = ("even", "away")
 KERNEL_FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1")
 BF16, FP32 = torch.bfloat16, torch.float32
-UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is of no elements
+UNREAD = "unread"  # in place of a format: no GEMM reads that operand, and it is an empty tensor
 
 
 @dataclass(frozen=True)
 class Casts:
-    """How both operands of a tensor are cast: the formats along the rows and along the columns, and a BlockCast."""
+    """How both operands of a tensor are cast: formats along the rows and the columns, and a BlockCast's fields."""
 
     row: str | None
     column: str | None
@@ -41,7 +41,7 @@ class Casts:
 
 
 class Held(NamedTuple):
-    """A weight's operands, bf16 and of its shape: of the forward and of dgrad, and how they are cast from it.
+    """The operands of a weight, bf16 and of its shape, for the forward and for dgrad, and how they are cast from it.
 
     `forward` is a leaf that stands for the weight: its gradient is the weight's (straight-through), in bf16.
     `casts`: packed, as operators take them.
@@ -53,18 +53,18 @@ class Held(NamedTuple):
 
 
 class FormatConstants(NamedTuple):
-    """What a kernel must know of an element format and the scale rule."""
+    """An element format and the scale rule as a kernel is compiled for them."""
 
     rule: int  # what is added to the bits of an absmax before its exponent is taken
     emax: int
     least_normal: int  # the bits of 2^emin in FP32
     mantissa_bits: int
-    limit: float | None  # the largest element, where a block may exceed it
-    converted: str | None  # the format, where there are conversions to it
+    limit: float | None  # the largest element if a block may exceed it, else None
+    converted: str | None  # the format if the GPU has conversions to it, else None
 
 
 class CastConstants(NamedTuple):
-    """What a kernel must know of `Casts`; `row` and `column`: None for an operand that is only rounded, or unread."""
+    """`Casts` as a kernel is compiled for them. `row`, `column`: None for an operand that is only rounded or unread."""
 
     row: FormatConstants | None
     column: FormatConstants | None
@@ -74,7 +74,7 @@ class CastConstants(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What one program holds, and how many warps do its work."""
+    """The rows and columns that one program holds, and its number of warps."""
 
     rows: int
     columns: int
@@ -82,10 +82,10 @@ class Tile(NamedTuple):
 
 
 def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> str:
-    """Return `Casts` for an operator on [..., rows, columns], packed.
+    """Return packed `Casts` for an operator on [..., rows, columns].
 
-    Raises ConfigError for what no kernel does: formats without E8M0 scales, other scale rules than those of
-    SCALE_RULES, other roundings, other blocks than those of BLOCK_SIZES, and blocks that do not divide their axis.
+    Raises ConfigError for what no kernel does: formats without E8M0 scales, scale rules not in KERNEL_RULES, roundings
+    not in ROUNDS, block sizes not in BLOCK_SIZES, and blocks that do not divide their axis.
     """
     check_settings(cast)
     for fmt, axis in ((row, -1), (column, -2)):
@@ -100,21 +100,21 @@ def settings(shape: Sequence[int], row: str | None, column: str | None, cast: Bl
 
 
 def check_settings(cast: BlockCast) -> None:
-    """Raise ConfigError for what no kernel does, in whatever format."""
+    """Raise ConfigError for settings that no kernel supports in any format."""
     require(cast.scale_rule in KERNEL_RULES, f"scale_rule: {cast.scale_rule} has no kernel; take one of {KERNEL_RULES}")
     require(cast.rounding in ROUNDS, f"rounding: {cast.rounding} has no kernel; take one of {ROUNDS}")
-    require(not cast.pad_blocks, "pad_blocks: kernels have whole blocks; set it to false")
+    require(not cast.pad_blocks, "pad_blocks: kernels need complete blocks; set it to false")
     require(cast.block_size in BLOCK_SIZES, f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
 
 
 def both(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
-    """x [..., rows, columns] by the numerics: in blocks along the last axis and along the one before it."""
+    """Return both operands of x [..., rows, columns] by the numerics: blocks along the last axis and the one before."""
     c = unpack(Casts, casts)
     return operand(x, c.row, -1, c.block_cast), operand(x, c.column, -2, c.block_cast)
 
 
 def operand(x: Tensor, fmt: str | None, axis: int, cast: BlockCast) -> Tensor:
-    """A new bf16 tensor."""
+    """Return one operand as a new bf16 tensor."""
     if fmt == UNREAD:
         return x.new_empty(0, dtype=BF16)
     return x.to(BF16, copy=True) if fmt is None else block_cast(x, fmt, axis, cast).dequantize(BF16)
@@ -133,7 +133,7 @@ def empty_operand(x: Tensor, fmt: str | None) -> Tensor:
 
 
 def constants(casts: str) -> CastConstants:
-    """Returns the settings as kernels take them: known when they are compiled."""
+    """Return the packed casts as kernels are compiled for them."""
     c = unpack(Casts, casts)
     return CastConstants(
         row=format_constants(c.row, c.scale_rule),
@@ -146,20 +146,20 @@ def constants(casts: str) -> CastConstants:
 
 @cache
 def is_capable_of(*capability: int) -> bool:
-    """Whether kernels are run by a GPU of that compute capability or a later one, or by Triton's interpreter."""
+    """Return whether kernels run on a GPU of that compute capability or later, or in Triton's interpreter."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= capability
 
 
 def converted(fmt: str) -> str | None:
-    """The format, if it is one that there are conversions to."""
+    """Return the format if the GPU has conversions to it, else None."""
     return fmt if fmt in ("E4M3", "E5M2") and is_capable_of(8, 9) else None
 
 
 def format_constants(fmt: str | None, scale_rule: str) -> FormatConstants | None:
-    """None where nothing is cast.
+    """Return the format and scale rule as kernels are compiled for them, or None if nothing is cast.
 
-    A block may exceed the largest element under rules that round k up less often than ceil(log2(absmax / max)) does,
-    and under rounded scales.
+    A block may exceed the largest element under rules that round k up less often than ceil(log2(absmax / max)), and
+    under rounded scales.
     """
     if fmt is None or fmt == UNREAD:
         return None
@@ -171,28 +171,28 @@ def format_constants(fmt: str | None, scale_rule: str) -> FormatConstants | None
 
 
 def written(operand: Tensor) -> Tensor | None:
-    """As a kernel takes it: None for what nobody reads."""
+    """Return the operand as a kernel's argument: None if nobody reads it."""
     return operand if operand.numel() else None
 
 
 def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:
-    """At most about so many elements of a matrix that it divides, with blocks whole in it; powers of two for Triton."""
+    """Return a tile of about `elements` at most that divides the matrix, with whole blocks and power-of-two sides."""
     height = min(power_of_two_in(rows), max(block_size, 32))
     width = max(elements // height, block_size)
     return Tile(height, min(power_of_two_in(columns), width), warps=4)
 
 
 def power_of_two_in(size: int) -> int:
-    """The largest power of two that divides it."""
+    """Return the largest power of two that divides `size`."""
     return size & -size
 
 
 def ceil_power_of_two(size: int) -> int:
-    """The least that it fits in."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], warps: int, **constants: Any) -> None:
-    """On the first argument's device. No product is fused with a sum: torch rounds it in between."""
+    """Launch the kernel on the first argument's device, without fusing products with sums: torch rounds in between."""
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)

@@ -1,7 +1,7 @@
-"""An operator's options as one argument: torch's operators take numbers and strings, and no dataclasses.
+"""An operator's options as one string: torch's operators take numbers and strings, but no dataclasses.
 
-What an operator is told is written down once, as the fields of a frozen dataclass. Its wrapper packs them, and the
-reference, the fake and the launch of the kernel unpack them.
+The options are declared once, as the fields of a frozen dataclass. The operator's wrapper packs them, and its
+reference, its fake and the launch of its kernel unpack them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Options = TypeVar("Options")
 
 
 def pack(options: Any) -> str:
-    """Returns the fields of a frozen dataclass, each a str, int, float, bool or None, in their order: JSON."""
+    """Return the fields of a frozen dataclass as JSON, in their order; each is a str, int, float, bool or None."""
     return _packed(*(getattr(options, field.name) for field in dataclasses.fields(options)))
 
 
@@ -28,6 +28,6 @@ def _packed(*values: Any) -> str:
 
 @functools.cache
 def unpack(cls: type[Options], packed: str) -> Options:
-    """Returns the dataclass that `pack` made the string of."""
+    """Return the dataclass `cls` from a string that `pack` made of one."""
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     return cls(**dict(zip(names, json.loads(packed), strict=True)))

@@ -1,4 +1,4 @@
-"""GEMMs of operands that are cast already."""
+"""GEMMs of operands that are already cast."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor, library
 from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.numerics.grid import to_dtype
 
-TILE = 128 * 128  # elements of a product that a multiprocessor computes at once
+TILE = 128 * 128  # elements of a product that one multiprocessor computes at once
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Of bf16 values, accumulated in FP32, rounded once to bf16; on CPU its GEMM is in FP32, which is faster."""
+    """Return a @ b of bf16 values, accumulated in FP32, rounded once to bf16; on CPU an FP32 GEMM, which is faster."""
     return a @ b if a.is_cuda else to_dtype(a.float() @ b.float(), torch.bfloat16)
 
 
 @library.custom_op("mxstudy::linear_gradients", mutates_args=())
 def linear_gradients(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
-    """dw = dy^T x [..., out, in] and dx = dy w [..., T, in], both bf16, of operands of their own."""
+    """Return dw = dy^T x [..., out, in] and dx = dy w [..., T, in], both bf16, each from its own operands."""
     return product(dy_wgrad.mT, x_wgrad), product(dy_dgrad, w_dgrad)
 
 
@@ -29,7 +29,7 @@ def _(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> t
 
 @linear_gradients.register_kernel("cuda")
 def run(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
-    """Side by side where dw leaves multiprocessors idle."""
+    """Compute both, side by side on two CUDA streams where dw leaves multiprocessors idle."""
     device = w_dgrad.device
     if w_dgrad.numel() >= TILE * torch.cuda.get_device_properties(device).multi_processor_count:
         return product(dy_wgrad.mT, x_wgrad), product(dy_dgrad, w_dgrad)

@@ -1,4 +1,4 @@
-"""What needs nothing of each other, side by side on a GPU: of a small stack neither part fills it."""
+"""A side stream that runs independent work in parallel on a GPU: with a small stack one kernel does not fill it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-side_of = cache(torch.cuda.Stream)  # a device
+side_of = cache(torch.cuda.Stream)  # one side stream per device
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """What is launched in it runs beside what follows it, until `join_side_stream`; on a CPU, in order.
+    """Return a context whose launches run beside what follows it, until `join_side_stream`; on CPU they run in order.
 
-    What it reads and makes has to live until then: the allocator knows nothing of another stream.
+    Tensors that it reads or makes must live until then, because the allocator does not know of the other stream.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -23,5 +23,6 @@ def side_stream(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def join_side_stream(device: torch.device) -> None:
+    """Make the current stream wait for the side stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(side_of(device))

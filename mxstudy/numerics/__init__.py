@@ -1,4 +1,4 @@
-"""MX numerics: formats, the block cast, the three GEMMs of a linear layer, norms from block scales."""
+"""The reference numerics of MX: formats, the block cast, a linear layer's three GEMMs, norms from block absmax."""
 
 from mxstudy.numerics.cast import BlockCast, Quantized, fake_quantize, quantize
 from mxstudy.numerics.formats import FORMATS

@@ -1,10 +1,10 @@
-"""The cast: blocks of an axis to small floats that share one scale.
+"""The cast: quantise blocks along an axis to small floats that share one scale.
 
-    range a of a block -> its scale -> x over the scale, clamped to max -> nearest element value
+    range a of a block -> its scale -> x / scale, clamped to max -> nearest element value
 
-A `Cast` says how, in all of its fields. This file computes every one of them, and is what backends are compared with.
-Bits are the same on every device, eager or compiled; overflow is clamped here because float8 casts of torch before
-2.13 do not saturate.
+`quantize_as` computes every `Cast` that can be configured, and is the reference for all backends. The bits are the
+same on every device, eager or compiled. Overflow is clamped here because torch's float8 casts do not saturate before
+torch 2.13.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mxstudy.reader import ConfigError, require
 
 E4M3 = FORMATS["E4M3"]
 QUANTIZABLE = (torch.float32, torch.bfloat16, torch.float16)
-STD_RANGE = 2.92247856  # standard deviations that E2M1's range covers with the least error, of Gaussians (Quartet)
+STD_RANGE = 2.92247856  # E2M1's largest element in standard deviations, with the least error on Gaussians (Quartet)
 
 
 def quantize(
@@ -50,12 +50,12 @@ def quantize(
     rounding: str = "even",
     tensor_scale: Tensor | float | None = None,
 ) -> Quantized:
-    """x (bf16, fp16 or fp32, any shape) in blocks of `block_size` (32; NVFP4: 16) along `axis`.
+    """Quantise x (bf16, fp16 or fp32, any shape) in blocks of `block_size` (32; NVFP4: 16) along `axis`.
 
-    MX: a block with a NaN or an infinity has the scale code 0xFF and decodes to NaN; a zero block has k = -127.
-    NVFP4: `tensor_scale` is that of x's absmax if not given; one that is given broadcasts over the scales.
-    Raises ConfigError for an unknown format, rule or rounding, another dtype, an axis that does not divide, or a tensor
-    scale that is a number, but not positive and finite.
+    MX: a block with a NaN or an infinity gets the scale code 0xFF and decodes to NaN; a zero block has k = -127.
+    NVFP4: `tensor_scale` is computed from x's absmax if not given; a given one is broadcast over the block scales.
+    Raises ConfigError for an unknown format, rule or rounding, another dtype, a block size that does not divide the
+    axis, or a tensor scale given as a number that is not positive and finite.
     """
     block_size = block_size_of(fmt, block_size)
     look_up(SCALE_RULES, scale_rule, "scale_rule")
@@ -63,10 +63,10 @@ def quantize(
 
 
 def block_size_of(fmt: str, block_size: int | None) -> int:
-    """The format's own if none is given; ConfigError for one that is not positive."""
+    """Return `block_size`, or the format's own if it is None. Raises ConfigError for one below 1."""
     block_size = look_up(FORMATS, fmt, "format").block_size if block_size is None else block_size
     if block_size < 1:
-        raise ConfigError(f"block_size: {block_size} numbers are no block; give at least 1")
+        raise ConfigError(f"block_size: {block_size} is not a block size; give at least 1")
     return block_size
 
 
@@ -79,22 +79,22 @@ def fake_quantize(
     rounding: str = "even",
     tensor_scale: Tensor | float | None = None,
 ) -> Tensor:
-    """`quantize` and decode in one: x's dtype and shape."""
+    """Quantise as `quantize` does and decode: return a tensor of x's dtype and shape."""
     return quantize(x, fmt, block_size, axis, scale_rule, rounding, tensor_scale).dequantize(x.dtype)
 
 
 def block_cast(
     x: Tensor, fmt: str, axis: int, settings: BlockCast, tensor_scale: Tensor | float | None = None
 ) -> Quantized:
-    """Quantise x as an operand of that format whose recipe leaves everything to the settings.
+    """Quantise x along `axis` to `fmt`, with everything else from the run's settings.
 
-    With CODE_BUMP as the rule, which E4M3 alone has, each element has a scale: the result's block size is 1.
+    With the rule CODE_BUMP, which only E4M3 has, each element has its own scale: the result's block size is 1.
     """
     element = look_up(FORMATS, fmt, "format")
     outer = "none" if element.scale == "E8M0" else "tensor"
     check_nvfp4(fmt, settings)
     if element.scale == "E8M0" and tensor_scale is not None:
-        raise ConfigError(f"tensor_scale: {fmt} has none; NVFP4 has")
+        raise ConfigError(f"tensor_scale: {fmt} has none, only NVFP4 has one; leave it out")
     settings = settings if element.scale == "E8M0" else replace(settings, scale_rule="rceil")
     cast = Cast(format=fmt, scale=element.scale, outer_scale=outer).filled(settings)  # type: ignore[arg-type]
     return quantize_as(x, cast, axis, tensor_scale)
@@ -103,15 +103,15 @@ def block_cast(
 def quantize_as(
     x: Tensor, cast: Cast, axis: int, outer: Tensor | float | None = None, draws: Draws | None = None
 ) -> Quantized:
-    """Quantise x (bf16, fp16 or fp32) along `axis` by a cast that is filled.
+    """Quantise x (bf16, fp16 or fp32) along `axis` by a cast whose open fields are filled.
 
-    `outer`: the scale above the block scales, float32, which broadcasts over them; that of all of x if not given.
-    `draws`: where stochastic rounding takes its numbers from; x is then [rows, columns] or a stack of that. Raises
-    ConfigError for what cannot be: an unknown name, another dtype, an axis that does not divide.
+    `outer`: the float32 scale above the block scales, broadcast over them; computed from all of x if not given.
+    `draws`: the source of random numbers for stochastic rounding; x is then [rows, columns] or [S, rows, columns].
+    Raises ConfigError for an unknown name, another dtype, or a block size that does not divide the axis.
     """
     element = look_up(FORMATS, cast.format, "format")
     require(x.dtype in QUANTIZABLE, f"dtype: {x.dtype} cannot be quantised; give float32, bfloat16 or float16")
-    require(-x.ndim <= axis < x.ndim, f"axis: {axis} is not one of shape {list(x.shape)}")
+    require(-x.ndim <= axis < x.ndim, f"axis: {axis} is not an axis of shape {list(x.shape)}")
     check_format(cast, element)
     axis %= x.ndim
     x = pre_rounded(to_dtype(x, torch.float32), cast)
@@ -121,7 +121,7 @@ def quantize_as(
     if cast.outer_scale != "none":
         above = outer_scale(x, cast) if outer is None else as_scale(outer, x)
     if look_up(ROUNDINGS, str(cast.rounding), "rounding").draws:
-        require(draws is not None, f"rounding: {cast.rounding} takes random numbers; give quantize_as its draws")
+        require(draws is not None, f"rounding: {cast.rounding} needs random numbers; give quantize_as its draws")
         assert draws is not None
         rows, columns = x.shape[-2:]
         u = tiles.split(uniform(draws, rows, columns, cast.random_bits), bool(cast.pad))
@@ -131,7 +131,7 @@ def quantize_as(
     return first
 
 
-# ---------------------------------------------------------------------------------------------- a cast, part after part
+# -------------------------------------------------------------------------------------------- the steps of a cast
 
 
 def candidate(
@@ -143,7 +143,7 @@ def candidate(
     u: Tensor | None,
     factor: float,
 ) -> Quantized:
-    """Blocks quantised under scales that are made from `factor` times their range."""
+    """Quantise the blocks with scales made from `factor` times their range."""
     a = STATISTICS[cast.statistic](blocks, tiles, element, cast)
     spread = None if above is None else tiles.spread(above.expand(tiles.scales_shape))
     codes, scaled = SCALES[cast.scale](blocks, a if factor == 1 else a * factor, spread, cast, tiles)
@@ -151,7 +151,7 @@ def candidate(
     inside = tiles.join(scaled.abs() <= element.max) if cast.mask_clipped else None
     if cast.scale == "E8M0" and cast.headroom < 1:
         above = torch.full((), 1 / cast.headroom, dtype=torch.float32, device=blocks.device)
-    if cast.scale_rule == CODE_BUMP:  # a scale an element
+    if cast.scale_rule == CODE_BUMP:  # each element has its own scale
         return Quantized(values, tiles.join(codes), element, tiles.axis, 1, above, inside=inside)
     scales = tiles.squeeze(codes)
     return Quantized(values, scales, element, tiles.axis, tiles.block_size, above, tiles.two_dimensional, inside)
@@ -162,20 +162,20 @@ def absmax(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> 
 
 
 def standard_deviation(blocks: Tensor, tiles: Tiles, element: ElementFormat, cast: Cast) -> Tensor:
-    """STD_RANGE standard deviations over the largest element make the scale, times what a scale is the quotient by.
+    """Return the range of each block whose scale is STD_RANGE standard deviations / the largest element.
 
-    That is 2^emax of E8M0 scales, under rule floor, and the largest element of others. NaN where the deviation is not
-    finite, with a sign bit that is the same on every device.
+    A scale is its range divided by 2^emax (E8M0, rule floor) or by the largest element (other scales), so the range is
+    multiplied by that. It is NaN where the deviation is not finite, with the same sign bit on every device.
     """
     reach = 2.0**element.emax if cast.scale == "E8M0" else element.max
     count = tiles.block_size ** len(tiles.inner)
     mean, square = (pairwise_sum(x, tiles.inner) * (1 / count) for x in (blocks, blocks.square()))
     variance = (square - mean.square()).clamp_min(0)
-    std = to_dtype(to_dtype(variance, torch.float64).sqrt(), torch.float32)  # float32's root is some processors' own
+    std = to_dtype(to_dtype(variance, torch.float64).sqrt(), torch.float32)  # float32 roots differ between processors
     return torch.where(square < torch.inf, (STD_RANGE / element.max * std + 1e-8) * reach, torch.nan)
 
 
-# The range of each block, float32, from which its scale is made.
+# Statistics: each returns the range of every block (float32), from which its scale is made.
 STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = {
     "absmax": absmax,
     "std": standard_deviation,
@@ -183,7 +183,10 @@ STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = 
 
 
 def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Powers of two. Headroom cannot move them: the elements are smaller by it, and what decodes them divides by it."""
+    """Return E8M0 codes (uint8) and x over its scales.
+
+    A power of two cannot hold the headroom, so elements are multiplied by it and decoding divides by it.
+    """
     element, bits = FORMATS[cast.format], a.view(torch.int32)
     if cast.scale_rule == CODE_BUMP:
         codes = scale_codes(bits, element, "floor", code_bump(blocks, tiles.axis))
@@ -194,7 +197,7 @@ def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Til
 
 
 def e4m3(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Scales on E4M3's grid. Their reciprocal is taken first, as NVIDIA's kernels and torchao do."""
+    """Return E4M3 scales and x over its scales, by way of the reciprocal, as NVIDIA's kernels and torchao do."""
     above = torch.ones_like(a) if above is None else above
     scales = e4m3_block_scales(a, above, FORMATS[cast.format].max * cast.headroom)
     reciprocal = torch.ones_like(above) / above / scales  # 1 / x compiles to an approximation
@@ -202,16 +205,18 @@ def e4m3(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Til
 
 
 def fp32(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Return FP32 scales and x over its scales."""
     scale = fill_scale(a, FORMATS[cast.format].max * cast.headroom)
     return scale, blocks / scale
 
 
 def outer_alone(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """Return block scales of 1 and x over its outer scale."""
     assert above is not None
     return torch.ones_like(above), blocks / above
 
 
-# Codes of the block scales, and x over its scale, of blocks, their ranges and the scale above them.
+# From blocks, their ranges and the scale above them: each returns the block scales' codes, and x over its scale.
 SCALES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "E8M0": e8m0,
     "E4M3": e4m3,
@@ -221,12 +226,12 @@ SCALES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 
 
 def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast) -> Quantized:
-    """The candidate whose block errs less, block by block; the first of equal ones."""
+    """Return, block by block, the candidate with the smaller error; the first where errors are equal."""
     errors = []
     for quantized in (one, other):
         error = tiles.split(quantized.dequantize() - x, bool(cast.pad))
         errors.append(pairwise_sum(error.square() if cast.candidate_error == "mse" else error.abs(), tiles.inner))
-    takes_other = (errors[1] < errors[0]) | errors[0].isnan()  # the range times its factor may have overflowed
+    takes_other = (errors[1] < errors[0]) | errors[0].isnan()  # NaN: the range times its factor overflowed
     everywhere = tiles.join(takes_other.expand(tiles.split(x, bool(cast.pad)).shape))
     codes = [q.scales.view(torch.uint8) if q.scales.itemsize == 1 else q.scales for q in (other, one)]
     scales = torch.where(tiles.squeeze(takes_other), codes[0], codes[1]).view(one.scales.dtype)
@@ -238,7 +243,7 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
 
 
 def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
-    """The scale above the blocks of x (float32): float32, over `axes`, kept as 1, or 0-dim over all of them."""
+    """Return the scale above the blocks of x (float32), one along `axes` (kept as 1), or 0-dim over all of x."""
     if axes is None:
         x = x.flatten() if x.numel() else x.new_zeros(1)
         return scale_above(absmax_bits(x, 0).view(torch.float32).squeeze(0), cast)
@@ -246,34 +251,36 @@ def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> T
 
 
 def scale_above(largest: Tensor, cast: Cast) -> Tensor:
-    """The scale above the blocks of a tensor in which nothing is larger than that (float32)."""
+    """Return the scale above the block scales for a tensor whose absmax is `largest` (float32)."""
     reach = FORMATS[cast.format].max * cast.headroom
     return scale_above_e4m3(largest, reach) if cast.scale == "E4M3" else fill_scale(largest, reach)
 
 
 def as_scale(scale: Tensor | float, x: Tensor) -> Tensor:
+    """Return the scale as a float32 tensor on x's device. Raises ConfigError for an unusable number."""
     if not isinstance(scale, Tensor):
         check_tensor_scale(scale)
     return torch.as_tensor(scale, dtype=torch.float32, device=x.device)
 
 
 def pre_rounded(x: Tensor, cast: Cast | BlockCast) -> Tensor:
-    """x [...] float32 as its blocks are made of it, and as what exceeds their scales is counted."""
+    """Return x [...] float32, rounded to bf16 values (ties away) if the cast pre-rounds.
+
+    Block scales, and the counts of elements beyond them, are computed from the result.
+    """
     rounds = cast.pre_round if isinstance(cast, Cast) else cast.operand_pre_round
     return round_to_bf16_away(x) if rounds else x
 
 
 def check_format(cast: Cast, element: ElementFormat) -> None:
-    """Raise ConfigError for a cast that is not filled, for scales that its format or its rule does not have, for vain
-    random bits.
-    """
+    """Raise ConfigError for open fields, a scale or scale rule that the format lacks, or unused random bits."""
     open_fields = [name for name in ("block_size", "pad", "scale_rule", "rounding", "pre_round") if cast.has(name)]
     missing = next((name for name in open_fields if getattr(cast, name) is None), None)
-    require(missing is None, f"{missing}: is open; fill the cast with the run's settings first")
+    require(missing is None, f"{missing}: is not set; fill the cast with the run's settings first")
     require(
         element.scale == "E8M0" or cast.scale == element.scale,
         f"scale: {cast.format} has {element.scale} scales, not {cast.scale}; set it to {element.scale}, with an "
-        f"outer_scale and blocks of {element.block_size}, or for other scales take format E2M1",
+        f"outer_scale and blocks of {element.block_size}, or take format E2M1 for other scales",
     )
     require(
         is_random(cast) or cast.random_bits == Cast.random_bits,
@@ -283,7 +290,7 @@ def check_format(cast: Cast, element: ElementFormat) -> None:
         bump = CODE_BUMP if cast.format == E4M3.name and not cast.two_dimensional else ""
         require(
             cast.scale_rule != CODE_BUMP or bool(bump),
-            f"scale_rule: {CODE_BUMP} is for E4M3 alone, not {cast.format}; take rceil",
+            f"scale_rule: {CODE_BUMP} is for E4M3 in blocks along one axis, not this {cast.format} cast; take rceil",
         )
         require(
             cast.scale_rule != CODE_BUMP or len(cast.candidates) == 1,
@@ -296,20 +303,20 @@ def check_format(cast: Cast, element: ElementFormat) -> None:
 
 
 def check_nvfp4(fmt: str, cast: BlockCast) -> None:
-    """Raises ConfigError for what NVFP4 does not have."""
+    """Raise ConfigError for settings that NVFP4 does not support."""
     if fmt != "NVFP4":
         return
     if cast.block_size != FORMATS["NVFP4"].block_size:
         raise ConfigError(f"block_size: NVFP4 has blocks of 16, not {cast.block_size}; set it to 16")
     if cast.pad_blocks:
-        raise ConfigError("pad_blocks: those of NVFP4 have to be whole; set it to false")
+        raise ConfigError("pad_blocks: NVFP4 needs complete blocks; set it to false")
     if cast.scale_rule != BlockCast.scale_rule:
         raise ConfigError(
-            f"scale_rule: {cast.scale_rule} is for E8M0 scales; those of NVFP4 are E4M3, rounded to nearest"
+            f"scale_rule: {cast.scale_rule} is for E8M0 scales, and NVFP4's are E4M3, rounded to nearest; leave it out"
         )
 
 
 def check_tensor_scale(scale: float | None) -> None:
-    """Raises ConfigError for a number that float32 does not hold, or that is not positive."""
+    """Raise ConfigError for a number that is not positive, or that float32 cannot hold."""
     if scale is not None and not 2.0**-149 <= scale <= torch.finfo(torch.float32).max:
         raise ConfigError(f"tensor_scale: {scale}; give a number that is positive and finite in float32")

@@ -1,4 +1,4 @@
-"""The tables: element formats, scale rules, roundings. A new format is a row of FORMATS."""
+"""The tables of element formats, scale rules and roundings. A new format is a new row of FORMATS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 class ElementFormat:
     """A small float and the format of its block scales (OCP MX specification, section 5).
 
-    Sign, exponent, mantissa; subnormals kept; overflow saturates to `max`.
+    It has sign, exponent and mantissa bits and keeps subnormals; overflow saturates to `max`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ElementFormat:
     mantissa_bits: int
     max: float
     scale: Literal["E8M0", "E4M3"] = "E8M0"
-    block_size: int = 32  # the default; the only one of NVFP4
+    block_size: int = 32  # the default; NVFP4 has no other
 
     @property
     def bits(self) -> int:
@@ -36,12 +36,12 @@ class ElementFormat:
 
     @property
     def emax(self) -> int:
-        """Exponent of the largest power of two in the format."""
+        """Return the exponent of the largest power of two in the format."""
         return math.frexp(self.max)[1] - 1
 
     @property
     def emin(self) -> int:
-        """Exponent of the smallest normal number."""
+        """Return the exponent of the smallest normal number."""
         return 2 - 2 ** (self.exponent_bits - 1)
 
     @property
@@ -50,17 +50,17 @@ class ElementFormat:
 
     @property
     def binades(self) -> float:
-        """log2 of the largest over the smallest positive number (MXFP8 recipe, table 1)."""
+        """Return log2(largest / smallest positive number) (MXFP8 recipe, table 1)."""
         return math.log2(self.max / self.min_subnormal)
 
     @property
     def has_infinity(self) -> bool:
-        """Whether the largest exponent is kept for infinity and NaN, as IEEE 754 does: E5M2 alone."""
+        """Return whether the top exponent is reserved for infinity and NaN, as in IEEE 754: E5M2 only."""
         return self.emax == 1 - self.emin
 
     @property
     def max_mantissa(self) -> int:
-        """The 23 FP32 mantissa bits of `max`."""
+        """Return the 23 FP32 mantissa bits of `max`."""
         return int((self.max / 2**self.emax - 1) * 2**23)
 
 
@@ -76,8 +76,9 @@ FORMATS = {
     )
 }
 
-# The exponent k of a block scale is that of its absmax a, after adding so much to the FP32 bits of a, less emax:
-# adding within the mantissa carries into the exponent exactly where the rule rounds up. No logarithm is taken.
+# A rule gives an integer to add to the FP32 bits of a block's absmax a. The scale's exponent k is the exponent of that
+# sum, minus emax: the addition carries from the mantissa into the exponent exactly where the rule rounds up.
+# No logarithm is taken.
 SCALE_RULES: dict[str, Callable[[ElementFormat], int]] = {
     "floor": lambda fmt: 0,  # floor(log2 a) - emax: OCP MX specification, section 6.3; saturates above max
     "ceil": lambda fmt: 2**23 - 1,  # ceil(log2 a) - emax: never saturates, wastes up to a binade
@@ -85,11 +86,11 @@ SCALE_RULES: dict[str, Callable[[ElementFormat], int]] = {
     "even": lambda fmt: 2 ** (22 - fmt.mantissa_bits),  # floor(log2 r(a)) - emax, r: half up to the element's mantissa
 }
 
-# The instability paper's "bump of the exponent" as its public code has it, which is no rule of blocks: see `code_bump`.
+# The instability paper's "bump of the exponent", as in its public code. It is not a rule for blocks: see `code_bump`.
 CODE_BUMP = "code_bump"
 
 
-BELOW_HALF = 0.5 - 2.0**-25  # in FP32; 0.5 itself would round the sum of both up to 1
+BELOW_HALF = 0.5 - 2.0**-25  # largest FP32 number below 0.5; BELOW_HALF + 0.5 would round up to 1
 
 
 def _half_away(x: Tensor) -> Tensor:
@@ -97,14 +98,14 @@ def _half_away(x: Tensor) -> Tensor:
 
 
 def _stochastic(x: Tensor, u: Tensor) -> Tensor:
-    """Round the magnitude up where u, uniform in [0, 1), is below its fraction: x in the mean."""
+    """Round the magnitude up where u, uniform in [0, 1), is below its fraction, so that the mean is x."""
     magnitude = x.abs()
     whole = magnitude.floor()
     return torch.copysign(torch.where(u < magnitude - whole, whole + 1, whole), x)
 
 
 class Rounding(NamedTuple):
-    """`apply` maps float32, in steps of the grid, to whole steps; one that `draws` takes uniform numbers as well."""
+    """`apply` maps float32, in steps of the grid, to whole steps; with `draws` it also takes uniform random numbers."""
 
     apply: Callable[..., Tensor]
     draws: bool = False
@@ -118,18 +119,18 @@ ROUNDINGS = {
 
 
 def is_random(cast: Cast) -> bool:
-    """Whether the cast's rounding takes random numbers, as its row of ROUNDINGS says."""
+    """Return whether the cast's rounding takes random numbers, as its row of ROUNDINGS says."""
     return look_up(ROUNDINGS, str(cast.rounding), "rounding").draws
 
 
 def any_random(gemms: Gemms) -> bool:
-    """Whether those GEMMs, which are filled, take random numbers: for a rounding, or for signs."""
+    """Return whether those GEMMs (filled) take random numbers, for a rounding or for a transform's signs."""
     transforms = (getattr(gemms, name) for name in TRANSFORMS)
     return any(is_random(cast) for _, cast in gemms.casts()) or any(t.is_random for t in transforms if t)
 
 
 def look_up_mx(name: str) -> ElementFormat:
-    """The element format of that name; ConfigError for one without E8M0 scales."""
+    """Return the element format of that name. Raises ConfigError for one without E8M0 scales."""
     element = look_up(FORMATS, name, "format")
     if element.scale != "E8M0":
         raise ConfigError(f"format: {name} has {element.scale} scales, not E8M0; take an MX format")
@@ -137,7 +138,7 @@ def look_up_mx(name: str) -> ElementFormat:
 
 
 def look_up(table: Mapping[str, Row], name: str, what: str) -> Row:
-    """The row of that name; ConfigError with the nearest one where there is none."""
+    """Return the table's row of that name. Raises ConfigError, with the nearest name, if there is none."""
     if name not in table:
         raise ConfigError(f"{what}: {name!r} is not a choice; {suggest(name, table)}")
     return table[name]

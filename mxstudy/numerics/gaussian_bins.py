@@ -1,4 +1,4 @@
-"""The last bin of a cast when what is cast is Gaussian: exact, where `quality` counts in a tensor."""
+"""The exact last-bin fractions of a cast of Gaussian numbers; `quality` counts them in a given tensor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scipy import special
 from mxstudy.numerics.formats import look_up_mx
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
 
-POINTS, LARGEST = 2**20, 12.0  # of the quadrature, over absmax in units of the standard deviation
+POINTS, LARGEST = 2**20, 12.0  # points of the quadrature, and its largest absmax in standard deviations
 
 
 class GaussianLastBin(NamedTuple):
-    """Fractions of all elements: beyond max times the scale, and rounded or clamped to max."""
+    """Fractions of all elements: `overflow`, those beyond max * scale; `max`, those rounded or clamped to max."""
 
     overflow: float
     max: float
@@ -24,11 +24,11 @@ class GaussianLastBin(NamedTuple):
 
 @functools.cache
 def gaussian_last_bin(fmt: str, block_size: int = 32, scale_rule: str = "rceil", std: float = 1.0) -> GaussianLastBin:
-    """Of N(0, std^2), in blocks with E8M0 scales, by quadrature over the density of a block's absmax a.
+    """Return the last bin of N(0, std^2) in blocks with E8M0 scales, by quadrature over the density of absmax a.
 
-    Of the block's other elements, which are independent and half-normal up to a, so many are above the limit that
-    follows from the scale of a. Good to 1e-6. It depends on std within a factor of 2: scales are powers of two.
-    Raises ConfigError for a format without E8M0 scales.
+    Given a, the block's other elements are independent and half-normal up to a; their cdf gives the share above the
+    limit that follows from the scale of a. The error is below 1e-6. The result depends on std only within a factor of
+    2, because scales are powers of two. Raises ConfigError for a format without E8M0 scales.
     """
     element = look_up_mx(fmt)
     step = LARGEST / POINTS

@@ -5,12 +5,12 @@
     wgrad     dW = Q(dH; T)^T . Q(X; T)
 
 A block scale belongs to one axis, so X, W and dH are each quantised twice, both times from high precision unless the
-recipe says otherwise. A transform rotates both operands of a GEMM along its contraction axis, and cancels in the
-product. Every GEMM accumulates in FP32 and rounds once; scales above those of blocks are multiplied into the
-accumulator. Whatever a recipe can say is computed here: this file is the oracle of every backend, and the path on CPU.
+recipe says otherwise. A transform rotates both operands of a GEMM along its contraction axis and cancels in the
+product. Every GEMM accumulates in FP32 and rounds once; scales above the block scales are multiplied into the
+accumulator. This file computes every recipe: it is the oracle for all backends, and the path on CPU.
 
-A stack of replicas has a leading dimension, X [S, T, in] and W [S, out, in]: S layers side by side that share nothing,
-no scale either. In what follows a tensor named _TI or _OI may have it.
+A stack of replicas has a leading dimension, X [S, T, in] and W [S, out, in]: S independent layers side by side, which
+share nothing, not even a scale. Every tensor below whose name ends in _TI or _OI may have that dimension.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from mxstudy.numerics.random_bits import Draws, random_signs
 from mxstudy.numerics.transforms import hadamard
 from mxstudy.reader import require
 
-# -------------------------------------------------------------------------------------------------------- what is drawn
+# ------------------------------------------------------------------------------------------------------- random streams
 
-STREAMS = (*OPERANDS, *TRANSFORMS)  # of a linear; each has a key of its own
-CALL, STEP, SEED = range(3)  # places: of this micro-batch, of the step, of the whole run
+STREAMS = (*OPERANDS, *TRANSFORMS)  # the random streams of a linear; each has its own key
+CALL, STEP, SEED = range(3)  # rows of Random.places: new numbers for each micro-batch, each step, once a run
 PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswith("_w") else CALL for name in OPERANDS}
 
 
 class Random(NamedTuple):
-    """Say where a linear's random numbers come from; tensors on its device, so that nothing recompiles.
+    """The source of a linear's random numbers, as tensors on its device, so that nothing recompiles.
 
-    `keys` int64 [STREAMS, 2], of a stack [STREAMS, S, 2]. `places` int64 [3, 2]: step and first row of the tokens at
-    hand, the step and row 0, and zeros.
+    `keys`: int64 [STREAMS, 2], or [STREAMS, S, 2] for a stack. `places`: int64 [3, 2], the rows CALL (the step and the
+    first row of the current tokens), STEP (the step and row 0) and SEED (zeros).
     """
 
     keys: Tensor
@@ -53,14 +53,14 @@ class Random(NamedTuple):
 
 
 def draws_of(random: Random | None, stream: str, place: str) -> Draws:
-    """Return what that stream draws at that place. Raises ConfigError where there is no seed to draw by."""
-    require(random is not None, f"{stream}: it takes random numbers, and there is no seed")
+    """Return the draws of that stream at that place. Raises ConfigError without a source of random numbers."""
+    require(random is not None, f"{stream}: it takes random numbers, and there is no seed; give the linear one")
     assert random is not None
     return Draws(random.keys[STREAMS.index(stream)], random.places[PLACES[place]])
 
 
 def signs_of(transform: Hadamard, stream: str, random: Random | None, device: torch.device) -> Tensor | None:
-    """The signs of a GEMM's transform, float32 [size], of a stack [S, 1, size]; None for none."""
+    """Return the signs of a GEMM's transform, float32 [size] or, for a stack, [S, 1, size]; None if it has none."""
     if transform.vector:
         return written_signs(transform.vector, device)
     if transform.signs == "none":
@@ -81,16 +81,16 @@ def _written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- operands
 
 
-# A quantised matrix as a GEMM that is not torch's reads it, and the dtype of that GEMM's result.
+# Converts a quantised matrix to the operand of a GEMM other than torch's; the dtype is that of the GEMM's result.
 Decode = Callable[[Quantized, torch.dtype], Tensor]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """What a GEMM multiplies, and the float32 scale that its accumulator is multiplied with; None is 1.
+    """An operand of a GEMM, and the float32 scale by which the GEMM's accumulator is multiplied (None: 1).
 
-    `block_scales`: float32, one for every `block_size` places of the contraction axis: FP32 scales, with which values
-    are no bf16 numbers any more. Each such block is a GEMM of its own.
+    `block_scales`: float32, one for every `block_size` elements of the contraction axis. They are FP32 scales; products
+    with them are not bf16 numbers, so each such block is a GEMM of its own.
     """
 
     values: Tensor
@@ -99,7 +99,7 @@ class Operand:
     block_size: int = 0
 
     def dequantize(self) -> Tensor:
-        """Values times their scales, float32, of an operand whose contraction axis is the last one."""
+        """Return values times scales, float32, for an operand whose contraction axis is the last one."""
         values = to_dtype(self.values, torch.float32)
         if self.block_scales is not None:
             values = values * self.block_scales.repeat_interleave(self.block_size, -1)[..., : values.shape[-1]]
@@ -112,23 +112,23 @@ class Operand:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The last two axes; of what is no stack with `t`, which also takes a 0-dim scale and torchao's MXTensor."""
+    """Return x with its last two axes swapped. `t` below 3 axes also takes a 0-dim scale and torchao's MXTensor."""
     return x.mT if x.ndim > 2 else x.t()
 
 
 def quantized_operand(
     x: Tensor, cast: Cast, axis: int, draws: Draws | None = None, bound: Tensor | None = None
 ) -> Quantized:
-    """x [rows, columns] as its GEMM has it, quantised along `axis`, -2 or -1.
+    """Quantise x [rows, columns] as an operand along `axis`, -2 or -1.
 
-    Scales of a tensor are those of each replica. `bound`: what no |x| exceeds, where that is known.
+    In a stack each replica has its own tensor scale. `bound`: an upper bound of |x|, where one is known.
     """
     x = to_dtype(x, torch.float32)
     return quantize_as(x, cast, axis, outer_of(x, cast, axis, bound), draws)
 
 
 def outer_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
-    """The scale above the block scales of x (float32), as the cast's scope has it; None for none."""
+    """Return the scale above the block scales of x (float32) in the cast's scope, or None if it has none."""
     if cast.outer_scale == "none":
         return None
     if cast.outer_scale == "bound" and bound is not None:
@@ -148,9 +148,9 @@ def operand(
     bound: Tensor | None = None,
     decode: Decode | None = None,
 ) -> Operand:
-    """x [rows, columns] as a GEMM reads it: quantised along `axis`, -2 or -1, and decoded, or rounded to `dtype`.
+    """Return x [rows, columns] as an operand: quantised along `axis` (-2 or -1) and decoded, or rounded to `dtype`.
 
-    On CPU in float32, where bf16 GEMMs are several times slower; the values are the same.
+    On CPU the operand is float32, because bf16 GEMMs are several times slower there; the values are the same.
     """
     gemm_dtype = torch.float32 if x.device.type == "cpu" else dtype
     if cast is None:
@@ -167,7 +167,7 @@ def operand(
 
 
 def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
-    """[M, N] or [S, M, N], accumulated in FP32, scaled, rounded once to `dtype`."""
+    """Return the product [M, N] or [S, M, N]: accumulated in FP32, scaled, rounded once to `dtype`."""
     scales = [scale for scale in (a_MK.scale, b_KN.scale) if scale is not None]
     if a_MK.block_size or b_KN.block_size:
         accumulated = gemm_by_blocks(a_MK, b_KN)
@@ -179,15 +179,15 @@ def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
 
 
 def gemm_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """The product in float32, whatever the operands are in."""
+    """Return the product in float32, whatever the operands' dtype."""
     product = torch.mm if a.ndim == 2 else torch.bmm
     return a @ b if a.dtype == torch.float32 else product(a, b, out_dtype=torch.float32)
 
 
 def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
-    """A GEMM for every block of the contraction axis, each product scaled and then added: float32."""
+    """Return the sum of one GEMM per block of the contraction axis, each scaled before the sum: float32."""
     sizes = {o.block_size for o in (a_MK, b_KN) if o.block_size}
-    require(len(sizes) == 1, f"block_size: FP32 scales of both operands are in blocks alike, not of {sorted(sizes)}")
+    require(len(sizes) == 1, f"block_size: operands with FP32 scales need equal block sizes, not {sorted(sizes)}")
     (size,), accumulated = sizes, None
     for i, (a, b) in enumerate(zip(a_MK.values.split(size, -1), b_KN.values.split(size, -2), strict=True)):
         part = gemm_fp32(a, b)
@@ -203,14 +203,14 @@ def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """How a linear computes: its recipe, filled; where it draws from; how a GEMM that is not torch's reads operands."""
+    """How a linear computes: filled recipe, random numbers, and the decoder for a GEMM other than torch's."""
 
     gemms: Gemms
     random: Random | None = None
     decode: Decode | None = None
 
     def operand(self, x: Tensor, name: str, axis: int, dtype: torch.dtype, bound: Tensor | None = None) -> Operand:
-        """x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1."""
+        """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1."""
         gemm = name.partition("_")[0]
         x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)
         return operand(x, getattr(self.gemms, name), axis, dtype, self.draws(name), bound, self.decode)
@@ -219,7 +219,7 @@ class Linear:
         return getattr(self.gemms, f"{gemm}_transform")
 
     def rotated(self, x: Tensor, gemm: str, axis: int, inverse: bool = False) -> Tensor:
-        """x under the transform of that GEMM: float32 that holds bf16 values; x itself where there is none."""
+        """Return x under that GEMM's transform, float32 with bf16 values; x itself if there is none."""
         transform = self.transform(gemm)
         if transform is None:
             return x
@@ -228,12 +228,12 @@ class Linear:
         return hadamard(x, transform.size, signs, axis=axis, signs_after=transform.signs_after, inverse=inverse)
 
     def rotated_bound(self, bound: Tensor | None, gemm: str) -> Tensor | None:
-        """What nothing exceeds under the transform of that GEMM, of numbers that do not exceed `bound`."""
+        """Return an upper bound of |x| under that GEMM's transform, from the upper bound `bound` of |x|."""
         transform = self.transform(gemm)
         return bound if transform is None or bound is None else bound * transform.size**0.5
 
     def forward_cast(self, x: Tensor, name: str, bound: Tensor | None = None) -> Quantized:
-        """x as the forward has quantised it as that operand, under the forward's transform."""
+        """Quantise x as the forward quantised that operand, under the forward's transform."""
         x, bound = self.rotated(x, "forward", -1), self.rotated_bound(bound, "forward")
         return quantized_operand(x, getattr(self.gemms, name), -1, self.draws(name), bound)
 
@@ -245,7 +245,7 @@ class Linear:
 def forward_gemm(
     x_TI: Tensor, weight_OI: Tensor, linear: Linear, dtype: torch.dtype, bound: Tensor | None = None
 ) -> Tensor:
-    """H. `bound`: what no |x| exceeds, where that is known."""
+    """Return H. `bound`: an upper bound of |x|, where one is known."""
     x = linear.operand(x_TI, "forward_x", -1, dtype, bound)
     w = linear.operand(weight_OI, "forward_w", -1, dtype)
     return gemm(x, w.T, dtype)
@@ -259,7 +259,7 @@ def dgrad_gemm(
     forward_weight_OI: Tensor | None = None,
     bound: Tensor | None = None,
 ) -> Tensor:
-    """dX. `x_TI`, `forward_weight_OI`: what the forward quantised, where the recipe asks for that; else unread."""
+    """Return dX. `x_TI`, `forward_weight_OI`: what the forward quantised, read only if the recipe needs it."""
     gemms = linear.gemms
     takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
     if takes_forward:
@@ -277,7 +277,7 @@ def wgrad_gemm(
     forward_weight_OI: Tensor | None = None,
     bound: Tensor | None = None,
 ) -> Tensor:
-    """dW of the weight that the forward quantised. `forward_weight_OI`: that weight, where a mask asks for it."""
+    """Return dW of the weight that the forward quantised. `forward_weight_OI`: that weight, read only by a mask."""
     gemms = linear.gemms
     takes_forward = gemms.wgrad_x is not None and gemms.wgrad_x.source == "forward"
     if takes_forward:
@@ -290,9 +290,10 @@ def wgrad_gemm(
 def through_forward(
     gradient: Tensor, x: Tensor | None, name: str, linear: Linear, is_rotated: bool, bound: Tensor | None = None
 ) -> Tensor:
-    """The gradient of what the forward quantised as that operand, straight through its cast and its transform.
+    """Return the gradient of what the forward quantised as that operand: straight through its cast and its transform.
 
-    `is_rotated`: it is that of x under the forward's transform. Where the cast says so, it is 0 where x was clipped.
+    `is_rotated`: the gradient is that of x under the forward's transform. With `mask_clipped` it is 0 where x was
+    clipped.
     """
     cast: Cast | None = getattr(linear.gemms, name)
     masks = cast is not None and cast.mask_clipped
@@ -309,9 +310,9 @@ def through_forward(
 
 
 def mx_linear(x: Tensor, weight: Tensor, linear: Linear, dtype: torch.dtype | None = None) -> Tensor:
-    """x [..., in] times weight [out, in] transposed -> [..., out]; of a stack [S, ..., in] and [S, out, in].
+    """Return x [..., in] times weight [out, in] transposed: [..., out]. For a stack: [S, ..., in] and [S, out, in].
 
-    x and weight are bf16 or fp32. `dtype`: of unquantised operands and of every GEMM's result; x's if not given.
+    x and weight are bf16 or fp32. `dtype`: that of unquantised operands and of every GEMM's result; x's by default.
     """
     stacked = weight.ndim - 2
     keys, places = linear.random or (None, None)

@@ -1,7 +1,7 @@
-"""The grid of an element format: rounding to it, and its bit patterns.
+"""The grid of an element format: rounding to it, and the bit patterns of its values.
 
-Exact and the same bits on every device, eager or compiled: exponents are read and written as bits, all scaling is by
-powers of two.
+Results are exact, with the same bits on every device, eager or compiled: exponents are read and written as bits, and
+all scaling is by powers of two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MANTISSA_BITS = 23
 
 
 def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), and nothing at all where that is x's dtype.
+    """Return x.to(dtype), or x itself, with no operation, if it has that dtype.
 
     In torch 2.11 a compiled autograd.Function has zero gradients if a result went through a .to() that changes nothing.
     """
@@ -28,32 +28,38 @@ def to_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def round_to_grid(x: Tensor, fmt: ElementFormat, rounding: str, u: Tensor | None = None) -> Tensor:
     """Round x (float32) to a value of the format, saturating; NaN stays NaN.
 
-    `u`: float32 numbers of x's shape, uniform in [0, 1), for a rounding that draws.
+    `u`: float32 random numbers of x's shape, uniform in [0, 1), for a rounding that draws.
     """
     x = x.clamp(-fmt.max, fmt.max)
     binade = (x.view(torch.int32) & EXPONENT_MASK).view(torch.float32)  # 2^floor(log2 |x|), 0 for an FP32 subnormal
     step_bits = (binade.clamp_min(2.0**fmt.emin) * 2.0**-fmt.mantissa_bits).view(torch.int32)
     inverse_step = ((254 << MANTISSA_BITS) - step_bits).view(torch.float32)
     apply, draws = look_up(ROUNDINGS, rounding, "rounding")
-    require(not draws or u is not None, f"rounding: {rounding} draws random numbers; give them")
+    require(not draws or u is not None, f"rounding: {rounding} needs random numbers; give `u`")
     steps = apply(x * inverse_step, u) if draws else apply(x * inverse_step)
     return steps * step_bits.view(torch.float32)
 
 
 def round_to_bf16_away(x: Tensor) -> Tensor:
-    """fp32 to the nearest bf16 value, ties away from zero (microxcaling's rounding of operands); still fp32."""
+    """Round fp32 to the nearest bf16 value, ties away from zero, as microxcaling rounds operands; return fp32."""
     bits = x.view(torch.int32)
     return torch.where(x.isfinite(), ((bits + 0x8000) & -0x10000).view(torch.float32), x)
 
 
 def round_to_bf16(x: Tensor) -> Tensor:
-    """fp32 to the nearest bf16 value, ties to even; still fp32. By bits: compilers drop conversions there and back."""
+    """Round fp32 to the nearest bf16 value, ties to even; return fp32.
+
+    It works on bits because compilers drop a conversion to bf16 and back.
+    """
     bits = x.view(torch.int32)
     return torch.where(x.isfinite(), ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32), x)
 
 
 def encode(values: Tensor, fmt: ElementFormat) -> Tensor:
-    """The codes of fp32 values on the grid, uint8, one a byte; a NaN, which 6 and 4 bits do not have, is all ones."""
+    """Return the uint8 codes, one per byte, of fp32 values on the grid.
+
+    NaN becomes a magnitude of all ones, though formats of 6 and 4 bits have no NaN.
+    """
     bits = values.view(torch.int32)
     shift = MANTISSA_BITS - fmt.mantissa_bits
     normal = ((bits & MAGNITUDE_MASK) >> shift) - ((126 + fmt.emin) << fmt.mantissa_bits)
@@ -65,7 +71,10 @@ def encode(values: Tensor, fmt: ElementFormat) -> Tensor:
 
 
 def decode(codes: Tensor, fmt: ElementFormat) -> Tensor:
-    """fp32 values of uint8 codes, one a byte. Codes above that of `max` are NaN, E5M2's first of them infinity."""
+    """Return the fp32 values of uint8 codes, one per byte.
+
+    Codes above that of `max` are NaN, except E5M2's first, which is infinity.
+    """
     sign_bit, leading_one = 1 << (fmt.bits - 1), 1 << fmt.mantissa_bits
     magnitude = codes.to(torch.int32) & (sign_bit - 1)
     exponent, mantissa = magnitude >> fmt.mantissa_bits, magnitude & (leading_one - 1)
@@ -78,14 +87,14 @@ def decode(codes: Tensor, fmt: ElementFormat) -> Tensor:
 
 
 def pack_pairs(codes: Tensor, axis: int) -> Tensor:
-    """Two 4-bit codes a byte along `axis`, the first in the low nibble; ConfigError where the axis is odd."""
+    """Pack two 4-bit codes per byte along `axis`, the first in the low nibble. Raises ConfigError for an odd axis."""
     if codes.shape[axis] % 2:
-        raise ConfigError(f"axis {axis} of shape {list(codes.shape)} is odd: 4-bit codes are packed in pairs")
+        raise ConfigError(f"axis {axis} of shape {list(codes.shape)} is odd: 4-bit codes need pairs; give an even size")
     low, high = codes.unflatten(axis, (-1, 2)).unbind(axis % codes.ndim + 1)
     return low | (high << 4)
 
 
 def unpack_pairs(packed: Tensor, axis: int) -> Tensor:
-    """The inverse of `pack_pairs`."""
+    """Undo `pack_pairs`."""
     axis %= packed.ndim
     return torch.stack((packed & 0xF, packed >> 4), axis + 1).flatten(axis, axis + 1)

@@ -1,15 +1,15 @@
-"""The layouts of a quantised matrix (Transformer Engine documentation, MXFP8).
+"""The row-wise and column-wise layouts of a quantised matrix (Transformer Engine documentation, MXFP8).
 
     rowwise      1x32 blocks: scales [rows, columns / 32]     for GEMMs that contract over the columns
     columnwise   32x1 blocks: scales [rows / 32, columns]     for GEMMs that contract over the rows
 
-Neither follows from the other, so both are cast from high precision. Scales lie as the matrix does while they are
-stored and communicated; right before a GEMM `swizzle_scales` puts them in the order in which its tiles read them.
+Neither can be computed from the other, so both are cast from high precision. Scales are stored and communicated in the
+matrix's order; right before a GEMM `swizzle_scales` puts them in the order in which the GEMM's tiles read them.
 
 That documentation takes a scale's exponent from amax / 448 in FP32, rounded up where the mantissa is not zero: the
-rule "rceil", which here decides on the bits of amax. Over all finite amax the division gives another code only below
-normal quotients: 1 instead of 0 where the quotient is at most 2^-127 (Transformer Engine's kernels make 0 of those,
-too), and 0 instead of 1 for one amax, the next above 448 * 2^-127, whose quotient FP32 cannot hold.
+rule "rceil", which this package decides from the bits of amax. Over all finite amax the division gives another code
+only for quotients below normal: 1 instead of 0 where the quotient is at most 2^-127 (Transformer Engine's kernels give
+0 there too), and 0 instead of 1 for one amax, the next above 448 * 2^-127, whose quotient FP32 cannot hold.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def rowwise(
     scale_rule: str = "rceil",
     rounding: str = "even",
 ) -> Quantized:
-    """x [..., columns] (bf16, fp16 or fp32) as [product of the others, columns], quantised in blocks of a row.
+    """Quantise x [..., columns] (bf16, fp16 or fp32) as a matrix [product of the others, columns] in blocks of a row.
 
-    Options as in `quantize`. Raises ConfigError for what that refuses, and for x with fewer than 2 dimensions or where
-    the last, or the product of all others, is not divisible by the block size: Transformer Engine's assumptions.
+    Options as in `quantize`. Raises ConfigError for what `quantize` refuses, for fewer than 2 dimensions, and where the
+    last dimension or the product of all others is not divisible by the block size, as in Transformer Engine.
     """
     return quantize(_as_matrix(x, fmt, block_size), fmt, block_size, 1, scale_rule, rounding)
 
@@ -48,14 +48,14 @@ def columnwise(
     scale_rule: str = "rceil",
     rounding: str = "even",
 ) -> Quantized:
-    """As `rowwise`, in blocks of a column."""
+    """Quantise as `rowwise` does, in blocks of a column."""
     return quantize(_as_matrix(x, fmt, block_size), fmt, block_size, 0, scale_rule, rounding)
 
 
 def _as_matrix(x: Tensor, fmt: str, block_size: int | None) -> Tensor:
-    """[product of all dimensions but the last, last]."""
+    """Return x as [product of all dimensions but the last, last]."""
     if isinstance(x, Quantized):
-        raise ConfigError("x: is quantised already; row-wise and column-wise are each cast from high precision")
+        raise ConfigError("x: is quantised already; give it in high precision, from which each layout is cast")
     shape, block_size = list(x.shape), block_size_of(fmt, block_size)
     require(x.ndim >= 2, f"x: shape {shape} has {x.ndim} dimension(s); needs at least 2")
     rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -67,15 +67,15 @@ def _as_matrix(x: Tensor, fmt: str, block_size: int | None) -> Tensor:
     return x.reshape(rows, columns)
 
 
-# ------------------------------------------------- A tile: 128 rows of 4 scales, which are 4 stripes of 32 rows
+# ----------------------------------------------- A tile is 128 rows of 4 scales, read as 4 stripes of 32 rows
 
 
 def swizzle_scales(scales: Tensor) -> Tensor:
-    """Scales [rows, blocks] of one byte each in the order in which a GEMM reads them: 1-D, same dtype.
+    """Return scales [rows, blocks] of one byte each in the order in which a GEMM reads them: 1-D, same dtype.
 
-    Zero-padded to 128x4 tiles, which follow each other along the blocks, then the rows; the rows of a tile come as
-    0, 32, 64, 96, 1, 33, ..., 127. Column-wise scales [rows / 32, columns], whose tiles are 4x128, are given
-    transposed: `swizzle_scales(columnwise(x).scales.T)`. Raises ConfigError for another dtype or not 2 dimensions.
+    They are zero-padded to 128x4 tiles, ordered along the blocks first, then along the rows; the rows of a tile are in
+    the order 0, 32, 64, 96, 1, 33, ..., 127. Give column-wise scales [rows / 32, columns] transposed:
+    `swizzle_scales(columnwise(x).scales.T)`. Raises ConfigError for another dtype or not 2 dimensions.
     """
     _check_scales(scales, dimensions=2)
     rows, blocks = scales.shape
@@ -85,9 +85,9 @@ def swizzle_scales(scales: Tensor) -> Tensor:
 
 
 def unswizzle_scales(swizzled: Tensor, rows: int, blocks: int) -> Tensor:
-    """The inverse of `swizzle_scales`, without its padding: [rows, blocks], same dtype.
+    """Undo `swizzle_scales` and drop its padding: return [rows, blocks], same dtype.
 
-    Raises ConfigError for another dtype, not 1 dimension, or not the size of the tiles of [rows, blocks].
+    Raises ConfigError for another dtype, not 1 dimension, or a size other than that of the tiles of [rows, blocks].
     """
     _check_scales(swizzled, dimensions=1)
     row_tiles, block_tiles = _tiles(rows, blocks)
@@ -99,7 +99,7 @@ def unswizzle_scales(swizzled: Tensor, rows: int, blocks: int) -> Tensor:
 
 
 def _tiles(rows: int, blocks: int) -> tuple[int, int]:
-    """How many cover the rows, and how many the blocks."""
+    """Return the number of tiles along the rows and along the blocks."""
     return -(-rows // 128), -(-blocks // 4)
 
 

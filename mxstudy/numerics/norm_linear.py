@@ -2,9 +2,9 @@
 
     xbar = x / rms        forward operand: Q(xbar * gain), or Q(xbar) with the gain folded into the weight, Q(W * gain)
 
-Statistics, xbar and gain * W are FP32 and go unrounded into the cast. The backward is that of RMSNorm with whatever
-rms the forward used, a straight-through estimator when that is an estimate (MXNorm paper, section 3.7, appendix E).
-LayerNorm is RMSNorm of x - mean(x), and may add a bias to xbar * gain; its dx is RMSNorm's less the mean of that.
+Statistics, xbar and gain * W are FP32 and go unrounded into the cast. The backward is that of RMSNorm with the rms that
+the forward used; where that is an estimate, it is a straight-through estimator (MXNorm paper, section 3.7, appendix E).
+LayerNorm is RMSNorm of x - mean(x), optionally with a bias added to xbar * gain; its dx is RMSNorm's dx minus its mean.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from mxstudy.reader import ConfigError, require
 
 @constant
 def rms_coefficient(p: float, block_size: int) -> float:
-    """RMS over the p-mean of the block absmax, for Gaussian rows of infinitely many blocks.
+    """Return the RMS / p-mean of the block absmax, for Gaussian rows of infinitely many blocks.
 
-    1 / c of MXNorm paper, Eq. 6, where c^p is the p-th moment of the largest of B half-normals.
+    This is 1 / c of MXNorm paper, Eq. 6, where c^p is the p-th moment of the largest of B half-normals.
     """
     if not 0 < p < math.inf:
         raise ConfigError(f"p: the exponent of the p-mean must be positive and finite, not {p}")
     if block_size < 1:
-        raise ConfigError(f"block_size: {block_size} numbers are no block; give at least 1")
+        raise ConfigError(f"block_size: {block_size} is not a block size; give at least 1")
     return math.exp(-_log_moment(p, block_size) / p)
 
 
 @functools.cache
 def _log_moment(p: float, block_size: int) -> float:
-    """log E[m^p] by quadrature over the density of m: in logarithms, for any p."""
+    """Return log E[m^p] by quadrature over the density of m, in logarithms so that any p stays in range."""
     t = np.linspace(0, math.sqrt(p) + 12, 20_001)[1:]
     log_cdf = np.log([math.erf(value / math.sqrt(2)) for value in t])
     log_density = math.log(block_size * math.sqrt(2 / math.pi)) - t**2 / 2 + (block_size - 1) * log_cdf
@@ -51,14 +51,14 @@ def _log_moment(p: float, block_size: int) -> float:
 
 
 def rms_exact(x: Tensor, eps: float) -> Tensor:
-    """sqrt(mean(x^2) + eps) over the last axis: float32, [..., 1]."""
+    """Return sqrt(mean(x^2) + eps) over the last axis: float32, [..., 1]."""
     return torch.sqrt(to_dtype(x, torch.float32).square().mean(-1, keepdim=True) + eps)
 
 
 def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
-    """coef(p, B) * G + eps, G the p-mean of the row's block absmax (MXNorm paper, Eq. 5 and 8): float32, [..., 1].
+    """Return coef(p, B) * G + eps, float32 [..., 1], G the p-mean of block absmax (MXNorm paper, Eq. 5 and 8).
 
-    The mean is taken of absmax over the row's largest, so that any p > 0 stays in range.
+    The p-mean is taken of absmax / the row's largest absmax, so that any p > 0 stays in range.
     """
     absmax = to_dtype(split_blocks(x, block_size, x.ndim - 1).abs().amax(-1), torch.float32)
     largest = absmax.amax(-1, keepdim=True)
@@ -68,36 +68,37 @@ def rms_estimate(x: Tensor, p: float, block_size: int, eps: float) -> Tensor:
 
 
 def row_mean(x: Tensor) -> Tensor:
-    """Over the last axis: float32, [..., 1]."""
+    """Return the mean over the last axis: float32, [..., 1]."""
     return to_dtype(x, torch.float32).mean(-1, keepdim=True)
 
 
 def center(x: Tensor, mean: Tensor | None) -> Tensor:
-    """x - mean in float32, and x itself where there is no mean."""
+    """Return x - mean in float32, or x itself if there is no mean."""
     return x if mean is None else to_dtype(x, torch.float32) - mean
 
 
 def affine(xbar: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-    """xbar * gain + bias, in xbar's float32."""
+    """Return xbar * gain + bias in float32."""
     y = xbar * to_dtype(gain, torch.float32)
     return y if bias is None else y + to_dtype(bias, torch.float32)
 
 
 def largest(gain_I: Tensor) -> Tensor:
-    """|gain| of each replica, or |bias|: 0-dim, or [S, 1, 1]."""
+    """Return the largest |gain|, or |bias|, of each replica: 0-dim, or [S, 1, 1]."""
     return gain_I.abs().amax(-1, keepdim=gain_I.ndim > 1)
 
 
 def normalize(x: Tensor, rms: Tensor) -> Tensor:
-    """x / rms in float32, rounded once: a product with 1 / rms would be rounded twice."""
+    """Return x / rms in float32, rounded once; multiplying by 1 / rms would round twice."""
     return to_dtype(x, torch.float32) / rms
 
 
 def forward_sources(
     xbar_TI: Tensor, gain_I: Tensor, bias_I: Tensor | None, weight_OI: Tensor, bound: float, fold_gain: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the forward GEMM quantises: the norm's output, float32; the weight, float32 with the gain where that is
-    folded; and what no |output| exceeds, if no |xbar| exceeds `bound`.
+    """Return what the forward GEMM quantises: the norm's output, the weight, and an upper bound of |output|.
+
+    The output is float32. The weight is float32 times the gain if that is folded. `bound`: an upper bound of |xbar|.
     """
     bound_of_xbar = xbar_TI.new_full((), bound)
     if fold_gain:
@@ -107,7 +108,7 @@ def forward_sources(
 
 
 def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:
-    """x / rms to an MX tensor along the last axis; with `rms_estimate`, MXNorm (MXNorm paper, algorithm 2)."""
+    """Return x / rms as an MX tensor along the last axis; with `rms_estimate`, MXNorm (MXNorm paper, algorithm 2)."""
     return block_cast(normalize(x, rms), fmt, -1, cast)
 
 
@@ -125,15 +126,14 @@ def norm_linear(
     rounded: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Norm, gain, the norm's bias and linear in one: x [..., in], gain and bias [in], weight [out, in] -> [..., out].
+    """Return linear(norm(x) * gain + bias): x [..., in], gain and bias [in], weight [out, in] -> [..., out].
 
-    Of a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: of unquantised operands and of every
-    GEMM's result; x's if not given. `rounded`: what the norm gives is rounded to x's dtype before it is cast; a folded
-    gain leaves no choice. `rms` maps x, less its mean if the norm `centers`, to its float32 RMS or an estimate of it,
-    [..., 1]; no gradient flows through it. `bound`: what no |xbar| exceeds. Raises ConfigError for a bias beside a
-    folded gain.
+    For a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: that of unquantised operands and of
+    every GEMM's result; x's by default. `rounded`: round the norm's output to x's dtype before the cast; ignored with a
+    folded gain. `rms` maps x (minus its mean if the norm `centers`) to its float32 RMS or an estimate of it, [..., 1];
+    no gradient flows through it. `bound`: an upper bound of |xbar|. Raises ConfigError for a bias with a folded gain.
     """
-    require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; one of them has to go")
+    require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; leave one of them out")
     check_source(linear.gemms, fold_gain)
     stacked = weight.ndim - 2
     x_TI = x.flatten(stacked, -2)
@@ -147,17 +147,17 @@ def norm_linear(
 
 
 def check_source(gemms: Gemms, fold_gain: bool) -> None:
-    """Raise ConfigError where dgrad would read a forward weight that has the gain in it, which dgain is not made of."""
+    """Raise ConfigError if dgrad would read a weight with the gain folded in: dgain cannot be computed from that."""
     takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
     require(
         not (fold_gain and takes_forward),
-        "dgrad_w.source: the forward's weight has the norm's gain folded into it, and the gain's gradient needs dgrad "
-        "without; take source: high_precision, or a norm that does not fold",
+        "dgrad_w.source: the forward's weight has the norm's gain folded into it, but the gain's gradient needs a "
+        "dgrad without it; take source: high_precision, or a norm that does not fold",
     )
 
 
 class _NormLinear(torch.autograd.Function):
-    """Saves x, its mean and its rms, never xbar: that is elementwise operations away."""
+    """Norm and linear as one autograd function, which saves x, its mean and its rms; it recomputes xbar elementwise."""
 
     @staticmethod
     def forward(
@@ -195,7 +195,7 @@ class _NormLinear(torch.autograd.Function):
         weight, bound_of_y = weight_OI, None
         if gemms.reads_forward:
             _, weight, bound_of_y = forward_sources(xbar, gain_I, bias_I, weight_OI, bound, fold_gain)
-        dy = dgrad_gemm(dh_TO, weight_OI, linear, y_TI, weight, bound_of_y)  # of xbar * gain, folded or not
+        dy = dgrad_gemm(dh_TO, weight_OI, linear, y_TI, weight, bound_of_y)  # gradient of xbar * gain, folded or not
         dweight = wgrad_gemm(dh_TO, y_TI, linear, weight, bound_of_y)
         dweight = to_dtype(dweight, torch.float32) * gain if fold_gain else dweight
         dx, dgain, dbias = norm_backward(
@@ -208,7 +208,7 @@ class _NormLinear(torch.autograd.Function):
 def norm_backward(
     dy: Tensor, xbar: Tensor, rms: Tensor, gain: Tensor, bias: Tensor | None, centers: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """From dy of y = xbar * gain + bias, all float32: dx float32, dgain and dbias in the dtypes of gain and bias."""
+    """Return dx (float32), and dgain and dbias in gain's and bias's dtypes, from float32 dy of xbar * gain + bias."""
     dgain = to_dtype((xbar * dy).sum_to_size(gain.shape), gain.dtype)
     dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
     dxbar = dy * to_dtype(gain, torch.float32)

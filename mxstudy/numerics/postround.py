@@ -1,8 +1,8 @@
-"""The RMS from block scales that are rounded already: the ablation of MXNorm (MXNorm paper, appendix K).
+"""The RMS from block scales that are already rounded: the ablation of MXNorm (MXNorm paper, appendix K).
 
 A rounded absmax is r(m) = 2^j where cutoff * 2^j <= m < cutoff * 2^(j+1). For Gaussian rows of standard deviation s its
 mean is f(s) = sum_j 2^j (F(cutoff * 2^(j+1) / s)^B - F(cutoff * 2^j / s)^B), F(t) = P(|Z| < t), and the RMS is f^-1 of
-the mean that is found. As f(2s) = 2 f(s), a table of f^-1 over [1, 2] is enough; it is right to 3e-5.
+the observed mean. As f(2s) = 2 f(s), a table of f^-1 over [1, 2] is enough; its error is below 3e-5.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from mxstudy.numerics.formats import SCALE_RULES, ElementFormat, look_up, look_u
 from mxstudy.numerics.grid import EXPONENT_MASK, MANTISSA_BITS, to_dtype
 from mxstudy.numerics.scales import absmax_bits, decode_scales, scale_codes
 
-TABLE_BITS = 8  # of the mantissa: 256 intervals
+TABLE_BITS = 8  # upper mantissa bits that index the table: 256 intervals
 MANTISSA_MASK = 0x007FFFFF
 
 
 def cutoff(fmt: ElementFormat, scale_rule: str) -> float:
-    """Where absmax begins to round up to 1, as a share of it: floor 1, ceil 1/2; E4M3: rceil 7/8, even 31/32."""
+    """Return the share of a power of two at which absmax begins to round up to it.
+
+    floor 1, ceil 1/2; for E4M3 rceil 7/8 and even 31/32.
+    """
     return 1 - look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt) / 2**24
 
 
 def mean_rounded_absmax(std: Tensor, block_size: int, cutoff: float) -> Tensor:
-    """f of the module's docstring, float64, of any shape."""
+    """Return f(std) of the module's docstring, float64, std's shape."""
     powers = 2.0 ** torch.arange(-40, 41, dtype=torch.float64, device=std.device)
     below = torch.erf(cutoff * powers / (std.double().unsqueeze(-1) * 2**0.5)) ** block_size
     return (powers[:-1] * below.diff(dim=-1)).sum(-1)
@@ -37,7 +40,7 @@ def mean_rounded_absmax(std: Tensor, block_size: int, cutoff: float) -> Tensor:
 
 @constant
 def inverse_table(block_size: int, cutoff: float, device: torch.device) -> Tensor:
-    """f^-1 at 1, 1 + 1/256, ..., 2: float32 [257]."""
+    """Return f^-1 at 1, 1 + 1/256, ..., 2: float32 [257]."""
     return _inverse_table(block_size, cutoff, device)
 
 
@@ -50,9 +53,9 @@ def _inverse_table(block_size: int, cutoff: float, device: torch.device) -> Tens
 
 
 def rms_post_round(x: Tensor, fmt: str, cast: BlockCast, eps: float) -> Tensor:
-    """f^-1 of the mean of a row's rounded block absmax, plus eps: float32, [..., 1].
+    """Return f^-1 of the mean of a row's rounded block absmax, plus eps: float32, [..., 1].
 
-    Scales enter relative to the row's largest, so that every exponent stays in range.
+    Scales are taken relative to the row's largest, so that every exponent stays in range.
     """
     element = look_up_mx(fmt)
     blocks = split_blocks(to_dtype(x, torch.float32), cast.block_size, x.ndim - 1)
@@ -65,7 +68,7 @@ def rms_post_round(x: Tensor, fmt: str, cast: BlockCast, eps: float) -> Tensor:
 
 
 def interpolate(mean: Tensor, table: Tensor) -> Tensor:
-    """f^-1, linear between the table's entries: the mantissa of `mean` is index and fraction, its exponent 2^k."""
+    """Return f^-1(mean), linear between entries: the mantissa of `mean` gives index and fraction, its exponent 2^k."""
     bits = mean.view(torch.int32)
     position = (bits & MANTISSA_MASK).to(torch.float32) * 2.0 ** (TABLE_BITS - MANTISSA_BITS)
     index = position.to(torch.int64)
@@ -75,11 +78,11 @@ def interpolate(mean: Tensor, table: Tensor) -> Tensor:
 
 
 def smallest_rms(num_blocks: int, fmt: str, cast: BlockCast) -> float:
-    """What the estimate, without eps, of a row whose largest magnitude is 1 cannot fall below.
+    """Return a lower bound of the estimate, without eps, for a row whose largest magnitude is 1.
 
     The largest block's rounded absmax is above 1 / (2 cutoff); the others' may be zero.
     """
     limit = cutoff(look_up_mx(fmt), cast.scale_rule)
     table = inverse_table(cast.block_size, limit, torch.device("cpu"))
-    share = min(table.numpy() / np.linspace(1, 2, len(table)))  # of f^-1(m) in m, over one octave
+    share = min(table.numpy() / np.linspace(1, 2, len(table)))  # the smallest f^-1(m) / m over one octave
     return float(share) / (2 * limit * num_blocks)

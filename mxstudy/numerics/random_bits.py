@@ -1,11 +1,11 @@
-"""Random numbers that are a function of their place: the same bits on every device, eager or compiled.
+"""Random numbers that are a function of their position: the same bits on every device, eager or compiled.
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of
-four 32-bit words and a key of two to four random words. There is no state. What is drawn follows from the key (seed,
-module and operand) and the counter (training step, row of the global tensor, column), so that it does not depend on
-the world size, the micro-batch, the slot in a stack or a resume, and recomputing a forward repeats it.
+four 32-bit words and a key of two to four random words. There is no state. A number follows from the key (seed, module
+and operand) and the counter (training step, row of the global tensor, column). So it does not depend on the world size,
+the micro-batch, the slot in a stack or a resume, and recomputing a forward repeats it.
 
-Words are uint32 values in int64 tensors, for torch has no arithmetic on uint32.
+Words are uint32 values in int64 tensors, because torch has no uint32 arithmetic.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ HALF_WORD = 0xFFFF
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-WORDS = 4  # of one counter
+WORDS = 4  # random words from one counter
 
-ELEMENTS, SIGNS = 0, 1  # the last word of the counter: what is drawn
-RANDOM_BITS = (24, 8)  # how many of a word's bits stochastic rounding may compare
+ELEMENTS, SIGNS = 0, 1  # the counter's last word: the purpose of the numbers
+RANDOM_BITS = (24, 8)  # choices for the number of a word's bits that stochastic rounding compares
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Draws(NamedTuple):
-    """Which random numbers an operand draws. Tensors on its device: a new step recompiles nothing, and graphs replay.
+    """The key and position of an operand's random numbers, tensors: a new step recompiles nothing, and graphs replay.
 
-    `key` int64 [2], that of `stream_key`, or of a stack of S replicas [S, 2]. `place` int64 [2], or [S, 2]: the
-    training step, and the row of the global tensor that is the operand's first.
+    `key`: int64 [2] from `stream_key`, or [S, 2] for a stack of S replicas. `place`: int64 [2], or [S, 2]: the training
+    step, and the row of the global tensor that is the operand's first row.
     """
 
     key: Tensor
@@ -41,13 +41,13 @@ class Draws(NamedTuple):
 
 
 def stream_key(seed: int, name: str) -> tuple[int, int]:
-    """Returns the two key words of a stream: the first 64 bits of the SHA-256 of "seed:name", big-endian."""
+    """Return the two key words of a stream: the first 64 bits of the SHA-256 of "seed:name", big-endian."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:4]), int.from_bytes(digest[4:8])
 
 
 def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Tensor, Tensor]) -> Words:
-    """Returns the four random words of each counter, int64, of the shape that counter and key broadcast to."""
+    """Return the four random words of each counter, int64, of the shape that counter and key broadcast to."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(ROUNDS):
         high_0, low_0 = multiply(c0, MULTIPLIERS[0])
@@ -59,24 +59,24 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Tensor, Tensor]) -> Wo
 
 
 def multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """Returns the high and the low word of a * b. By halves of b: int64 does not hold the product."""
+    """Return the high and the low word of a * b, computed by halves of b because int64 cannot hold the product."""
     upper, lower = a * (b >> 16), a * (b & HALF_WORD)
     return (upper + (lower >> 16)) >> 16, (((upper & HALF_WORD) << 16) + lower) & WORD
 
 
 def random_words(draws: Draws, rows: int, columns: int) -> Tensor:
-    """Returns a word for each element of an operand: int64 [rows, columns], of a stack [S, rows, columns].
+    """Return a random word for each element of an operand: int64 [rows, columns], or [S, rows, columns] for a stack.
 
-    Four neighbours in a row share a counter: an element in row r and column c has word c % 4 of the counter
+    Four neighbours in a row share a counter: the element in row r and column c has word c % 4 of the counter
     (c // 4, first row + r, step, 0).
     """
     return _words(draws, rows, columns, ELEMENTS)
 
 
 def random_signs(draws: Draws, size: int) -> Tensor:
-    """Returns a random sign for each of `size` numbers: float32 +1 or -1, [size] or of a stack [S, 1, size].
+    """Return a random sign for each of `size` numbers: float32 +1 or -1, [size], or [S, 1, size] for a stack.
 
-    It is bit 31 of word i % 4 of the counter (i // 4, first row, step, 1): set is -1.
+    The sign of number i is bit 31 of word i % 4 of the counter (i // 4, first row, step, 1); a set bit is -1.
     """
     signs = 1.0 - 2.0 * (_words(draws, 1, size, SIGNS) >> 31).to(torch.float32)
     return signs if draws.key.ndim > 1 else signs.squeeze(0)
@@ -88,7 +88,7 @@ def _words(draws: Draws, rows: int, columns: int, purpose: int) -> Tensor:
 
 
 def _fusible_words(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int) -> Tensor:
-    """Returns the words of [rows, columns]; those of a stack have its axis in front."""
+    """Return the words of [rows, columns], with the stack's axis in front if there is one."""
     group = torch.arange(-(-columns // WORDS), device=key.device)
     row = torch.arange(rows, device=key.device)[:, None]
     k0, k1, step, first = (
@@ -98,7 +98,7 @@ def _fusible_words(key: Tensor, place: Tensor, rows: int, columns: int, purpose:
     return torch.stack(words, dim=-1).flatten(-2)[..., :columns].contiguous()
 
 
-# On a CPU without an inside for a compiler, which has several seconds of work with what is an instant's.
+# On CPU this is an opaque operator: compiling its inside would take seconds, and running it takes an instant.
 _opaque_words = library.custom_op("mxstudy::random_words", _fusible_words, mutates_args=())
 
 
@@ -108,5 +108,5 @@ def _(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int) -> Tens
 
 
 def uniform(draws: Draws, rows: int, columns: int, bits: int = 24) -> Tensor:
-    """Returns `random_words` as fractions in [0, 1) of so many bits, their upper ones: float32 of that shape."""
+    """Return `random_words` as float32 fractions in [0, 1) of `bits` bits each, the words' upper bits."""
     return (random_words(draws, rows, columns) >> (32 - bits)).to(torch.float32) * 2.0**-bits

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021) in FP32; feature i turns with i + H/2, as in Hugging Face's Llama."""
+"""Rotary position embedding (Su et al. 2021) in FP32: feature i pairs with i + H/2, as in Hugging Face's Llama."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from torch import Tensor
 
 
 def rotate(x_BTNH: Tensor, rope_TH: Tensor) -> Tensor:
-    """Rounded once, to x's dtype. `rope_TH`: angles [T, H / 2], or [B, T, H / 2] where positions differ."""
+    """Return x rotated, rounded once to x's dtype.
+
+    `rope_TH`: angles [T, H / 2], or [B, T, H / 2] if positions differ.
+    """
     return turn(x_BTNH, rope_TH.cos()[..., None, :], rope_TH.sin()[..., None, :])
 
 
 def rotate_back(dy_BTNH: Tensor, rope_TH: Tensor) -> Tensor:
-    """The gradient of what was rotated: by the same angles, the other way."""
+    """Return the gradient of `rotate`: dy rotated by the negative angles."""
     return turn(dy_BTNH, rope_TH.cos()[..., None, :], -rope_TH.sin()[..., None, :])
 
 

@@ -1,6 +1,6 @@
-"""Block scales: E8M0, a power of two from the bits of the block's absmax; and NVFP4's E4M3 beside an FP32 scale.
+"""Block scales: E8M0, a power of two from the bits of the block's absmax; and NVFP4's E4M3 below an FP32 scale.
 
-Exact and the same bits on every device, eager or compiled.
+Scales are exact, with the same bits on every device, eager or compiled.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ HALF_MIN_NORMAL_BITS = 0x00400000  # 2^-127, an FP32 subnormal: E8M0 code 0
 NAN_SCALE = 0xFF
 MANTISSA_MASK = 0x007FFFFF
 E4M3 = FORMATS["E4M3"]
-MIN_NORMAL = 2.0**-126  # of FP32: no tensor is divided by zero
+MIN_NORMAL = 2.0**-126  # FP32's; as the least scale it prevents division by zero
 
 
 def absmax_bits(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
-    """FP32 bits (int32) of the largest magnitude along `axis`, kept as an axis of 1.
+    """Return the FP32 bits (int32) of the largest magnitude along `axis`, kept as an axis of 1.
 
-    Integers order as magnitudes do, and NaN comes last; a compiled maximum of floats may lose it.
+    The bits order as magnitudes do, with NaN last; a compiled maximum of floats may lose a NaN.
     """
     return (x.view(torch.int32) & MAGNITUDE_MASK).amax(axis, keepdim=True)
 
@@ -31,32 +31,35 @@ def absmax_bits(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
 
 
 def scale_codes(bits: Tensor, fmt: ElementFormat, scale_rule: str, bump: Tensor | int = 0) -> Tensor:
-    """E8M0 codes (int32) of block absmax, given as FP32 bits: k + bump + 127, the sum clamped to [0, 254], or 0xFF."""
+    """Return E8M0 codes (int32) from the FP32 bits of block absmax.
+
+    A code is k + bump + 127, clamped to [0, 254]; it is 0xFF where absmax is not finite.
+    """
     exponent = ((bits + look_up(SCALE_RULES, scale_rule, "scale_rule")(fmt)) >> MANTISSA_BITS) - 127 - fmt.emax + bump
     return torch.where(bits >= EXPONENT_MASK, NAN_SCALE, exponent.clamp(-127, 127) + 127)
 
 
 def code_bump(blocks: Tensor, axis: int) -> Tensor:
-    """What the instability paper's public code adds to floor's k against overflow: 0 or 1 (int32).
+    """Return what the instability paper's public code adds to floor's k against overflow: 0 or 1 (int32).
 
-    `blocks` [.., n, B, ..], `axis` that of n. Meant is 1 for a block whose absmax is over 1.75 times a power of two
-    (E4M3's max is 1.75 * 2^8), which is rceil. The code takes the maxima along the wrong one of the two axes: of all
-    blocks' first elements, of all second ones ..., so that it is 1 for a place within the block, [.., 1, B, ..]:
-    elements of one block get scales of their own, and most that overflow are clamped as before.
+    `blocks` [.., n, B, ..], `axis` that of n. The intent is 1 for a block whose absmax is over 1.75 times a power of
+    two (E4M3's max is 1.75 * 2^8), which is rceil. But the code takes the maxima along the wrong one of the two axes:
+    over all blocks' first elements, over all second elements, and so on. So the result is 1 for a position within the
+    block, [.., 1, B, ..]: elements of one block get scales of their own, and most that overflow are clamped as before.
     """
     bits = absmax_bits(blocks, axis)
     return ((bits < EXPONENT_MASK) & (bits & MANTISSA_MASK > E4M3.max_mantissa)).to(torch.int32)
 
 
 def decode_scales(codes: Tensor) -> Tensor:
-    """2^(code - 127) in float32, exactly; NaN for 0xFF."""
+    """Return 2^(code - 127) in float32, exactly; NaN for 0xFF."""
     codes = codes.to(torch.int32)
     bits = torch.where(codes == 0, HALF_MIN_NORMAL_BITS, codes << MANTISSA_BITS)
     return torch.where(codes == NAN_SCALE, NAN_BITS, bits).view(torch.float32)
 
 
 def divide_by_scales(x: Tensor, codes: Tensor) -> Tensor:
-    """x / 2^(code - 127) as an exact product; NaN where the code is 0xFF."""
+    """Return x / 2^(code - 127) as an exact product; NaN where the code is 0xFF."""
     inverse = torch.where(codes == NAN_SCALE, NAN_SCALE, 254 - codes)
     return x * decode_scales(inverse)
 
@@ -65,30 +68,34 @@ def divide_by_scales(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def divide(x: Tensor, constant: float) -> Tensor:
-    """x (fp32) over a constant: the product in float64 with its reciprocal, which is what GPUs make of a quotient.
+    """Return x (fp32) / constant as a float64 product with the reciprocal, which is how GPUs compute such a quotient.
 
-    For 6, 448, 2688 and 57344 it is the quotient, rounded once: none lies closer than 2^-30, relative, to the middle
-    between two float32 numbers. Of 16/17 of those 2 % would lie in the middle, and a quotient would be the device's.
+    For 6, 448, 2688 and 57344 this is the quotient, rounded once: no quotient lies closer than 2^-30, relative, to the
+    middle between two float32 numbers. For 16/17 of those constants 2 % would lie in the middle, where a true division
+    would depend on the device.
     """
     return (x.to(torch.float64) * (1 / constant)).to(torch.float32)
 
 
 def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> Tensor:
-    """The FP32 scale that maps absmax to `largest`, at least `smallest`; NaN where absmax is not finite."""
+    """Return the FP32 scale that maps absmax to `largest`, at least `smallest`; NaN where absmax is not finite."""
     scale = divide(absmax, largest).clamp_min(smallest)
     return torch.where(absmax < torch.inf, scale, torch.nan)
 
 
 def scale_above_e4m3(absmax: Tensor, largest: float) -> Tensor:
-    """The FP32 scale under which the largest block's E4M3 scale is E4M3's max; `largest`: what its elements reach.
+    """Return the FP32 scale under which the largest block's E4M3 scale is E4M3's max, for elements up to `largest`.
 
-    At least 2^-120: the reciprocal of its product with any block's scale is finite.
+    It is at least 2^-120, so that the reciprocal of its product with any block's scale is finite.
     """
     return fill_scale(absmax, largest * E4M3.max, MIN_NORMAL / 2.0**E4M3.emin)
 
 
 def e4m3_block_scales(absmax: Tensor, outer: Tensor, largest: float) -> Tensor:
-    """Block absmax / largest / outer scale on the E4M3 grid, fp32, no subnormals; NaN where it is not finite."""
+    """Return block absmax / largest / outer scale on the E4M3 grid: fp32, without subnormals.
+
+    It is NaN where absmax is not finite.
+    """
     scale = (divide(absmax, largest) / outer).clamp_min(2.0**E4M3.emin)
     return torch.where(absmax < torch.inf, round_to_grid(scale, E4M3, "even"), torch.nan)
 
@@ -97,13 +104,13 @@ def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
     return scale_above_e4m3(absmax, FORMATS["NVFP4"].max)
 
 
-# ------------------------------------------------------------------------------------------------- sums in one order
+# ------------------------------------------------------------------------------------------- sums in a fixed order
 
 
 def pairwise_sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Sum over axis after axis by halves, first half plus second: equal bits on every device; axes kept as 1.
+    """Return the sum over each axis by halves, first half plus second: the same bits on every device; axes kept as 1.
 
-    Of an odd length the last number waits for the next round.
+    An odd length leaves its last number for the next round.
     """
     for axis in axes:
         while (size := x.shape[axis]) > 1:

@@ -1,4 +1,4 @@
-"""Blocks of a tensor: an axis cut into [blocks, block size], or its last two axes into square ones."""
+"""Blocks of a tensor: one axis split into [blocks, block size], or the last two axes split into square blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mxstudy.reader import ConfigError
 
 @dataclass(frozen=True)
 class Tiles:
-    """The blocks of a tensor of this shape: `axis` cut into blocks, or the last two axes both."""
+    """The blocks of a tensor of this shape: `axis` is split into blocks, or both of the last two axes are."""
 
     shape: torch.Size
     axis: int
@@ -22,19 +22,19 @@ class Tiles:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes that are cut, the last first."""
+        """Return the axes that are split, the last first."""
         ndim = len(self.shape)
         return (ndim - 1, ndim - 2) if self.two_dimensional else (self.axis,)
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The axes inside of a block, of a tensor that is split; sums go over those of square ones in this order."""
+        """Return the axes inside a block of a split tensor, in the order in which sums over square blocks take them."""
         ndim = len(self.shape)
         return (ndim - 1, ndim + 1) if self.two_dimensional else (self.axis + 1,)
 
     @property
     def scales_shape(self) -> tuple[int, ...]:
-        """The shape of what has one number a block."""
+        """Return the shape of a tensor with one number per block."""
         return tuple(-(-n // self.block_size) if i in self.axes else n for i, n in enumerate(self.shape))
 
     def split(self, x: Tensor, pad: bool = False) -> Tensor:
@@ -49,7 +49,7 @@ class Tiles:
         return blocks
 
     def spread(self, scales: Tensor) -> Tensor:
-        """Give a number a block the axes inside of blocks, so that it broadcasts over what is split."""
+        """Return one number per block with axes of 1 inside the blocks, so that it broadcasts over a split tensor."""
         for axis in self.inner:
             scales = scales.unsqueeze(axis)
         return scales
@@ -62,9 +62,9 @@ class Tiles:
 
 
 def split_blocks(x: Tensor, block_size: int, axis: int, pad: bool = False) -> Tensor:
-    """x with `axis` (not negative) split into [blocks, block_size].
+    """Return x with `axis` (not negative) split into [blocks, block_size].
 
-    Where it does not divide: the last block filled up with zeros, or without `pad` ConfigError.
+    If the block size does not divide it: `pad` fills the last block with zeros, else ConfigError is raised.
     """
     if block_size < 1 or (x.shape[axis] % block_size and not pad):
         raise ConfigError(f"block_size: {block_size} does not divide axis {axis} of shape {list(x.shape)}")
@@ -75,6 +75,6 @@ def split_blocks(x: Tensor, block_size: int, axis: int, pad: bool = False) -> Te
 
 
 def join_blocks(blocks: Tensor, axis: int, size: int) -> Tensor:
-    """The inverse: [.., blocks, block_size, ..] with `axis` as long as it was, without zeros that filled it up."""
+    """Undo `split_blocks`: join [.., blocks, block_size, ..] into an `axis` of `size`, without padding."""
     joined = blocks.flatten(axis, axis + 1)
     return joined if joined.shape[axis] == size else joined.narrow(axis, 0, size)

@@ -1,4 +1,4 @@
-"""What is no GEMM, in low precision: gains of norms rounded or quantised, and a norm that rounds every step to bf16."""
+"""Vector operations in low precision: gains of norms, rounded or quantised, and a norm with every step in bf16."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ Gain = Literal["fp32", "bf16", "mx"]
 
 
 def round_gain(gain: Tensor, precision: Gain, cast: Cast | None, away: bool = False) -> Tensor:
-    """gain [..., in] float32 as the norm multiplies it, float32; its gradient passes unrounded (straight-through).
+    """Return gain [..., in] as the norm multiplies by it, float32; its gradient passes unrounded (straight-through).
 
-    bf16: ties to even, or `away` from zero. mx: in blocks along the features, as the operand of this cast, which the
-    text of the instability paper has (section 5.1). Raises ConfigError for mx without a cast, or one without blocks.
+    bf16: round with ties to even, or `away` from zero. mx: quantise in blocks along the features with this cast of an
+    operand, as in the text of the instability paper (section 5.1). Raises ConfigError for mx without a cast, or with a
+    cast without blocks.
     """
     return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, cast, away)
 
 
 def along_vector(cast: Cast | None) -> Cast:
-    """The cast of a matrix as that of a vector. Raises ConfigError for what a gain cannot be cast by."""
-    require(cast is not None, "gain: mx takes its format from the linear's forward, where nothing is quantised")
+    """Return a matrix's cast adapted to a vector. Raises ConfigError for a cast that a gain cannot take."""
+    require(
+        cast is not None,
+        "gain: mx takes its format from the linear's forward, which quantises nothing; take fp32 or bf16",
+    )
     assert cast is not None
-    require(cast.scale != "none", "gain: mx is in blocks, and the forward has one scale a tensor; take fp32 or bf16")
+    require(cast.scale != "none", "gain: mx needs blocks, and the forward has one scale a tensor; take fp32 or bf16")
     require(not is_random(cast), "gain: mx would be rounded at random with the forward; take fp32 or bf16")
     outer = cast.outer_scale if cast.outer_scale == "none" else "tensor"
     return replace(cast, two_dimensional=False, outer_scale=outer, mask_clipped=False)
@@ -51,15 +55,15 @@ class _RoundedGain(torch.autograd.Function):
 def norm_op_by_op(
     x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centers: bool, skipped: bool = False
 ) -> Tensor:
-    """LayerNorm, or RMSNorm where it does not center, of x [..., in] -> bf16, each operation rounded to bf16.
+    """Return LayerNorm, or RMSNorm if it does not center, of x [..., in] in bf16, each operation rounded to bf16.
 
-    So are those of the backward. gain and bias broadcast over x. Sums accumulate in FP32; ties go to even where
-    microxcaling, which computes norms in this way, takes them away from zero. Compiled, it needs Inductor's
-    `emulate_precision_casts`: without it the roundings between fused operations vanish.
+    The backward rounds each operation too. gain and bias broadcast over x. Sums accumulate in FP32. Ties go to even;
+    microxcaling, which computes norms in this way, rounds them away from zero. A compiled norm needs Inductor's
+    `emulate_precision_casts`, without which the roundings between fused operations vanish.
 
-    `skipped`: what is left of that where the instability paper's public code means to leave all of it out
-    (dont_quantize_layernorm). x, bias, mean and variance are FP32 then, and so is the backward; but eps is added, the
-    root taken, and x normalised, multiplied and shifted in bf16 as before, for that code hands the option no further.
+    `skipped`: compute what the instability paper's public code computes with dont_quantize_layernorm, which is meant
+    to skip all rounding. Then x, bias, mean, variance and the backward are FP32. But eps is added, the root taken, and
+    x normalised, scaled and shifted in bf16 as before, because that code does not pass the option on.
     """
     return _NormOpByOp.apply(x, gain, bias, eps, centers, torch.float32 if skipped else torch.bfloat16)
 
@@ -69,7 +73,7 @@ def mean_op_by_op(x: Tensor) -> Tensor:
 
 
 class _NormOpByOp(torch.autograd.Function):
-    """Every tensor is bf16, so that torch rounds what each operation gives; but for those of the dtype `low`."""
+    """`norm_op_by_op` as an autograd function. torch rounds every result to bf16, except in tensors of dtype `low`."""
 
     @staticmethod
     def forward(

@@ -90,8 +90,8 @@ def test_rows_of_any_number_and_strides():
         ({"bias": torch.ones(64)}, "bias: it is added after the gain"),
         ({"fmt": "NVFP4"}, "NVFP4 has E4M3 scales"),
         ({"x": torch.ones(48, 64)}, "does not divide axis -2"),
-        ({"axis": 1}, "axis: 1 is none of an operand; take -1"),
-        ({"axis": 0, "fmt": None}, "axis: 0 is none of an operand"),
+        ({"axis": 1}, "axis: 1 is not an operand's axis; take -1"),
+        ({"axis": 0, "fmt": None}, "axis: 0 is not an operand's axis"),
         ({"cast": BlockCast(rounding="nearest")}, "rounding: nearest has no kernel"),
     ],
 )

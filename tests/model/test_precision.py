@@ -156,7 +156,7 @@ def test_every_option_of_the_cast_reaches_the_linears():
         ({}, "precision.block_size: layers.0.attention.wqkv, forward_x: NVFP4 has blocks of 16, not 32"),
         (
             {"block_size": 16, "pad_blocks": True},
-            "precision.pad_blocks: .*, forward_x: those of NVFP4 have to be whole",
+            "precision.pad_blocks: .*, forward_x: NVFP4 needs complete blocks",
         ),
     ],
 )
@@ -256,7 +256,10 @@ def test_a_transform_that_does_not_divide_is_refused_by_its_key():
 
 
 def test_code_bump_is_refused_for_other_formats_by_operand():
-    with pytest.raises(ConfigError, match=r"precision.scale_rule: .*wqkv, dgrad_dh: code_bump is for E4M3 alone, not"):
+    with pytest.raises(
+        ConfigError,
+        match=r"precision.scale_rule: .*wqkv, dgrad_dh: code_bump is for E4M3 in blocks along one axis, not",
+    ):
         applied({"layers.*": "mxfp8_e5m2_grad"}, scale_rule="code_bump")
 
 

@@ -133,7 +133,7 @@ def test_unknown_names_are_refused(call: object, arguments: dict[str, str], near
 
 @pytest.mark.parametrize("call", [quantize, fake_quantize])
 def test_a_rounding_that_draws_is_refused_without_random_numbers(call: object) -> None:
-    with pytest.raises(ConfigError, match="rounding: stochastic takes random numbers; give quantize_as its draws"):
+    with pytest.raises(ConfigError, match="rounding: stochastic needs random numbers; give quantize_as its draws"):
         call(torch.ones(32), "E4M3", rounding="stochastic")
 
 
@@ -150,14 +150,14 @@ def test_a_size_that_does_not_divide_is_refused(
 
 @pytest.mark.parametrize("axis", [2, -3, 5])
 def test_an_axis_that_is_not_there_is_refused(axis: int) -> None:
-    with pytest.raises(ConfigError, match=rf"axis: {axis} is not one of shape \[32, 32\]"):
+    with pytest.raises(ConfigError, match=rf"axis: {axis} is not an axis of shape \[32, 32\]"):
         quantize(torch.ones(32, 32), "E4M3", axis=axis)
 
 
 @pytest.mark.parametrize("call", [quantize, fake_quantize, rowwise, columnwise])
 @pytest.mark.parametrize("block_size", [0, -32])
 def test_blocks_without_numbers_are_refused(call: object, block_size: int) -> None:
-    with pytest.raises(ConfigError, match=f"block_size: {block_size} numbers are no block"):
+    with pytest.raises(ConfigError, match=f"block_size: {block_size} is not a block size"):
         call(torch.ones(32, 32), "E4M3", block_size=block_size)
 
 

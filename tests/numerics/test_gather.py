@@ -72,7 +72,7 @@ REFUSED = {  # shards of rank 0 and rank 1, the axis, what both ranks say
     "columns": (zeros(32, 64), zeros(32, 96), 0, "shards differ: [32, 64] on rank 0, [32, 96] on rank 1"),
     "dimensions": (zeros(64, 64), zeros(2, 32, 64), -1, "3 dimension(s) on rank 1; give [rows, columns]"),
     "no dimension": (zeros(()), zeros(64, 64), -1, "0 dimension(s) on rank 0; give [rows, columns]"),
-    "dtype": (zeros(64, 64), zeros(64, 64).double(), -1, "dtype: not one to be quantised on rank 1"),
+    "dtype": (zeros(64, 64), zeros(64, 64).double(), -1, "dtype: rank 1's cannot be quantised"),
     "one rank's rows alone are no blocks": (zeros(32, 64), zeros(48, 64), 0, "shards differ"),
     "no rank's rows are blocks": (
         zeros(48, 64),
@@ -202,7 +202,7 @@ def test_a_group_of_some_ranks(ranks: list[dict[str, Any]]) -> None:
     for number, rank in enumerate(ranks):
         want = parts(quantize(case.shard(number), "E4M3", axis=0))
         assert all(torch.equal(a, b) for a, b in zip(rank["own"], want, strict=True))
-        assert rank["other"] == "group: this rank is not in it"
+        assert rank["other"] == "group: this rank is not in it; call it on the group's ranks only"
 
 
 # ---------------------------------------------------------------------------------------------------------- one rank
@@ -227,9 +227,9 @@ def test_without_a_process_group() -> None:
     ("shape", "arguments", "message"),
     [
         ((32, 32), ("E4M4", -1), "did you mean 'E4M3'"),
-        ((32, 32), ("NVFP4", -1), "NVFP4 has a scale of the whole tensor"),
+        ((32, 32), ("NVFP4", -1), "NVFP4 has a tensor scale"),
         ((2, 32, 32), ("E4M3", -1), r"3 dimension\(s\) on rank 0; give \[rows, columns\]"),
-        ((32, 32), ("E4M3", 2), r"axis: 2 is not one of shape \[32, 32\]"),
+        ((32, 32), ("E4M3", 2), r"axis: 2 is not an axis of shape \[32, 32\]"),
         ((40, 32), ("E4M3", 0), "40 rows a rank; blocks along the rows need a multiple of 32"),
         ((32, 40), ("E4M3", -1), r"32 does not divide axis 1 of shape \[32, 40\]"),
     ],

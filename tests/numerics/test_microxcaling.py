@@ -100,7 +100,7 @@ def test_not_finite_elements_are_their_own_blocks_alone() -> None:
 
 
 def test_the_bump_is_e4m3s_and_no_rule_of_blocks() -> None:
-    with pytest.raises(ConfigError, match="scale_rule: code_bump is for E4M3 alone, not E5M2; take rceil"):
+    with pytest.raises(ConfigError, match="scale_rule: code_bump is for E4M3 in blocks along one axis, not"):
         block_cast(normals(1, 32), "E5M2", -1, BUMPED)
     with pytest.raises(ConfigError, match="scale_rule: 'code_bump' is not a choice"):
         quantize(normals(1, 32), "E4M3", scale_rule="code_bump")

@@ -83,7 +83,7 @@ def test_against_float64(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("block_size", [0, -32])
 def test_blocks_without_numbers_are_refused(block_size: int) -> None:
-    with pytest.raises(ConfigError, match=f"block_size: {block_size} numbers are no block"):
+    with pytest.raises(ConfigError, match=f"block_size: {block_size} is not a block size"):
         rms_coefficient(2, block_size)
     with pytest.raises(ConfigError, match=f"64 does not divide into blocks of {block_size}"):
         MXNorm(64, 2, block_size)

@@ -276,7 +276,7 @@ def test_operand_pre_round() -> None:
         ({"block_size": 32}, "block_size: NVFP4 has blocks of 16, not 32"),
         ({"scale_rule": "floor"}, "scale_rule: floor is for E8M0 scales"),
         ({"rounding": "nearest"}, "rounding: 'nearest' is not a choice"),
-        ({"fmt": "E2M1", "tensor_scale": 1.0}, "tensor_scale: E2M1 has none; NVFP4 has"),
+        ({"fmt": "E2M1", "tensor_scale": 1.0}, "tensor_scale: E2M1 has none, only NVFP4"),
         *(({"tensor_scale": scale}, f"tensor_scale: {scale}; give a number") for scale in (0.0, -1.0, np.nan, 1e-60)),
         ({"x": torch.ones(4, 32, dtype=torch.float64)}, "dtype: torch.float64 cannot be quantised"),
         ({"x": torch.ones(4, 24)}, r"block_size: 16 does not divide axis 1 of shape \[4, 24\]"),

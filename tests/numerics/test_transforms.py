@@ -121,7 +121,7 @@ def test_what_is_not_finite_stays_in_its_tile(bad):
         (512, -1, r"transform.size: 512 is not a choice"),
         (64, -1, r"transform.size: 64 does not divide axis -1 of shape \[48, 96\]; take one of \[16, 32\]"),
         (32, -2, r"transform.size: 32 does not divide axis -2 .*; take one of \[16\]"),
-        (32, 0, r"axis: 0 is none of an operand"),
+        (32, 0, r"axis: 0 is not an operand's axis"),
     ],
 )
 def test_bad_sizes(size, axis, message):

@@ -29,7 +29,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"precision__scale_rule": "code_bump", "precision__schedule": schedule((0, "mx_mix"))},
-        "precision.scale_rule: layers.0.up, dgrad_dh: code_bump is for E4M3 alone, not E5M2; take rceil",
+        "precision.scale_rule: layers.0.up, dgrad_dh: code_bump is for E4M3 in blocks along one axis",
     ),
     (
         {"precision__scale_rule": "floor", "precision__schedule": schedule((0, "fp8_tensor"))},

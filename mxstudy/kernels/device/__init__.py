@@ -1,1 +1,1 @@
-"""Triton: what runs on the GPU. Imported by the first launch of a kernel, for only GPU builds of torch bring Triton."""
+"""Triton kernels. Only the launch of a kernel imports them, because only GPU builds of torch include Triton."""

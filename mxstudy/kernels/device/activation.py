@@ -1,7 +1,7 @@
-"""Activations between two linears, forward and backward, in float32, and the kernels that cast what they give.
+"""Activations between two linears in float32, forward and backward, and the kernels that cast their results.
 
-A gated activation phi(gate) * up has gate and up side by side in a row of h. A phi is a row of PHIS: itself, and its
-gradient given that of its result. ACTIVATION is a `Rounded` of mxstudy.kernels.activation.
+A gated activation phi(gate) * up has gate and up side by side in a row of h. A row of PHIS is a phi, and the function
+that maps dphi and h to dh. ACTIVATION is a `Rounded` of mxstudy.kernels.activation.
 """
 
 import math
@@ -28,7 +28,7 @@ def activation_cast_both_kernel(
     TILE: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """h [rows, COLUMNS], or [rows, 2 COLUMNS] where gated -> both operands [rows, COLUMNS]."""
+    """Cast z for both contractions: h [rows, COLUMNS], if gated [rows, 2 COLUMNS] -> two operands [rows, COLUMNS]."""
     STRIDE: tl.constexpr = 2 * COLUMNS if ACTIVATION.gated else COLUMNS
     read = tile_offsets(COLUMNS, STRIDE, TILE)
     z = PHI(tl.load(h_ptr + read).to(tl.float32))
@@ -53,7 +53,10 @@ def activation_backward_cast_both_kernel(
     CAST: tl.constexpr,
     CAST_OF_Z: tl.constexpr,
 ):
-    """dz [rows, COLUMNS] and h as in the forward -> both operands of dh in bf16, h's shape; again z by its columns."""
+    """Cast dh in bf16 for both contractions: dz [rows, COLUMNS] and the forward's h -> two operands of h's shape.
+
+    `again_ptr`: where z's column operand goes, or None.
+    """
     GATED: tl.constexpr = ACTIVATION.gated
     STRIDE: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
     offsets = tile_offsets(COLUMNS, STRIDE, TILE)
@@ -84,7 +87,7 @@ def sigmoid(x):
 
 @triton.jit
 def relu(x):
-    return tl.where(x <= 0, 0.0, x)  # NaN stays
+    return tl.where(x <= 0, 0.0, x)  # keeps NaN
 
 
 @triton.jit
@@ -126,7 +129,7 @@ def gelu_backward(dy, x):
 
 @triton.jit
 def gelu_tanh_gate(x):
-    """(1 + tanh(u)) / 2 as sigmoid(2 u), which is the same and cancels nothing."""
+    """Return (1 + tanh(u)) / 2, computed as the equal sigmoid(2 u), which has no cancellation."""
     return sigmoid(2 * SQRT_TWO_OVER_PI * (x + CUBIC * x * x * x))
 
 

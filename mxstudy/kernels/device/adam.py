@@ -1,6 +1,6 @@
-"""Adam of a stack's parameter in float32, operation by operation as `mxstudy.students.optimizer` has it.
+"""Adam of one parameter of a stack in float32, operation by operation as in `mxstudy.students.optimizer`.
 
-What the weight's two GEMMs read of it in the next step is cast while it is at hand.
+The operands that the weight's two GEMMs read in the next step are cast while the new weight is in registers.
 """
 
 import triton
@@ -31,9 +31,9 @@ def adam_kernel(
     TILE: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """p, m and v [replicas, rows, COLUMNS], TILES of them a replica; g likewise, float32 or bf16.
+    """Update p, m and v [replicas, rows, COLUMNS], with TILES tiles per replica; g has their shape, float32 or bf16.
 
-    lr and alive [replicas]; both corrections [replicas], or one for all. Both operands p's shape, or None.
+    lr and alive: [replicas]; both bias corrections: [replicas], or one for all. Both operands: p's shape, or None.
     """
     replica = tl.program_id(0) // TILES
     if tl.load(alive_ptr + replica) == 0:

@@ -1,11 +1,11 @@
-"""One operand by any recipe: `mxstudy.kernels.cast_any` again, bit by bit.
+"""One operand by any recipe: the device side of `mxstudy.kernels.cast_any`, with the reference's bits.
 
-A group is so many neighbours along the contraction axis that no other depends on. A program has a tile of groups, part
-by part, as a tuple: one tensor [groups below, groups beside one another] for each place of a part. So butterflies and
-maxima are elementwise whatever the axis is, and what belongs together is in the registers of one thread.
+A group is a run of neighbours along the contraction axis that depends on no other group. A program holds a tile of
+groups, part by part, as a tuple: one tensor [groups below, groups beside one another] for each element of a part. So
+butterflies and maxima are elementwise for either axis, and one thread's registers hold what belongs together.
 
-Where a group has several parts, rows of a block that would not all fit in registers, they are read twice: for the
-block's maximum, and to be rounded. CAST is a `Settings` of that module.
+A group whose elements do not fit in registers has several parts (rows of a block). They are read twice: for the block's
+maximum, and to be rounded. CAST is a `Settings` of that module.
 """
 
 import triton
@@ -21,7 +21,7 @@ from mxstudy.kernels.device.cast_both import (
 from mxstudy.kernels.device.places import load, store
 from mxstudy.kernels.device.random_bits import philox, round_stochastically
 
-WORDS = tl.constexpr(4)  # of a counter
+WORDS = tl.constexpr(4)  # random words per counter
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def cast_any_kernel(
     rows,
     CAST: tl.constexpr,
 ):
-    """x [rows, columns] -> the operand, bf16; what is None is left out."""
+    """Cast x [rows, columns] to one operand in bf16; a step whose pointer is None is left out."""
     AXIS: tl.constexpr = CAST.axis
     COLUMNS: tl.constexpr = CAST.columns
     PLACES: tl.constexpr = CAST.places
@@ -78,7 +78,7 @@ def cast_any_kernel(
 
 @triton.jit
 def prepared(pointers, row, column, mask, CAST: tl.constexpr):
-    """What is cast, a tensor for each place of a part that begins there."""
+    """Load a part and apply norm, transform and pre-rounding: one tensor for each element of the part."""
     COLUMNS: tl.constexpr = CAST.columns
     x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr = pointers
     x = load(x_ptr, row * COLUMNS + column, mask, COLUMNS if CAST.axis == 0 else 1, CAST)
@@ -92,7 +92,7 @@ def prepared(pointers, row, column, mask, CAST: tl.constexpr):
 
 @triton.jit
 def normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST: tl.constexpr):
-    """(x - mean) / rms * gain + bias; x is rounded to bf16 first where asked."""
+    """Return (x - mean) / rms * gain + bias, after x is rounded to bf16 if the cast rounds first."""
     PLACES: tl.constexpr = CAST.places
     AXIS: tl.constexpr = CAST.axis
     of_rows = mask if AXIS == 1 else None
@@ -126,7 +126,7 @@ def normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST: tl
 
 @triton.jit
 def transformed(x, signs_ptr, CAST: tl.constexpr):
-    """The Hadamard transform of each tile of a group, rounded to bf16: sums at strides 1, 2, 4, ..."""
+    """Apply the Hadamard transform to each tile of a group, sums at strides 1, 2, 4, ..., and round to bf16."""
     PLACES: tl.constexpr = CAST.places
     SIZE: tl.constexpr = CAST.transform.size
     if not CAST.transform.signs_after:
@@ -144,7 +144,7 @@ def transformed(x, signs_ptr, CAST: tl.constexpr):
 
 @triton.jit
 def butterfly(x, STRIDE: tl.constexpr, CAST: tl.constexpr):
-    """(a, b) -> (a + b, a - b) of places that are STRIDE apart."""
+    """Map (a, b) to (a + b, a - b) for elements that are STRIDE apart."""
     PLACES: tl.constexpr = CAST.places
     y = ()
     for i in tl.static_range(PLACES):
@@ -157,7 +157,7 @@ def butterfly(x, STRIDE: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def signed(x, signs_ptr, CAST: tl.constexpr):
-    """x times the signs of its places in a tile of the transform, if there are any."""
+    """Multiply x by the signs of its elements in a tile of the transform, if there are signs."""
     PLACES: tl.constexpr = CAST.places
     y = ()
     for i in tl.static_range(PLACES):
@@ -182,7 +182,7 @@ def pre_rounded(x, CAST: tl.constexpr):
 
 @triton.jit
 def maxima(x, CAST: tl.constexpr):
-    """The bits of the largest magnitude of every block of a part, or of the part of a block."""
+    """Return the bits of the largest magnitude of every block of a part, or of the part of a block."""
     PLACES: tl.constexpr = CAST.places
     BLOCK: tl.constexpr = min(CAST.block, PLACES)
     found = ()
@@ -196,7 +196,7 @@ def maxima(x, CAST: tl.constexpr):
 
 @triton.jit
 def scales_of(maxima, CAST: tl.constexpr):
-    """Returns 2^-k and 2^k of each block."""
+    """Return 2^-k and 2^k of each block."""
     FORMAT: tl.constexpr = CAST.format
     inverse = ()
     scale = ()
@@ -212,7 +212,7 @@ def scales_of(maxima, CAST: tl.constexpr):
 
 @triton.jit
 def quantized(x, scale, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
-    """A part rounded and decoded: float32. `first_quad`: a fourth of the tile's first column."""
+    """Return a part rounded to the grid and decoded, float32. `first_quad`: the tile's first column / 4."""
     PLACES: tl.constexpr = CAST.places
     BLOCK: tl.constexpr = min(CAST.block, PLACES)
     FORMAT: tl.constexpr = CAST.format
@@ -233,7 +233,7 @@ def quantized(x, scale, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr)
 
 @triton.jit
 def over_squares(bits, CAST: tl.constexpr):
-    """The largest of BLOCK neighbours across the contraction axis, for each of them."""
+    """Return the largest of each BLOCK neighbours across the contraction axis, for every one of them."""
     ROWS: tl.constexpr = bits.shape[0]
     COLUMNS: tl.constexpr = bits.shape[1]
     BLOCK: tl.constexpr = CAST.block
@@ -248,7 +248,7 @@ def over_squares(bits, CAST: tl.constexpr):
 
 @triton.jit
 def drawn(quad, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
-    """The words of the quad-th four places of a part: uint32, as `random_bits.random_words` has them."""
+    """Return the random words of the quad-th four elements of a part: uint32, equal to `random_bits.random_words`."""
     PLACES: tl.constexpr = CAST.places
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns

@@ -1,8 +1,8 @@
-"""The cast of a tile that a program holds in float32: `numerics.scales` and `numerics.grid` again, bit by bit.
+"""The cast of a float32 tile that a program holds: `numerics.scales` and `numerics.grid` on the device, same bits.
 
-TILE, CAST and FORMAT are a `Tile`, a `CastConstants` and a `FormatConstants` of mxstudy.kernels.operators.
-Blocks lie along an axis of the tile and are whole in it. Nothing here depends on how a tile is spread over threads:
-maxima are exact, and everything else is done element by element.
+TILE, CAST and FORMAT are a `Tile`, a `CastConstants` and a `FormatConstants` of mxstudy.kernels.operators. Blocks lie
+along an axis of the tile and are whole in it. No result depends on how a tile is spread over threads: maxima are exact,
+and everything else is elementwise.
 """
 
 import triton
@@ -17,7 +17,7 @@ HALF_MIN_NORMAL_BITS = tl.constexpr(0x00400000)  # 2^-127: the scale of code 0
 
 @triton.jit
 def cast_both_kernel(x_ptr, row_ptr, column_ptr, COLUMNS: tl.constexpr, TILE: tl.constexpr, CAST: tl.constexpr):
-    """x [rows, COLUMNS], float32 or bf16 -> what is read along the rows and along the columns, bf16."""
+    """Cast x [rows, COLUMNS], float32 or bf16, for the contraction along the rows and along the columns: bf16."""
     offsets = tile_offsets(COLUMNS, COLUMNS, TILE)
     x = tl.load(x_ptr + offsets).to(tl.float32)
     store_both(x, row_ptr, column_ptr, offsets, None, CAST)
@@ -37,7 +37,7 @@ def cast_one_kernel(
     TILE: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """(x - mean) / rms * gain + bias, what is None left out, of x [rows, COLUMNS] -> one operand, bf16."""
+    """Cast (x - mean) / rms * gain + bias of x [rows, COLUMNS] to one bf16 operand; a None pointer skips its step."""
     across: tl.constexpr = COLUMNS // TILE.columns
     row = (tl.program_id(0) // across).to(tl.int64) * TILE.rows + tl.arange(0, TILE.rows)[:, None]
     column = tl.program_id(0) % across * TILE.columns + tl.arange(0, TILE.columns)[None, :]
@@ -56,7 +56,7 @@ def cast_one_kernel(
 
 @triton.jit
 def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE: tl.constexpr):
-    """Where this program's tile of a matrix of so many columns lies in one whose rows are STRIDE apart: int64."""
+    """Return the int64 offsets of this program's tile, out of COLUMNS columns, in a matrix with rows STRIDE apart."""
     program = tl.program_id(0).to(tl.int64)
     across: tl.constexpr = COLUMNS // TILE.columns
     first = program // across * TILE.rows * STRIDE + program % across * TILE.columns
@@ -65,9 +65,9 @@ def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit
 def store_both(x, row_ptr, column_ptr, offsets, mask, CAST: tl.constexpr):
-    """x [R, C] float32 with blocks along the rows and with blocks along the columns, each decoded to bf16.
+    """Store x [R, C] float32 cast in blocks along the rows and in blocks along the columns, each decoded to bf16.
 
-    None for the pointer of one that is not wanted.
+    A pointer that is None leaves its operand out.
     """
     if row_ptr is not None:
         tl.store(row_ptr + offsets, operand(x, 1, CAST), mask=mask)
@@ -77,7 +77,7 @@ def store_both(x, row_ptr, column_ptr, offsets, mask, CAST: tl.constexpr):
 
 @triton.jit
 def operand(x, AXIS: tl.constexpr, CAST: tl.constexpr):
-    """x [R, C] float32 quantised in blocks along AXIS and decoded, or only rounded where there is no format: bf16."""
+    """Return x [R, C] float32 quantised in blocks along AXIS and decoded to bf16, or rounded to it without a format."""
     FORMAT: tl.constexpr = CAST.column if AXIS == 0 else CAST.row
     BLOCK: tl.constexpr = CAST.block
     if FORMAT is not None:
@@ -97,13 +97,13 @@ def operand(x, AXIS: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def magnitude_bits(x):
-    """Integers that order as |x| does, NaN last."""
+    """Return integers that order as |x| does, NaN last."""
     return x.to(tl.int32, bitcast=True) & MAGNITUDE_MASK
 
 
 @triton.jit
 def scales(bits, FORMAT: tl.constexpr):
-    """2^-k and 2^k of blocks with these absmax bits, float32; 2^k is NaN where absmax is not finite."""
+    """Return 2^-k and 2^k, float32, of blocks with these absmax bits; 2^k is NaN where absmax is not finite."""
     code = scale_code(bits, FORMAT)
     inverse = ((254 - code) << 23).to(tl.float32, bitcast=True)
     scale = tl.maximum(code << 23, HALF_MIN_NORMAL_BITS)
@@ -112,15 +112,15 @@ def scales(bits, FORMAT: tl.constexpr):
 
 @triton.jit
 def scale_code(bits, FORMAT: tl.constexpr):
-    """k + 127 of blocks with these absmax bits, if they are finite: int32, at most 255 - emax."""
+    """Return k + 127, int32, at most 255 - emax, of blocks with these absmax bits, which must be finite."""
     return tl.maximum(((bits + FORMAT.rule) >> 23) - FORMAT.emax, 0)
 
 
 @triton.jit
 def round_to_grid(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
-    """v float32 to the nearest element value; garbage for a NaN or an infinity, whose block's scale is NaN."""
+    """Round v float32 to the nearest element value; garbage for a NaN or an infinity, whose block's scale is NaN."""
     CONVERTED: tl.constexpr = FORMAT.converted
-    if CONVERTED == "E4M3" and not AWAY:  # there and back, two numbers an instruction
+    if CONVERTED == "E4M3" and not AWAY:  # convert there and back, two numbers per instruction
         rounded = v.to(tl.float8e4nv).to(tl.float32)
     elif CONVERTED == "E5M2" and not AWAY:
         rounded = v.to(tl.float8e5).to(tl.float32)
@@ -131,9 +131,9 @@ def round_to_grid(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
 
 @triton.jit
 def round_by_sums(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
-    """By a sum and a difference with an anchor of 2^23 steps of the grid at |v|.
+    """Round v by adding and subtracting an anchor of 2^23 steps of the grid at |v|.
 
-    The sum has the step as its last place, so that the addition rounds half to even.
+    The step is the sum's last place, so the addition rounds half to even.
     """
     magnitude = tl.abs(v)
     if FORMAT.limit is not None:
@@ -149,7 +149,7 @@ def round_by_sums(v, FORMAT: tl.constexpr, AWAY: tl.constexpr):
 
 @triton.jit
 def round_to_bf16_away(x):
-    """float32 to the nearest bf16 value, ties away from zero; NaN and infinities stay."""
+    """Round float32 to the nearest bf16 value, ties away from zero; NaN and infinities stay."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
     return tl.where(magnitude_bits(x) < EXPONENT_MASK, rounded, x)
@@ -157,7 +157,7 @@ def round_to_bf16_away(x):
 
 @triton.jit
 def through_bf16(x, ROUND: tl.constexpr):
-    """x float32, rounded to bf16 values where asked."""
+    """Return x float32, rounded to bf16 values if ROUND."""
     if ROUND:
         x = x.to(tl.bfloat16).to(tl.float32)
     return x

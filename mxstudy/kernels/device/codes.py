@@ -1,9 +1,9 @@
-"""Division by the RMS and encoding, of a tile that a program holds in float32.
+"""Division by the RMS and encoding, of a float32 tile that a program holds.
 
-x / rms is that of a division, in three operations where they give its bits (`division`). That needs finite numbers, and
-none that matters near an end of FP32's range: NEAR. Anything else is divided.
+x / rms has the bits of a division. It takes three operations (`division`) where numbers are NEAR, that is finite and,
+if they matter, not near an end of FP32's range. Other numbers are divided.
 
-CAST is a `Cast` of mxstudy.kernels.norm_codes.
+CAST is an `EncodingConstants` of mxstudy.kernels.norm_codes.
 """
 
 import triton
@@ -12,20 +12,22 @@ import triton.language as tl
 from mxstudy.kernels.device.cast_both import magnitude_bits, round_to_bf16_away, round_to_grid, scale_code
 from mxstudy.kernels.device.division import quotient
 
-FAR = tl.constexpr(2.0**60)  # of a block's maximum from the rms, and from 1 down; elements 2^-40 below it are cast to 0
-FARTHEST = tl.constexpr(2.0**40)  # of the rms from 1
-LEAST_EXPONENT = tl.constexpr(127 - 80)  # of a scale with what is no farther, and with rms times it, in FP32's range
-ANCHOR = tl.constexpr(2.0**23)  # the sum with it has the nearest integer in its low bits, ties to even
+# NEAR: a block's maximum is 0, or within a factor of FAR of the rms and at least 1 / FAR. Elements 2^-40 below the
+# maximum are cast to 0.
+FAR = tl.constexpr(2.0**60)
+FARTHEST = tl.constexpr(2.0**40)  # NEAR: the rms is within this factor of 1
+LEAST_EXPONENT = tl.constexpr(127 - 80)  # biased; with a scale from here on NEAR products stay in FP32's range
+ANCHOR = tl.constexpr(2.0**23)  # x + ANCHOR has the nearest integer to x in its low bits, ties to even
 ANCHOR_BITS = tl.constexpr(0x4B000000)
-SIGNS = tl.constexpr(-0x7FFF8000)  # of both bf16 numbers of a word: bits 15 and 31
-SIGNS_TO_BYTE = tl.constexpr(2**20 + 2**8)  # a product with it over 2^32 has them in bits 3 and 7
+SIGNS = tl.constexpr(-0x7FFF8000)  # the sign bits of both bf16 numbers of a word: bits 15 and 31
+SIGNS_TO_BYTE = tl.constexpr(2**20 + 2**8)  # the product with it / 2^32 has the signs in bits 3 and 7
 E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 E4M3_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
 def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """x / rms rounded once, and to bf16 half away from zero after that where PRE_ROUND. A zero keeps its sign."""
+    """Return x / rms rounded once, then to bf16 half away from zero if the cast pre-rounds. A zero keeps its sign."""
     q = quotient(x, rms, inverse) if NEAR else tl.div_rn(x, rms + tl.zeros_like(x))
     if CAST.pre_round:
         q = round_to_bf16_away(q)
@@ -34,9 +36,9 @@ def divide(x, rms, inverse, NEAR: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def encode_e8m0_scales(absmax, NEAR: tl.constexpr, FORMAT: tl.constexpr):
-    """Codes of the scales 2^k of blocks with these maxima, uint8, 2^k and 2^-k; that is NaN where absmax is not finite.
+    """Return the scales' uint8 codes, 2^k, and 2^-k (NaN if absmax is not finite) of blocks with these maxima.
 
-    Of zeros in rows that are NEAR 2^k is larger than the scale, so that all products with it are in FP32's range.
+    For zeros in rows that are NEAR, 2^k is larger than the scale, so that all products with it are in FP32's range.
     """
     exponent = scale_code(magnitude_bits(absmax), FORMAT)
     code = exponent.to(tl.uint8)
@@ -52,7 +54,7 @@ def encode_e8m0_scales(absmax, NEAR: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def encode_e4m3_scales(absmax, tensor_scale, NEAR: tl.constexpr):
-    """Those of NVFP4, and what elements are multiplied with, which is no power of two."""
+    """Return NVFP4's scale codes, and the factor that elements are multiplied by, which is no power of two."""
     nothing = tl.zeros_like(absmax)
     scale = tl.div_rn(tl.div_rn(absmax, nothing + 6.0), nothing + tensor_scale)
     scale = tl.minimum(tl.maximum(scale, E4M3_MIN_NORMAL), E4M3_MAX).to(tl.float8e4nv)
@@ -67,7 +69,7 @@ def encode_e4m3_scales(absmax, tensor_scale, NEAR: tl.constexpr):
 
 @triton.jit
 def encode_bytes(low, high, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """Numbers in pairs, float32 [rows, spans, words] over their scales -> uint8 [rows, spans, 2 words].
+    """Encode float32 pairs [rows, spans, words], already divided by their scales: uint8 [rows, spans, 2 words].
 
     The conversion saturates.
     """
@@ -84,9 +86,9 @@ def encode_bytes(low, high, NEAR: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def encode_e2m1(low, high, word, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """The same in E2M1, of magnitudes, with the signs of the bf16 numbers in `word`: uint8 [rows, spans, words].
+    """Encode magnitudes in E2M1 with the signs of the bf16 numbers in `word`: uint8 [rows, spans, words].
 
-    The first of two is in the low bits.
+    The first of two numbers is in the low bits.
     """
     signs = word & SIGNS
     if not NEAR:
@@ -99,11 +101,11 @@ def encode_e2m1(low, high, word, NEAR: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def code_of_e2m1(m, NEAR: tl.constexpr, CAST: tl.constexpr):
-    """Of magnitudes m, in the last byte of an int32.
+    """Return the E2M1 codes of magnitudes m, in the last byte of an int32.
 
-    It is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three. Each is a sum with the
-    anchor that is rounded once, to a whole number; the anchor's last byte is 0. None is negative, so that their bits
-    compare as they do.
+    A code is m over the step of its binade, 0.5, 1 or 2, plus 0, 2 or 4: the least of the three. Each is a sum with the
+    anchor, rounded once to an integer; the anchor's last byte is 0. No sum is negative, so their bits compare as they
+    do.
     """
     FORMAT: tl.constexpr = CAST.format
     finite = m < float("inf")

@@ -1,4 +1,4 @@
-"""The gradient of some heads, rotated back, to its columns of both operands of a matrix that has more.
+"""Rotate the gradient of some heads back, and store it in its columns of both operands of a wider matrix.
 
 PART is a `Part` of mxstudy.kernels.heads.
 """
@@ -13,9 +13,9 @@ from mxstudy.kernels.device.cast_both import store_both, through_bf16
 def heads_cast_both_kernel(
     dy_ptr, cos_ptr, sin_ptr, row_ptr, column_ptr, positions, PART: tl.constexpr, TILE: tl.constexpr, CAST: tl.constexpr
 ):
-    """dy [rows, columns] bf16 -> columns `start` and after of operands [rows, stride].
+    """Cast dy [rows, columns] bf16 into the columns from `start` on of two operands [rows, stride].
 
-    cos and sin float32 [positions, half], which rows have in turn, or None; feature i turns with i + half.
+    cos and sin: float32 [positions, half], which rows take in turn, or None; feature i is rotated with i + half.
     """
     COLUMNS: tl.constexpr = PART.columns
     HALF: tl.constexpr = PART.half

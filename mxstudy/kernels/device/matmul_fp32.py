@@ -1,4 +1,4 @@
-"""Products of float32 matrices on tensor cores, each of three TF32 ones."""
+"""Products of float32 matrices on tensor cores, each as three TF32 products."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def matmul_fp32_kernel(
     TILE_INNER: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """a [batch, ROWS, INNER], b [batch, COLUMNS, INNER] -> c [batch, ROWS, COLUMNS]."""
+    """Multiply a [batch, ROWS, INNER] by b [batch, COLUMNS, INNER] transposed: c [batch, ROWS, COLUMNS]."""
     across: tl.constexpr = COLUMNS // TILE_COLUMNS
     batch = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) // across * TILE_ROWS + tl.arange(0, TILE_ROWS)

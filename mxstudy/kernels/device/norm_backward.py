@@ -1,7 +1,7 @@
 """Backward of a norm, and the residual stream's gradient added to it.
 
-One program has tiles of TILE_ROWS rows with all their columns, one after another, and leaves the sums over its rows; a
-second kernel adds these up. Both orders follow from rows and columns alone: the number of replicas changes no bit.
+One program takes tiles of TILE_ROWS rows with all their columns, one after another, and stores the sums over its rows;
+a second kernel adds these up. Both orders follow from rows and columns only: the number of replicas changes no bit.
 """
 
 import triton
@@ -28,9 +28,10 @@ def norm_backward_kernel(
     TURNS: tl.constexpr,
     SUMS: tl.constexpr,
 ):
-    """dy, x, dout and dx [replicas, rows, COLUMNS], rows of TILE_ROWS; WIDTH: the power of two that COLUMNS fit in.
+    """Compute dx and partial sums: dy, x, dout and dx [replicas, rows, COLUMNS], rows a multiple of TILE_ROWS.
 
-    sums float32 [SUMS, replicas, programs, COLUMNS]: of dy xbar, dy and dout.
+    WIDTH: the smallest power of two that is at least COLUMNS. sums: float32 [SUMS, replicas, programs, COLUMNS], of dy
+    xbar, dy and dout.
     """
     replica = tl.program_id(1).to(tl.int64)
     column = tl.arange(0, WIDTH)
@@ -78,7 +79,7 @@ def norm_backward_kernel(
 
 @triton.jit
 def add_up_kernel(sums_ptr, total_ptr, tiles, COLUMNS: tl.constexpr, TILES: tl.constexpr, TILE_COLUMNS: tl.constexpr):
-    """sums float32 [n, tiles, COLUMNS] -> total [n, COLUMNS]; TILES: the power of two that tiles fit in."""
+    """Sum over tiles: float32 [n, tiles, COLUMNS] -> total [n, COLUMNS]; TILES: the power of two from `tiles` up."""
     n = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     tile = tl.arange(0, TILES)[:, None]

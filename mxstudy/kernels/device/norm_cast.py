@@ -1,10 +1,10 @@
-"""Residual sum, norm and both casts: one program has all columns of some rows, of a row of blocks if it casts columns.
+"""Residual sum, norm and both casts: one program has all columns of some rows (of a row of blocks if it casts columns).
 
-A first pass over tiles of columns gathers what the norm needs of each row, a second one normalises and casts. Where a
-tile is as wide as the matrix it stays in registers; else the second pass finds it in the caches.
+A first pass over tiles of columns gathers what the norm needs of each row, a second pass normalises and casts. A tile
+as wide as the matrix stays in registers; otherwise the second pass reads it from the caches.
 
-Rows are summed tile after tile, a tile by `tl.sum` over its width. That order follows from tile and warps, which are
-chosen by COLUMNS, BLOCK and what is cast alone: neither the number of rows nor a row's place changes a bit of its RMS.
+Rows are summed tile after tile, a tile by `tl.sum` over its width. That order follows from tile and warps, which
+COLUMNS, BLOCK and the kind of cast determine: neither the number of rows nor a row's position changes a bit of its RMS.
 
 NORM is a `NormConstants` of mxstudy.kernels.norm_cast.
 """
@@ -36,9 +36,10 @@ def norm_cast_both_kernel(
     TILE: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """x and branch [replicas, rows, COLUMNS]; gain and bias [COLUMNS], or of each replica, gain_stride apart.
+    """Normalise and cast x + branch [replicas, rows, COLUMNS].
 
-    What is None is left out: branch with total, gain, bias, mean, an operand.
+    gain and bias: [COLUMNS], or one per replica, gain_stride apart. A None pointer leaves out its step or result:
+    branch with total, gain, bias, mean, an operand.
     """
     TILE_COLUMNS: tl.constexpr = TILE.columns
     BLOCK: tl.constexpr = CAST.block
@@ -60,7 +61,7 @@ def norm_cast_both_kernel(
 
     if branch_ptr is not None:
         summed_ptr = total_ptr
-        tl.debug_barrier()  # what other threads of this program have written is read below
+        tl.debug_barrier()  # values that other threads of this program have written are read below
     else:
         summed_ptr = x_ptr
     for start in range(0, COLUMNS, TILE_COLUMNS):
@@ -78,7 +79,7 @@ def norm_cast_both_kernel(
 
 @triton.jit
 def load_sum(x_ptr, branch_ptr, total_ptr, offsets, mask):
-    """x, or x + branch rounded to x's dtype and written: float32."""
+    """Return x, or x + branch rounded to x's dtype and stored in total: float32."""
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if branch_ptr is not None:
         branch = tl.load(branch_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -88,12 +89,13 @@ def load_sum(x_ptr, branch_ptr, total_ptr, offsets, mask):
     return x
 
 
-# A norm is three functions of pairs [BLOCK]: what a tile has, the pair of two neighbours, mean and RMS from the last.
+# A norm is three functions on a pair of numbers per row: gather a tile's pair, merge two neighbours' pairs, and finish,
+# which returns mean and RMS from the last pair.
 
 
 @triton.jit
 def gather_squares(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """Nothing, and the sum of squares."""
+    """Return zeros, and the sum of squares."""
     return tl.zeros((x.shape[0],), tl.float32), tl.sum(x * x, axis=1)
 
 
@@ -104,13 +106,13 @@ def merge_squares(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def finish_squares(a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """Also of deviations, whose mean is `a`."""
+    """Return the mean `a`, and the RMS from the sum of squares, or of squared deviations, `b`."""
     return a, tl.sqrt_rn(b / COLUMNS + NORM.eps)
 
 
 @triton.jit
 def gather_deviations(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """The mean, and the sum of squared deviations from it."""
+    """Return the mean, and the sum of squared deviations from it."""
     mean = tl.sum(x, axis=1) / x.shape[1]
     deviation = x - mean[:, None]
     return mean, tl.sum(deviation * deviation, axis=1)
@@ -118,7 +120,7 @@ def gather_deviations(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def merge_deviations(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
-    """Chan, Golub and LeVeque 1979: of a mean over SEEN columns and one over NEW."""
+    """Merge the pair of SEEN columns with that of NEW columns (Chan, Golub and LeVeque 1979)."""
     share = NEW / (SEEN + NEW)
     difference = c - a
     return a + difference * share, b + d + difference * difference * (share * SEEN)
@@ -126,7 +128,7 @@ def merge_deviations(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def power(x, P: tl.constexpr):
-    """x^P for x >= 0."""
+    """Return x^P for x >= 0."""
     if P == 1:
         y = x
     elif P == 2:
@@ -138,20 +140,20 @@ def power(x, P: tl.constexpr):
 
 @triton.jit
 def root(x, P: tl.constexpr):
-    """x^(1 / P)."""
+    """Return x^(1 / P)."""
     return tl.sqrt_rn(x) if P == 2 else power(x, 1 / P)
 
 
 @triton.jit
 def relative(bits, largest_bits):
-    """One magnitude over another that is no smaller, both given as bits; 0 over 0 is 0."""
+    """Return a magnitude / another that is no smaller, both given as bits; 0 / 0 is 0."""
     largest = tl.where(largest_bits == 0, 1.0, largest_bits.to(tl.float32, bitcast=True))
     return tl.div_rn(bits.to(tl.float32, bitcast=True), largest)
 
 
 @triton.jit
 def gather_block_maxima(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """The bits of the largest magnitude, and the sum over blocks of (absmax / largest)^p."""
+    """Return the bits of the largest magnitude, and the sum over blocks of (absmax / largest)^p."""
     ROWS: tl.constexpr = x.shape[0]
     blocks = tl.reshape(magnitude_bits(x), (ROWS, x.shape[1] // BLOCK, BLOCK))
     absmax = tl.max(blocks, axis=2)
@@ -168,7 +170,7 @@ def merge_block_maxima(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def finish_block_maxima(a, b, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr):
-    """MXNorm paper, Eq. 5 and 8."""
+    """Return a mean of 0 and MXNorm's RMS (MXNorm paper, Eq. 5 and 8)."""
     largest = a.to(tl.float32, bitcast=True)
     return tl.zeros_like(largest), NORM.coefficient * root(b / (COLUMNS // BLOCK), NORM.p) * largest + NORM.eps
 

@@ -1,13 +1,14 @@
-"""Norm and cast of rows to codes, in one pass: a program has a few whole rows in its registers.
+"""Norm and cast of rows to codes in one pass: a program holds a few whole rows in its registers.
 
-A row is up to eight chunks, a power of two wide, so that sizes that are no powers of two leave few lanes idle or none.
-A chunk is spans of 16 numbers, which a thread has: two vectors of four words of two numbers. What can be done to both
-numbers of a word at once is.
+A row is up to eight chunks, each a power of two wide, so that other sizes leave few lanes idle or none. A chunk is
+spans of 16 numbers, one per thread: two vectors of four words of two numbers. Both numbers of a word are processed at
+once where possible.
 
-Where all numbers of a program are NEAR, which `codes` explains, it goes on with what it has in registers; else it reads
-its rows again and divides, a chunk at a time.
+Where all numbers of a program are NEAR (see `codes`), it goes on with what it has in registers; otherwise it reads its
+rows again and divides, a chunk at a time.
 
-NORM is a `NormConstants` of mxstudy.kernels.norm_cast, SHAPE and CAST are a `Shape` and a `Cast` of norm_codes.
+NORM is a `NormConstants` of mxstudy.kernels.norm_cast, SHAPE and CAST are a `Shape` and an `EncodingConstants` of
+mxstudy.kernels.norm_codes.
 """
 
 import triton
@@ -39,10 +40,10 @@ def norm_codes_kernel(
     SHAPE: tl.constexpr,
     CAST: tl.constexpr,
 ):
-    """x [rows, columns] bf16 -> codes, scales [rows, columns // block] of one byte each, rms [rows] float32.
+    """Encode x [rows, columns] bf16: codes, scales [rows, columns // block] of one byte each, rms [rows] float32.
 
-    x, branch and total are int32, two numbers each. `branch`, or None, is added to x first, and the sum, rounded to
-    bf16, written to `total`.
+    x, branch and total are int32 words of two numbers each. `branch`, unless None, is added to x first, and the sum,
+    rounded to bf16, is stored in `total`.
     """
     CHUNKS: tl.constexpr = SHAPE.chunks
     COLUMNS: tl.constexpr = SHAPE.columns
@@ -91,12 +92,13 @@ def norm_codes_kernel(
 
 @triton.jit
 def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
-    """Its vectors, int32 [rows, spans, words] each, zeros beyond the matrix.
+    """Return a chunk's two vectors, int32 [rows, spans, words] each, with zeros beyond the matrix.
 
-    It is read once, so past L1; in L2 it has no hint: as the first to be evicted it would be read 8 % slower on an
-    H200, where others have left there what is to be written. `total_ptr`: where the sum with a branch goes, or None.
+    It is read once, so it bypasses L1. In L2 it has no hint: evicting it first would make reads 8 % slower on an H200
+    where earlier kernels have left data in L2 that is still to be written. `total_ptr`: where the sum with a branch
+    goes, or None.
     """
-    WIDTH: tl.constexpr = 2 * SHAPE.words  # of a span
+    WIDTH: tl.constexpr = 2 * SHAPE.words  # words per span
     ITEMS: tl.constexpr = SHAPE.columns // 2
     row = tl.arange(0, SHAPE.rows)[:, None, None]
     first = (i * SHAPE.spans + tl.arange(0, SHAPE.spans)[None, :, None]) * WIDTH
@@ -120,7 +122,7 @@ def load_chunk(x_ptr, branch_ptr, total_ptr, i, left, SHAPE: tl.constexpr):
 
 @triton.jit
 def words_of_sums(x, y):
-    """Sums of bf16 numbers, rounded to bf16."""
+    """Return the sums of bf16 numbers, rounded to bf16."""
     x_low, x_high = numbers(x)
     y_low, y_high = numbers(y)
     low = (x_low + y_low).to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.int32)
@@ -130,7 +132,7 @@ def words_of_sums(x, y):
 
 @triton.jit
 def block_maxima(vectors, SHAPE: tl.constexpr):
-    """The bits of the largest magnitude of every block, as of a float32: int32 [rows, blocks]."""
+    """Return the bits, as of a float32, of the largest magnitude of every block: int32 [rows, blocks]."""
     if SHAPE.pairs:
         of_span = largest_magnitude(vectors[0], vectors[1])
     else:
@@ -144,7 +146,7 @@ def block_maxima(vectors, SHAPE: tl.constexpr):
 
 @triton.jit
 def for_spans(x, SHAPE: tl.constexpr):
-    """What a block has [rows, blocks], for each number of its spans: [rows, spans, 1]."""
+    """Expand one value per block, [rows, blocks], to its spans: [rows, spans, 1]."""
     BLOCKS: tl.constexpr = x.shape[1]
     every = tl.broadcast_to(x[:, :, None], (SHAPE.rows, BLOCKS, SHAPE.spans // BLOCKS))
     return tl.reshape(every, (SHAPE.rows, SHAPE.spans))[:, :, None]
@@ -152,10 +154,10 @@ def for_spans(x, SHAPE: tl.constexpr):
 
 @triton.jit
 def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr):
-    """Of a chunk; returns the codes of its scales, uint8 [rows, blocks].
+    """Store the codes of a chunk and return the codes of its scales, uint8 [rows, blocks].
 
-    y: its vectors, its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale, and what codes are
-    counted with, or nothing.
+    y: the chunk's vectors, its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale, and the
+    summands for counting, or nothing.
     """
     if len(y[5]) > 0:
         scale, codes = counted_codes(y, CAST, SHAPE)
@@ -205,14 +207,14 @@ def divided_codes(y, NEAR: tl.constexpr, CAST: tl.constexpr, SHAPE: tl.constexpr
 
 @triton.jit
 def side_by_side(vectors):
-    """[rows, spans, items] of both vectors of the spans -> [rows, all items]."""
+    """Join both vectors of the spans, [rows, spans, items] each: [rows, all items]."""
     x = tl.permute(tl.join(vectors[0], vectors[1]), (0, 1, 3, 2))
     return tl.reshape(x, (x.shape[0], x.shape[1] * x.shape[2] * x.shape[3]))
 
 
 @triton.jit
 def store_all_scales(s, scales_ptr, left, SHAPE: tl.constexpr):
-    """Those of eight chunks at once: a thread has bytes that lie side by side."""
+    """Store the scale codes of eight chunks at once, so that a thread's bytes are adjacent."""
     low = tl.join(tl.join(s[0], s[1]), tl.join(s[2], s[3]))
     high = tl.join(tl.join(s[4], s[5]), tl.join(s[6], s[7]))
     together = tl.permute(tl.join(low, high), (0, 4, 3, 2, 1))
@@ -222,7 +224,7 @@ def store_all_scales(s, scales_ptr, left, SHAPE: tl.constexpr):
 
 @triton.jit
 def store_items(ptr, x, i, left, CHUNKS: tl.constexpr, SHAPE: tl.constexpr):
-    """x [rows, items of so many chunks], the i-th that are so many; they are not read soon."""
+    """Store x [rows, items of CHUNKS chunks] as the i-th such part of a row, with the hint that it is not read soon."""
     WIDTH: tl.constexpr = CHUNKS * SHAPE.spans * SHAPE.words * 4
     ITEMS: tl.constexpr = x.shape[1] * SHAPE.columns // WIDTH
     row = tl.arange(0, x.shape[0])[:, None]

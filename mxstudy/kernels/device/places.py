@@ -1,7 +1,7 @@
-"""Tiles in and out, as a tuple of a tensor [groups below, groups beside one another] for each place of a group's part.
+"""Load and store tiles as a tuple: a tensor [groups below, groups beside one another] for each element of a part.
 
-Of groups along a row a thread moves vectors of 128 bits and takes them apart; of groups along a column it moves what
-lies side by side in each row. CAST is a `Settings` of mxstudy.kernels.cast_any.
+For groups along a row a thread moves vectors of 128 bits and takes them apart; for groups along a column it moves what
+is adjacent in each row. CAST is a `Settings` of mxstudy.kernels.cast_any.
 """
 
 import triton
@@ -12,7 +12,7 @@ VECTOR_BITS = tl.constexpr(128)
 
 @triton.jit
 def load(ptr, first, mask, STEP: tl.constexpr, CAST: tl.constexpr):
-    """float32 tensors, one for each place of a part: what lies at `first`, and STEP further, and so on."""
+    """Return float32 tensors, one for each element of a part: those at `first`, at `first` + STEP, and so on."""
     PLACES: tl.constexpr = CAST.places
     places = ()
     if STEP == 0:
@@ -34,7 +34,7 @@ def load(ptr, first, mask, STEP: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def apart(x, WIDTH: tl.constexpr):
-    """x [a, b, WIDTH] as so many tensors [a, b], in order: the last bit of the place first."""
+    """Split x [a, b, WIDTH] into WIDTH tensors [a, b], in order; each halving takes the last bit of the position."""
     found = (x,)
     HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
     for i in tl.static_range(HALVINGS):
@@ -55,7 +55,7 @@ def apart(x, WIDTH: tl.constexpr):
 
 @triton.jit
 def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
-    """The inverse of `apart`, of the places from START on."""
+    """Undo `apart`, for WIDTH elements from START on."""
     found = ()
     for i in tl.static_range(WIDTH):
         found += (places[START + i],)
@@ -71,7 +71,7 @@ def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def store(ptr, first, mask, places, CAST: tl.constexpr):
-    """Stores the tile in bf16."""
+    """Store the tile in bf16."""
     PLACES: tl.constexpr = CAST.places
     if CAST.axis == 1:
         VECTOR: tl.constexpr = VECTOR_BITS // 16

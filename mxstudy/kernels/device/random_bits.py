@@ -1,6 +1,6 @@
-"""Random words and rounding by them in a program: `mxstudy.numerics.random_bits` again, bit by bit.
+"""Random words and rounding by them in a program: `mxstudy.numerics.random_bits` on the device, same bits.
 
-A format is the tuple that `mxstudy.kernels.operators.format_constants` makes of it and of a scale rule.
+FORMAT is a `FormatConstants` of mxstudy.kernels.operators.
 """
 
 import triton
@@ -11,7 +11,7 @@ from mxstudy.kernels.device.cast_both import EXPONENT_MASK, SIGN_MASK
 
 @triton.jit
 def philox(column, row, step, k0, k1):
-    """The words of the counters (column, row, step, 0): `random_bits.philox`, with products of 64 bits."""
+    """Return the words of the counters (column, row, step, 0), as `random_bits.philox` does, with 64-bit products."""
     c0 = column.to(tl.uint32)
     c1 = row.to(tl.uint32)
     c2 = step
@@ -30,15 +30,15 @@ def philox(column, row, step, k0, k1):
 
 @triton.jit
 def round_stochastically(v, word, FORMAT: tl.constexpr, BITS: tl.constexpr):
-    """v float32 to the element value above it in magnitude where u < f, or to the one below: `random_bits` again.
+    """Round v float32 to the element value above it in magnitude where u < f, else to the one below: the same bits.
 
-    In units of 2^-BITS of the grid's step at |v|, of which u is a whole number: what is half a step less rounds to the
-    step below, and where that is a whole step less, u < f whatever u is. Garbage for a NaN or an infinity, whose
-    block's scale is NaN.
+    f is the fraction of a step. Units are 2^-BITS of the grid's step at |v|, so u is an integer. The step below is |v|
+    minus half a step, rounded to steps; if it comes out a whole step too low, then u < f for every u. Garbage for a NaN
+    or an infinity, whose block's scale is NaN.
     """
     MANTISSA: tl.constexpr = FORMAT.mantissa_bits
     STEP: tl.constexpr = 2.0**BITS
-    ANCHOR: tl.constexpr = 3.0 * 2.0 ** (22 + BITS)  # has the step as its last place
+    ANCHOR: tl.constexpr = 3.0 * 2.0 ** (22 + BITS)  # its last place is the step
     magnitude = tl.abs(v)
     if FORMAT.limit is not None:
         magnitude = tl.minimum(magnitude, FORMAT.limit)

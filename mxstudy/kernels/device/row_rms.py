@@ -1,7 +1,7 @@
-"""The RMS of rows that a program has in chunks, in one exchange between its threads: what costs here is waiting.
+"""The RMS of rows held in chunks, in one exchange between a program's threads, because waiting is what costs here.
 
-Chunks are two vectors of words [rows, spans, words]; `maxima`: the bits of their blocks' largest magnitudes, as of a
-float32, int32 [rows, blocks]. NORM and SHAPE are a `NormConstants` and a `Shape`, as in `norm_codes`.
+A chunk is two vectors of words [rows, spans, words]. `maxima`: the bits, as of a float32, of the blocks' largest
+magnitudes, int32 [rows, blocks]. NORM is a `NormConstants`, SHAPE a `Shape`, as in `norm_codes`.
 """
 
 import triton
@@ -11,17 +11,17 @@ from mxstudy.kernels.device.codes import FAR, FARTHEST
 from mxstudy.kernels.device.norm_cast import finish_block_maxima, finish_squares, power
 from mxstudy.kernels.device.pairs import numbers
 
-ONE = tl.constexpr(0x3F800000)  # its bits
+ONE = tl.constexpr(0x3F800000)  # the float32 bits of 1
 
 
 @triton.jit
 def rms_of_rows(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
-    """RMS [rows] float32, and whether a row's numbers are NEAR."""
+    """Return the RMS, float32 [rows], and whether all numbers of a row are NEAR."""
     CHUNKS: tl.constexpr = SHAPE.chunks
     COLUMNS: tl.constexpr = SHAPE.columns
     BLOCK: tl.constexpr = SHAPE.block
     most = maxima[0]
-    least = maxima[0].to(tl.uint32, bitcast=True) - 1  # of what is not zero, less one
+    least = maxima[0].to(tl.uint32, bitcast=True) - 1  # minus 1, so that zeros wrap around and do not count
     for i in tl.static_range(1, CHUNKS):
         most = tl.maximum(most, maxima[i])
         least = tl.minimum(least, maxima[i].to(tl.uint32, bitcast=True) - 1)
@@ -31,7 +31,7 @@ def rms_of_rows(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
     elif NORM.is_direct:
         _, rms = finish_block_maxima(tl.zeros_like(most) + ONE, total, COLUMNS, BLOCK, NORM)
         near = is_near(rms, most, least)
-        if tl.min(near.to(tl.int32), axis=0) == 0:  # some power may have over- or underflown
+        if tl.min(near.to(tl.int32), axis=0) == 0:  # some power may have over- or underflowed
             rms = tl.where(near, rms, rms_by_ratios(maxima, most, NORM, SHAPE))
     else:
         rms = rms_by_ratios(maxima, most, NORM, SHAPE)
@@ -40,7 +40,7 @@ def rms_of_rows(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def is_near(rms, most, least):
-    """`codes` says what is; and then powers 1 and 2 are in FP32's range."""
+    """Return whether a row is NEAR (see `codes`); if it is, powers 1 and 2 are in FP32's range."""
     smallest = (least + 1).to(tl.float32, bitcast=True)
     near = (smallest == 0) | (smallest >= tl.maximum(rms, 1.0) / FAR)
     return near & (most.to(tl.float32, bitcast=True) <= rms * FAR) & (rms >= 1 / FARTHEST) & (rms <= FARTHEST)
@@ -53,7 +53,10 @@ def gathered(most, least, total, other_most, other_least, other_total):
 
 @triton.jit
 def sums(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
-    """Of squares, or of powers of maxima, over all chunks: float32 [rows, blocks]; of nothing, if ratios are needed."""
+    """Return sums of squares, or of powers of maxima, over all chunks: float32 [rows, blocks].
+
+    They are zeros if the RMS needs ratios.
+    """
     CHUNKS: tl.constexpr = SHAPE.chunks
     if NORM.p is None:
         squares = tl.full((SHAPE.rows, SHAPE.spans, SHAPE.words), 0.0, tl.float32)
@@ -73,7 +76,7 @@ def sums(chunks, maxima, NORM: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def rms_by_ratios(maxima, most, NORM: tl.constexpr, SHAPE: tl.constexpr):
-    """MXNorm's, of ratios to the largest number: no power overflows, and those that underflow do not matter."""
+    """Return MXNorm's RMS from ratios to the largest number: no power overflows, and underflows do not matter."""
     CHUNKS: tl.constexpr = SHAPE.chunks
     largest, inverse_of_largest = invertible(most)
     powers = tl.full((SHAPE.rows, SHAPE.blocks), 0.0, tl.float32)
@@ -86,9 +89,9 @@ def rms_by_ratios(maxima, most, NORM: tl.constexpr, SHAPE: tl.constexpr):
 
 @triton.jit
 def invertible(bits):
-    """The maxima with these bits, or 2^-126 where they are less, and 1 over that: float32.
+    """Return the maxima with these bits, at least 2^-126, and 1 / that: float32.
 
-    No quotient of FP32 overflows on the way. NaN for 1 over infinity; NaN has any.
+    No quotient overflows FP32 on the way. The inverse of infinity is NaN; the results for NaN are arbitrary.
     """
     exponent = tl.minimum(tl.maximum(bits >> 23, 1), 253)
     unit = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
