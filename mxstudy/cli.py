@@ -227,9 +227,7 @@ def partly_as_trained(values: Mapping[str, Any], choices: Mapping[str, str]) -> 
 
 @functools.cache
 def debug_values(choice: str | None, study: str | None) -> dict[str, Any]:
-    """Return what a debug choice sets; it covers every kind of run, and `without_foreign` drops what one has no key
-    for.
-    """
+    """Return the values that a debug choice sets for runs of all kinds; `without_foreign` drops the others' keys."""
     chosen = [OmegaConf.load(CONF / "debug" / f"{choice}.yaml")] if choice else []
     values: Any = OmegaConf.to_container(OmegaConf.merge({"study": study}, *chosen), resolve=True)
     return values
@@ -300,9 +298,7 @@ def as_a_whole(group: str, key: str) -> str:
 
 
 def nothing_to_run(values: Iterable[str]) -> str:
-    """Return the message for a command without a run, with the group that `+experimant=NAME` meant (to Hydra a new
-    key).
-    """
+    """Return the message for a command without a run; for `+experimant=NAME`, name the group that was meant."""
     for key in values:
         for near in difflib.get_close_matches(key, STARTS, n=1):
             return f"{key}: no such key; did you mean '+{near}'?"
