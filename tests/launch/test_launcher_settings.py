@@ -88,9 +88,9 @@ def test_tasks_of_a_kind_of_run(study: str, nodes: int, gpus: int, tasks: int) -
 
 
 def test_a_kind_of_run_that_cannot_use_them_refuses_gpus_and_nodes() -> None:
-    with pytest.raises(ConfigError, match=r"gpus_per_node: student_teacher has use for one GPU, not 2; give 1"):
+    with pytest.raises(ConfigError, match=r"gpus_per_node: student_teacher uses one GPU; give 1, not 2"):
         tasks_per_node("student_teacher", Slurm(gpus_per_node=2))
-    with pytest.raises(ConfigError, match=r"nodes: evaluate is one process, not 2; give 1"):
+    with pytest.raises(ConfigError, match=r"nodes: evaluate runs in one process; give 1, not 2"):
         tasks_per_node("evaluate", Slurm(nodes=2))
     assert tasks_per_node("pretrain", Local()) == 1
     assert read_launcher({"kind": "inline"}) == Inline()

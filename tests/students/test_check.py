@@ -132,5 +132,5 @@ def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
     assert off_then(same, coupled) == ["probe.gradient_bias.coupled"]
     assert off_then(coupled, same) == off_then(coupled, configured()) == []
     check_used(coupled)
-    with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: does nothing while"):
+    with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: has no effect while"):
         check_used(configured(probe={"gradient_bias": {"coupled": True}}))
