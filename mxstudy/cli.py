@@ -314,7 +314,7 @@ def nothing_to_replace(group: str) -> str:
     return f"no such group; {suggest(group, groups())}"
 
 
-# By the pattern of Hydra's message, what our message says after the name of the group.
+# Patterns of Hydra's messages, with the text that follows the group's name in our message.
 ADVICE: dict[str, Callable[[str], str]] = {
     NOTHING_TO_OVERRIDE: nothing_to_replace,
     CHOSEN_ALREADY: lambda group: f"is chosen already; write {group}=NAME, without a plus",

@@ -36,7 +36,7 @@ class BlockCast:
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """How one operand of one GEMM is quantised; a field that is None is open, and the run's settings fill it.
+    """The cast of one operand of one GEMM; a field that is None is open, and the run's settings fill it.
 
     `format`: the elements' format, a row of FORMATS. `scale`: the format of the block scales: E8M0, E4M3, FP32, or none
     if there is only an outer scale. `block_size` B: elements per block, along the contraction axis. `two_dimensional`:

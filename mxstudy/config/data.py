@@ -9,7 +9,7 @@ from mxstudy.reader import cosmetic, require, schema
 
 @schema
 class Corpus:
-    """What every corpus has: the fraction of documents kept for validation, chosen by the hash of their text."""
+    """`validation_fraction`: the fraction of documents kept for validation, chosen by the hash of their text."""
 
     validation_fraction: float = 0.02
 

@@ -1,4 +1,4 @@
-"""The schema of zero-shot evaluation: which questions a language model is asked, and how."""
+"""The schema of zero-shot evaluation: the questions that a language model is asked, and their form."""
 
 from __future__ import annotations
 

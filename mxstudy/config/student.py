@@ -55,7 +55,7 @@ class ResidualMLP:
 
 @schema
 class Student:
-    """What the student rounds besides its GEMMs' operands.
+    """The student's roundings besides those of its GEMMs' operands.
 
     `gain`: its norms' gains: fp32, bf16, or mx, in blocks like the forward's W. `vector_ops`: fp32, bf16, or code, the
     mixture of both in the paper's public code. `norm_ops`: the same for the norms only; null: as `vector_ops`;
@@ -169,7 +169,7 @@ class StudentProbes:
 
 @schema
 class Intervention:
-    """What a fork changes in its parent; null keeps the parent's value, and a fork with nothing changed is the control.
+    """The changes of a fork to its parent; null keeps the parent's value, and a fork without changes is the control.
 
     With `vector_ops` and without `norm_ops`, the norms' operations follow `vector_ops`. `freeze_norm_bias`: true keeps
     a bias as the parent has trained it; false starts a bias that the parent did not train at 0, with its optimizer

@@ -125,7 +125,7 @@ def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigE
 
 
 def compare(job: Job, queues: Queues | None = None) -> Job:
-    """Return the job with folder and state of the existing run with its fingerprint, in whatever experiment that is.
+    """Return the job with folder and state of the existing run with its fingerprint, in whichever experiment.
 
     Raises QueueError if that run may be in a queue that cannot be asked.
     """
@@ -174,7 +174,7 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def refusal(errors: dict[str, list[str]], total: int) -> str:
-    """Return each error once for each job that has it, or the bare error if all jobs share one."""
+    """Return a line for each job that cannot run, with its error, or only the error if all jobs share it."""
     if [len(names) for names in errors.values()] == [total]:
         return next(iter(errors))
     bad = sum(map(len, errors.values()))
@@ -218,7 +218,7 @@ def newest_aside(folder: Path) -> Path:
 
 
 def differences(folder: RunFolder) -> str:
-    """Return in which of commit, torch version and GPU that run differs from one started now, '' if in none."""
+    """Return the differences in commit, torch version and GPU between that run and one started now, '' if none."""
     about, now = folder.provenance(), provenance()
     then = [about, *about.get("resumed", [])][-1]
     changed = [key for key in ("commit", "torch", "gpu") if then.get(key) != now.get(key)]

@@ -15,7 +15,7 @@ from mxstudy.studies.protocol import Uses
 
 
 def gpus_per_node(settings: Launcher) -> int | None:
-    """Return the GPUs per node of each job; None: it runs in this process, on this machine. Raises ConfigError."""
+    """Return the GPUs per node of each job, or None for a job that runs in this process. Raises ConfigError."""
     if isinstance(settings, Inline):
         return None
     return local.share(settings)[0] if isinstance(settings, Local) else settings.gpus_per_node

@@ -40,7 +40,7 @@ class Queues:
         return local_jobs(Path(ticket.launch)).get(ticket.job_id)
 
     def fate(self, ticket: Ticket) -> str | None:
-        """Return how Slurm says that a job ended, 'OUT_OF_MEMORY, exit code 0:125', or None if nobody knows.
+        """Return how a job ended, for example 'OUT_OF_MEMORY, exit code 0:125', or None if Slurm does not know it.
 
         slurmctld knows for some minutes; after that only Slurm's accounts do, if a cluster has them.
         """

@@ -49,7 +49,7 @@ def observe(folder: RunFolder, queues: Queues) -> RunState:
 
 
 def look(folder: RunFolder, queues: Queues) -> RunState:
-    """Return the run's state as far as it is visible here: if its queue cannot be asked, from heartbeat and lock."""
+    """Return the run's state as `observe` does or, if its queue cannot be asked, from heartbeat and lock."""
     try:
         return observe(folder, queues)
     except QueueError:
@@ -85,7 +85,7 @@ def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, st
 
 
 def is_alive(folder: RunFolder) -> bool:
-    """Return whether a process runs it: by its lock if that is this machine's, else by its heartbeat."""
+    """Return whether a process runs it: on this machine by its lock, from another machine by its heartbeat."""
     status = folder.status()
     if status.state != "running":
         return False

@@ -80,7 +80,7 @@ def step_s(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 
 def last_rows(journal: Path) -> list[dict[str, Any]]:
-    """Return the training rows at the end of the journal, as far back as no interruption lies between them."""
+    """Return the training rows at the end of the journal, those after the last interruption only."""
     rows: list[dict[str, Any]] = []
     with suppress(OSError), journal.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -106,7 +106,10 @@ def stack_row(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> di
 
 
 def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
-    """Wait until no run is queued or running, and return their states; show a live table, or on no terminal changes."""
+    """Wait until no run is queued or running, and return their states.
+
+    On a terminal a table is kept up to date; elsewhere each change of state is printed as a line.
+    """
     console, states = Console(highlight=False), dict[Path, str]()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:

@@ -134,8 +134,8 @@ def note_the_machine(folder: RunFolder) -> None:
 def requeue(reason: str) -> None:
     """Requeue this job if the signal `reason` was SIGUSR2, Slurm's warning, or a SIGTERM that begins a preemption.
 
-    After `scontrol requeue` and `scancel` Slurm itself decides. When srun ends the tasks that a dead task left behind,
-    the job is not requeued, because it could die of the same cause again.
+    Slurm itself handles a SIGTERM of `scontrol requeue` or `scancel`. When srun ends the tasks that a dead task left
+    behind, the job is not requeued, because it could die of the same cause again.
     """
     job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job_id = "_".join(part for part in job if part) or os.environ["SLURM_JOB_ID"]
