@@ -100,7 +100,7 @@ def is_part(x: Tensor) -> TypeGuard[DTensor]:
     """Return whether x is sharded over the ranks (DTensor)."""
     if not dist.is_initialized():
         return False
-    from torch.distributed.tensor import DTensor  # takes a second, so not without a process group
+    from torch.distributed.tensor import DTensor  # the import takes a second
 
     return isinstance(x, DTensor)
 
@@ -109,7 +109,7 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """Return this rank's shard of `whole`, sharded as `like` is, or `whole` itself if `like` is not sharded."""
     if not is_part(like):
         return whole
-    from torch.distributed.tensor import distribute_tensor  # as in is_part
+    from torch.distributed.tensor import distribute_tensor  # the import takes a second
 
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 

@@ -38,7 +38,7 @@ KILL_AFTER_S = 60.0  # a job that is asked to leave saves a checkpoint first
 class QueuePlan:
     """The content of jobs.json. `gpus`: of each job; `parallel`: jobs that run at once; `tasks`: processes of a job."""
 
-    folders: dict[str, str]  # by job id, as logs
+    folders: dict[str, str]  # by job id; so are the logs
     logs: dict[str, str]
     gpus: int
     parallel: int

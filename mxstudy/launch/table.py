@@ -24,7 +24,7 @@ from mxstudy.train.progress import clock, rate_text
 POLL_S = 2.0
 TAIL_BYTES = 1 << 16  # read from the end of a journal: some hundred rows
 LOSS_OF_STACK = "train/loss"
-TOGETHER_S = 0.01  # a stack writes its rows in batches, the last of a batch when its step is done
+TOGETHER_S = 0.01  # rows closer than this belong to one batch of a stack, whose last row ends when its step does
 ORDER = ("running", "preempted", "failed", "queued", "cancelled", "diverged", "finished")
 COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reason")
 
