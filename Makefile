@@ -15,27 +15,27 @@ APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_q
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
-quickstart: $(READY)  ## train a small Llama four ways and compare: RMSNorm and MXNorm, bf16 and MXFP8
+quickstart: $(READY)  ## train a small Llama four ways and compare them: RMSNorm and MXNorm, bf16 and MXFP8
 	$(BIN)/python -m mxstudy +sweep=quickstart wait=true
 
-approximation: $(READY)  ## what MXNorm and the casts do to random tensors: tables, and figures/ (under a minute)
+approximation: $(READY)  ## measure MXNorm and the casts on random tensors: tables, and figures/ (under a minute)
 	$(BIN)/python -m mxstudy +experiment=approximation
 	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
 
-test: $(READY)  ## all tests but those marked slow, slurm or gpu
+test: $(READY)  ## run all tests except those marked slow, slurm or gpu
 	$(BIN)/python -m pytest -q $(SHARED) -m "$(WHOLE)" --durations=10
 
-check: $(READY)  ## format, lint, types and the fast tests
+check: $(READY)  ## check format, lint and types, and run the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q $(SHARED) -m "$(FAST)"
 
-test-gpu: $(READY)  ## the tests that need GPUs, and why some of them were skipped; without a GPU that is all of them
-	@$(BIN)/python -c 'import torch; n = torch.cuda.device_count(); print(f"GPUs: {n}" if n else "NO GPU HERE: nothing that needs one is tested")'
+test-gpu: $(READY)  ## run the tests that need GPUs, and list those that were skipped (without a GPU: all) and why
+	@$(BIN)/python -c 'import torch; n = torch.cuda.device_count(); print(f"GPUs: {n}" if n else "no GPU found: every test that needs one is skipped")'
 	$(BIN)/python -m pytest -q -rfEs -m gpu
 
-bench: $(READY)  ## benchmarks, a list of them, or NAME=kernels ARGS="--seconds 300" for one
+bench: $(READY)  ## list the benchmarks, or run one: NAME=kernels ARGS="--seconds 300"
 ifdef NAME
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
 else
@@ -43,19 +43,19 @@ else
 	  printf '  %-18s%s\n' $$(basename $$file .py) "$$(sed -n '1s/^"""//p' $$file)"; done
 endif
 
-figures: $(READY)  ## every figure that results/ backs, into figures/; NAME=... for one
+figures: $(READY)  ## draw every figure that results/ has data for, into figures/; NAME=... draws one
 	$(BIN)/python -m analysis.figures $(NAME)
 
 RUNS ?= runs/quickstart
-report: $(READY)  ## one HTML page about a set of runs: RUNS=runs/quickstart
+report: $(READY)  ## write an HTML page about a set of runs: RUNS=runs/quickstart
 	$(BIN)/python -m analysis.report --runs $(RUNS)
 
-dashboard: $(READY)  ## MLflow on mlflow.db: http://127.0.0.1:5000
+dashboard: $(READY)  ## serve MLflow on mlflow.db at http://127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
-# torch first and pinned, so that no other package decides which build comes.
+# Install torch first and pinned, so that no other package selects its build.
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; try make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; try make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

@@ -1,6 +1,6 @@
-"""How Hydra hands a sweep to mxstudy.
+"""The Hydra sweeper and launcher that hand the jobs of a sweep to mxstudy.
 
-Hydra imports this file at every start, so what takes time is imported when it is used.
+Hydra imports this file at every start, so slow imports are made where they are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mxstudy.compat.hydra import product
 
 
 class GridSweeper(Sweeper):
-    """A grid as Hydra's own sweeper makes it, and `cases`: what varies together."""
+    """Build the grid of `params` as Hydra's own sweeper does, once for each of `cases`, whose values vary together."""
 
     def __init__(self, params: dict[str, Any], cases: list[dict[str, Any]]) -> None:
         self.params, self.cases = params, cases or [{}]
@@ -32,25 +32,25 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         if not isinstance(self.launcher, StudyLauncher):
-            raise HydraException("hydra/launcher: this one does not run studies; see conf/hydra/launcher")
+            raise HydraException("hydra/launcher: this launcher does not run studies; see conf/hydra/launcher")
         jobs: list[list[str]] = []
-        small = _rehearsed(arguments)
+        set_by_debug = _rehearsed(arguments)
         for case in self.cases:
-            values = {key: value for key, value in {**self.params, **case}.items() if key not in small}
+            values = {key: value for key, value in {**self.params, **case}.items() if key not in set_by_debug}
             axes = [f"{key}={_choices(value)}" for key, value in values.items()]
-            jobs += product(self.loader, axes + arguments)  # the command line comes last, and beats the file
+            jobs += product(self.loader, axes + arguments)  # the command line comes last, so that it overrides the file
         return self.launcher.launch(jobs, initial_job_idx=0)
 
 
 class StudyLauncher(Launcher):
-    """Hands the jobs to mxstudy, with the settings of hydra.launcher."""
+    """Launch the jobs with mxstudy, with the settings of hydra.launcher."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         if not config.hydra.sweeper._target_.endswith(GridSweeper.__name__):
-            raise HydraException("hydra/sweeper: only grid runs studies")
+            raise HydraException("hydra/sweeper: this sweeper does not run studies; choose grid")
         self.loader, self.master = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
@@ -58,11 +58,11 @@ class StudyLauncher(Launcher):
         from mxstudy.config import read_launcher
 
         launch_jobs(self.loader, self.master, job_overrides, read_launcher(self.settings))
-        return []  # a sweeper would read a return value of each entry
+        return []  # Hydra's sweepers would read the jobs' results from it; ours does not
 
 
 def _rehearsed(arguments: Sequence[str]) -> set[str]:
-    """The keys that a debug choice sets: a sweep's sizes and steps give way to it, as an experiment's do."""
+    """Return the keys that the debug choice of the command line sets, which replace a sweep's values of these keys."""
     from mxstudy.cli import debug_values
     from mxstudy.reader import flatten
 

@@ -1,7 +1,7 @@
-"""The command line: Hydra composes the config, everything after that is ours.
+"""The command line: Hydra composes the configs, and mxstudy.launch plans and runs them.
 
 A single run is a sweep of one job, so there is one path: main -> Hydra -> hydra_plugins/mxstudy_launcher.py ->
-launch_jobs -> mxstudy.launch. Nothing below this file knows Hydra.
+launch_jobs -> mxstudy.launch. No module below this one uses Hydra.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from mxstudy import config as schemas
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, read_files_once
-from mxstudy.launch import process_pool as many
 from mxstudy.launch.composed import Composed
+from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.reader import ConfigError, defaults, kinds_of, suggest, type_hints
 
 PACKAGE = Path(__file__).parent
 ROOT = next(folder for folder in (PACKAGE, PACKAGE.parent) if (folder / "conf").is_dir())  # a wheel, or a checkout
 CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
 
-# The bases of the config groups: every YAML file of a group starts from one of its group's.
+# The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {
     "model": {"decoder": schemas.Decoder, "residual_mlp": schemas.ResidualMLP},
     "norm": kinds_of(get_args(schemas.Norm)),
@@ -54,8 +54,9 @@ BASES: dict[str, dict[str, Any]] = {
     "tracking": {"tracking": schemas.Tracking},
 }
 AS_TRAINED = "as_trained"
-WHOLE = {"precision": "schedule", "norm": "kind"}  # groups that have that choice, and what none of them is without
-STARTS = {"experiment", "sweep", "debug"}  # groups that nothing chooses by default
+# Groups with the choice as_trained, and a key that each of their other choices sets.
+WHOLE = {"precision": "schedule", "norm": "kind"}
+STARTS = {"experiment", "sweep", "debug"}  # groups without a default choice
 START = "+experiment=NAME or +sweep=NAME"
 HELP = {"-h", "--help"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
@@ -68,7 +69,7 @@ usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
 +debug=tiny rehearses any experiment on a laptop; --cfg job prints the composed config and runs nothing.
-hydra/launcher=local or slurm submits and returns (wait=true waits); dry_run=true says what it would cost.
+hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dry_run=true prints their cost.
 
        python -m mxstudy +launch=status|cancel|retry [run=FINGERPRINT] [+experiment=NAME] [GROUP=CHOICE ...]
 
@@ -76,7 +77,7 @@ hydra/launcher=local or slurm submits and returns (wait=true waits); dry_run=tru
 
 
 def main() -> None:
-    """Entry point of `python -m mxstudy`."""
+    """Run `python -m mxstudy`."""
     arguments = sys.argv[1:]
     words = {argument.partition("=")[0] for argument in arguments}
     if not words or words & HELP:
@@ -85,7 +86,7 @@ def main() -> None:
     if words & LAUNCHED:
         sys.exit(after_launch(arguments))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() has the word
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
     register(SWEEPS)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
@@ -96,7 +97,10 @@ def main() -> None:
 
 
 def after_launch(arguments: list[str]) -> int | str:
-    """+launch=status, cancel, retry need no Hydra: the run folders have it all. An exit code, or what is wrong."""
+    """Run +launch=status, cancel or retry, which need no Hydra because the run folders hold everything.
+
+    Return an exit code, or an error message.
+    """
     from mxstudy.launch.commands import run  # imports torch
 
     (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
@@ -109,20 +113,20 @@ def after_launch(arguments: list[str]) -> int | str:
 
 
 def in_hydras_order(arguments: list[str]) -> list[str]:
-    """Overrides before options: Hydra's parser refuses `+experiment=NAME -m norm=rmsnorm`."""
+    """Return the overrides before the options: Hydra's parser refuses `+experiment=NAME -m norm=rmsnorm`."""
     overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
     return overrides + [a for a in arguments if a not in overrides and a not in MULTIRUN]
 
 
 def _never_called(config: DictConfig) -> None:
-    """Hydra wants a task function; our launcher does not use it."""
+    """Stand in for the task function that Hydra requires; our launcher does not call it."""
 
 
-@functools.cache  # Hydra's store lasts as long as the process
+@functools.cache  # Hydra's store lives as long as the process
 def register(sweeps: Path) -> None:
-    """The schema's defaults as the base of every group, sweeps/*.yaml as the group `sweep`, and two functions.
+    """Register with Hydra the base of every group (the schema's defaults), the group `sweep`, and two resolvers.
 
-    ${times:A,B} for sizes; ${of:STUDY,A,B} for A in that kind of run and B in others.
+    ${times:A,B} multiplies sizes. ${of:STUDY,A,B} is A in that kind of run (`study`) and B in all others.
     """
     OmegaConf.register_new_resolver("times", operator.mul, replace=True)
     OmegaConf.register_new_resolver("of", in_kind_of_run, replace=True)
@@ -140,6 +144,7 @@ def register(sweeps: Path) -> None:
 
 
 def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) -> Any:
+    """Return `value` if the config is of the kind of run `study`, else `other`."""
     return value if _root_.get("study") == study else other
 
 
@@ -149,18 +154,18 @@ def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) ->
 def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
-    """From our Hydra launcher: composes, plans, launches; exits with the launcher's code where that is not 0."""
+    """Compose, plan and launch the jobs, called by our Hydra launcher; exit with the exit code if it is not 0."""
     from mxstudy.launch.start import launch  # imports torch
 
-    if code := launch(lambda: many.map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
+    if code := launch(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
 
 def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[Composed]:
-    """Each job's config as plain data, or why there is none.
+    """Yield each job with its config as plain data, or with the ConfigError that says why it has none.
 
-    A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ in values
-    alone share one composition, and their values are set on it.
+    A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ only in
+    values share one composition, and their values are set on it.
     """
     read_files_once(loader)
     parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
@@ -177,7 +182,7 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
         key = (tuple(o.input_line for o in overrides if o not in values), tuple(o.key_or_group for o in values))
         try:
             if key not in shared:
-                shared[key] = compose_fully(loader, master, job)  # the whole job, so that errors are Hydra's own
+                shared[key] = compose_fully(loader, master, job)  # with all overrides, so that Hydra reports the errors
             config, choices = shared[key]
             for override in values:
                 OmegaConf.update(config, override.key_or_group, override.value())
@@ -187,6 +192,7 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
 
 
 def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """Return the job's config, without Hydra's own part, and its choice of each group."""
     config = loader.load_sweep_config(master, list(job))
     choices = {group: str(c) for group, c in config.hydra.runtime.choices.items() if not group.startswith("hydra/")}
     with open_dict(config):
@@ -195,7 +201,7 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
 
 
 def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
-    """Resolved plain data, and the experiment's name in it: it is that of the chosen file."""
+    """Return the resolved config as plain data, with `experiment` set to the name of the chosen file."""
     values: Any = OmegaConf.to_container(config, resolve=True)
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
@@ -208,7 +214,11 @@ def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
 
 
 def partly_as_trained(values: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield group and key of each value that was added to what is a checkpoint's own, and is no whole of its own."""
+    """Yield group and key of each value that is set in a group chosen as_trained.
+
+    Such a group comes from the checkpoint as a whole. A group that also has its key of WHOLE was replaced in full, and
+    is allowed.
+    """
     for group, whole in WHOLE.items():
         added = values.get(group)
         if choices.get(group) == AS_TRAINED and isinstance(added, dict) and whole not in added:
@@ -217,14 +227,17 @@ def partly_as_trained(values: Mapping[str, Any], choices: Mapping[str, str]) -> 
 
 @functools.cache
 def debug_values(choice: str | None, study: str | None) -> dict[str, Any]:
-    """What a debug choice sets: it names what every kind of run has, and each keeps what is its own."""
+    """Return the values that a debug choice sets for runs of all kinds; `without_foreign` drops the others' keys."""
     chosen = [OmegaConf.load(CONF / "debug" / f"{choice}.yaml")] if choice else []
     values: Any = OmegaConf.to_container(OmegaConf.merge({"study": study}, *chosen), resolve=True)
     return values
 
 
 def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what a debug choice has set and `cls` does not have; what a user has set stays, to be refused."""
+    """Return `values` without those that the debug choice has set and `cls` has no key for.
+
+    A value that the user has set for an unknown key stays, so that it is refused.
+    """
     own, kept = type_hints(cls), {}
     for key, value in values.items():
         if key in own and dataclasses.is_dataclass(own[key]) and isinstance(value, dict):
@@ -238,7 +251,7 @@ def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str,
 
 
 def groups() -> dict[str, list[str]]:
-    """Every config group with its choices; bases are not meant to be chosen."""
+    """Return every config group with its choices, without the bases, which are not meant to be chosen."""
     own = {folder.name: folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "hydra"}
     folders = {"experiment": CONF, "sweep": SWEEPS} | own | {"hydra/launcher": CONF / "hydra" / "launcher"}
     return {group: visible(sorted(path.stem for path in folder.glob("*.yaml"))) for group, folder in folders.items()}
@@ -255,7 +268,7 @@ def usage() -> str:
 
 
 def explain(error: Exception) -> str:
-    """What is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
+    """Return what is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -266,26 +279,26 @@ def explain(error: Exception) -> str:
         if not names and group in WHOLE and part and "." not in part:
             return as_a_whole(group, key)
         if not names and "." in key:
-            return f"{key}: is not there yet; write +{key}=VALUE, with a plus"
+            return f"{key}: not in the config yet; write +{key}=VALUE"
         own = [name for name in names if name != "hydra"] or list(groups())
         return f"{key}: no such key; {suggest(str(cause.key), own)}"
     for pattern, advice in ADVICE.items():
-        found = re.search(pattern, str(error))
-        if found:
-            return f"{found[1]}: {advice(found[1])}"
+        match = re.search(pattern, str(error))
+        if match:
+            return f"{match[1]}: {advice(match[1])}"
     return "\n".join(str(part) for part in (error, cause) if part is not None)
 
 
 def as_a_whole(group: str, key: str) -> str:
-    """Say how a part of what is a checkpoint's own can be changed: with all of it."""
+    """Return the message that a part of an as_trained group can be changed only by choosing the whole group."""
     return (
-        f"{key}: {group}={AS_TRAINED} takes the checkpoint's own as a whole; choose one, and set what of it is not the "
-        f"default: {group}=NAME {key}=VALUE"
+        f"{key}: {group}={AS_TRAINED} takes the checkpoint's own as a whole; choose one by name, then change its "
+        f"values: {group}=NAME {key}=VALUE"
     )
 
 
 def nothing_to_run(values: Iterable[str]) -> str:
-    """For `+experimant=NAME`, which Hydra takes for a new key, the group that was meant."""
+    """Return the message for a command without a run; for `+experimant=NAME`, name the group that was meant."""
     for key in values:
         for near in difflib.get_close_matches(key, STARTS, n=1):
             return f"{key}: no such key; did you mean '+{near}'?"
@@ -293,14 +306,15 @@ def nothing_to_run(values: Iterable[str]) -> str:
 
 
 def nothing_to_replace(group: str) -> str:
+    """Return what to write in place of an override of a group that nothing has chosen."""
     if group in STARTS:
         return f"write +{group}=NAME, with a plus"
     if group in groups():
-        return f"nothing chose one that this could replace; start from {START}"
+        return f"no choice is made that this could replace; start from {START}"
     return f"no such group; {suggest(group, groups())}"
 
 
-# Hydra's words, and ours after the group they are about.
+# Patterns of Hydra's messages, with the text that follows the group's name in our message.
 ADVICE: dict[str, Callable[[str], str]] = {
     NOTHING_TO_OVERRIDE: nothing_to_replace,
     CHOSEN_ALREADY: lambda group: f"is chosen already; write {group}=NAME, without a plus",

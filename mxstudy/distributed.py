@@ -1,4 +1,4 @@
-"""What the processes of a run have together. A process that runs alone is the first of one, and nothing travels."""
+"""Collective operations over the ranks of a run; without a process group there is one rank, and nothing is sent."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def is_first() -> bool:
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """x itself, which then holds the sum."""
+    """Replace x in place with its sum over all ranks, and return it."""
     return _reduced(x, dist.ReduceOp.SUM)
 
 
 def max_over_ranks(x: Tensor) -> Tensor:
-    """x itself, which then holds the largest of every element."""
+    """Replace x in place with its elementwise maximum over all ranks, and return it."""
     return _reduced(x, dist.ReduceOp.MAX)
 
 
 def mean_over_ranks(x: Tensor) -> Tensor:
-    """x itself, which then holds the mean."""
+    """Replace x in place with its mean over all ranks, and return it."""
     return sum_over_ranks(x).div_(world_size()) if world_size() > 1 else x
 
 
@@ -49,7 +49,7 @@ def _reduced(x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
 
 
 def gather_over_ranks(x: Tensor) -> Tensor:
-    """[n, ...] of every rank, all of one shape, one after another: [ranks * n, ...]."""
+    """Concatenate the x of all ranks along dimension 0: [n, ...], of one shape on all ranks, to [ranks * n, ...]."""
     if world_size() == 1:
         return x
     parts = [torch.empty_like(x) for _ in range(world_size())]
@@ -58,7 +58,7 @@ def gather_over_ranks(x: Tensor) -> Tensor:
 
 
 def all_of(x: T) -> list[T]:
-    """What every rank has, in their order. Must be picklable."""
+    """Return the x of every rank, in the order of ranks; x must be picklable."""
     found: list[T] = [x] * world_size()
     if world_size() > 1:
         dist.all_gather_object(found, x)
@@ -66,13 +66,16 @@ def all_of(x: T) -> list[T]:
 
 
 def largest_over_ranks(values: dict[str, float]) -> dict[str, float]:
-    """Of the same names on every rank."""
+    """Return the maximum over all ranks of each value; every rank gives the same names in the same order."""
     largest = max_over_ranks(torch.tensor(list(values.values()), dtype=torch.float64))
     return dict(zip(values, largest.tolist(), strict=True))
 
 
 def on_first_rank(do: Callable[[], T]) -> T:
-    """Done by the first rank alone; all have what it returns, and raise what it raises. Both must be picklable."""
+    """Call `do` on rank 0 only, then return its result, or raise its exception, on every rank.
+
+    Result and exception must be picklable.
+    """
     if world_size() == 1:
         return do()
     outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
@@ -89,32 +92,32 @@ def on_first_rank(do: Callable[[], T]) -> T:
 
 
 def whole(x: Tensor) -> Tensor:
-    """All of a tensor of which every rank has a part, on every rank; of any other itself."""
+    """Return the full tensor of a sharded tensor (DTensor), on every rank; return any other tensor unchanged."""
     return x.full_tensor() if is_part(x) else x
 
 
 def is_part(x: Tensor) -> TypeGuard[DTensor]:
-    """Whether the other ranks have the rest of it."""
+    """Return whether x is sharded over the ranks (DTensor)."""
     if not dist.is_initialized():
         return False
-    from torch.distributed.tensor import DTensor  # takes a second, and a process of no group has none
+    from torch.distributed.tensor import DTensor  # the import takes a second
 
     return isinstance(x, DTensor)
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of what all ranks have, where `like` is in parts; else all of it."""
+    """Return this rank's shard of `whole`, sharded as `like` is, or `whole` itself if `like` is not sharded."""
     if not is_part(like):
         return whole
-    from torch.distributed.tensor import distribute_tensor  # as in is_part
+    from torch.distributed.tensor import distribute_tensor  # the import takes a second
 
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def draw_in_turns(weights: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> None:
-    """Fill tensors, whole or in parts, with what is drawn for them; a rank draws one of as many as there are ranks.
+    """Fill each weight, sharded or not, with the tensor that its function draws; each rank draws another weight.
 
-    A core draws 15 million numbers a second, so sharing the work counts. No rank holds more than two tensors whole.
+    A CPU core draws 15 million numbers a second, so the ranks share the work. No rank holds more than two full tensors.
     """
     for turn in range(0, len(weights), world_size()):
         together = weights[turn : turn + world_size()]
@@ -124,7 +127,7 @@ def draw_in_turns(weights: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> Non
 
 
 def from_rank(owner: int, x: Tensor, like: Tensor) -> Tensor:
-    """That rank's x on every rank, with the shape and on the device of `like`; of one rank x itself."""
+    """Return rank `owner`'s x on every rank, with the shape and device of `like`; with one rank, return x itself."""
     if world_size() == 1:
         return x
     mine = x.to(like.device) if rank() == owner else torch.empty(like.shape, dtype=x.dtype, device=like.device)

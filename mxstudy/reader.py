@@ -1,7 +1,8 @@
-"""Plain data to frozen dataclasses and back: the strict reader behind every config.
+"""The strict reader behind every config: plain data to frozen dataclasses, and back.
 
-Nothing unknown, nothing missing, nothing converted but int to float; every error names the full key, what is wrong
-and what would be right. Standard library only: a job on a node needs neither Hydra nor OmegaConf.
+An unknown key and a missing key are errors, and no value is converted except int to float. Every error names the full
+key, what is wrong and what would be right. This file uses the standard library only: a job on a node needs neither
+Hydra nor OmegaConf.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """A config that cannot be run; the message is the full key, what is wrong and what would be right."""
+    """Raised for a config that cannot be run; the message gives the full key, what is wrong and what would be right."""
 
 
 def cosmetic(default: Any = MISSING, **kwargs: Any) -> Any:
-    """A field that cannot change a run's numbers and so stays out of its fingerprint."""
+    """Return a dataclass field that cannot change a run's numbers and is left out of its fingerprint."""
     return field(default=default, metadata={"cosmetic": True}, **kwargs)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def schema(of: type[T]) -> type[T]:
-    """Make it a frozen dataclass whose fields are given by name."""
+    """Make a class a frozen dataclass whose fields are given by name."""
     return dataclass(frozen=True, kw_only=True)(of)
 
 
@@ -36,26 +37,28 @@ type_hints = functools.cache(get_type_hints)
 
 
 def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with the message unless the condition holds."""
     if not condition:
         raise ConfigError(message)
 
 
 def changed(value: T, **fields: Any) -> T:
-    """Return a copy of a schema's value with these fields changed."""
+    """Return a copy of a schema's instance with these fields changed."""
     return dataclasses.replace(value, **fields)  # type: ignore[type-var]
 
 
 def suggest(word: str, choices: Iterable[object]) -> str:
-    """'did you mean X?' where something is near, else the whole list."""
+    """Return "did you mean 'X'?" if a choice is similar to the word, else a list of all choices."""
     names = [str(choice) for choice in choices]
     near = difflib.get_close_matches(str(word), names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
 
 
 def read(hint: Any, value: Any, path: str = "") -> Any:
-    """`value` as the type `hint`: nothing unknown, nothing missing, nothing converted but int to float.
+    """Return `value` as the type `hint`, converting nothing except int to float.
 
-    Raises ConfigError naming the full key.
+    `path`: the full key of the value, for messages. Raises ConfigError for an unknown key, a missing key or a wrong
+    type.
     """
     if type(value) is hint:
         return value
@@ -79,7 +82,7 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
         return {read(args[0], k, path): read(args[1], v, f"{path}[{k}]") for k, v in value.items()}
     if hint is float and type(value) is int:
         return float(value)
-    is_number = hint is str and type(value) in (int, float)  # 123456 may be meant as the beginning of a fingerprint
+    is_number = hint is str and type(value) in (int, float)  # 123456 may be the first digits of a fingerprint
     advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
     raise ConfigError(f"{where}: {value!r} is not {_article(hint)}{advice}")
 
@@ -107,7 +110,7 @@ def _require_mapping(value: Any, where: str) -> None:
 
 
 def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
-    """Optional[X], or dataclasses told apart by their field `kind`."""
+    """Read X or None, or one of several dataclasses, which are told apart by their field `kind`."""
     if value is None and type(None) in options:
         return None
     options = tuple(option for option in options if option is not type(None))
@@ -122,7 +125,7 @@ def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
 
 
 def kinds_of(options: tuple[Any, ...]) -> dict[str, Any]:
-    """Dataclasses by their field `kind`."""
+    """Return the dataclasses as a dict from the value of their field `kind`."""
     return {get_args(type_hints(option)["kind"])[0]: option for option in options}
 
 
@@ -131,11 +134,12 @@ def _article(hint: Any) -> str:
 
 
 def default_of(f: dataclasses.Field[Any]) -> Any:
+    """Return a field's default, or MISSING if it has none."""
     return f.default_factory() if f.default_factory is not MISSING else f.default
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as dicts and lists: what YAML and JSON hold."""
+    """Return dataclasses, tuples and mappings as the dicts and lists that YAML and JSON can hold."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -146,13 +150,13 @@ def plain(value: Any) -> Any:
 
 
 def defaults(cls: Any) -> dict[str, Any]:
-    """A schema's defaults as plain data; '???' (Hydra's word for "must be given") where there is none."""
+    """Return a schema's defaults as plain data; '???' (Hydra's mark for "must be given") if a field has none."""
     values = {f.name: default_of(f) for f in dataclasses.fields(cls)}
     return {name: "???" if value is MISSING else plain(value) for name, value in values.items()}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one level of dotted keys."""
+    """Return nested mappings and lists as one dict with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, list):

@@ -20,8 +20,8 @@ QUICK = "+experiment=quickstart"
 
 ASKED = ["+experiment=perplexity", "checkpoint=RUN"]
 AS_A_WHOLE = (
-    "{key}: {group}=as_trained takes the checkpoint's own as a whole; choose one, and set what of it is not the "
-    "default: {group}=NAME {key}=VALUE"
+    "{key}: {group}=as_trained takes the checkpoint's own as a whole; choose one by name, then change its "
+    "values: {group}=NAME {key}=VALUE"
 )
 
 
@@ -42,7 +42,7 @@ def value(one: Composed, dotted: str) -> Any:
         (["+experiment=quikstart"], "experiment=quikstart: no such choice; did you mean 'quickstart'?"),
         (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
         (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
-        (["norm=rmsnorm"], "norm: nothing chose one that this could replace; start from +experiment=NAME"),
+        (["norm=rmsnorm"], "norm: no choice is made that this could replace; start from +experiment=NAME"),
         (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
         ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
         ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
@@ -50,10 +50,10 @@ def value(one: Composed, dotted: str) -> Any:
         ([QUICK, "train.stepz=3"], "train.stepz: no such key; did you mean 'steps'?"),
         ([*ASKED, "precision.backend=fused"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
         ([*ASKED, "norm.eps=0"], AS_A_WHOLE.format(group="norm", key="norm.eps")),
-        ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: is not there yet; write +baseline.norm=VALUE, with a plus"),
+        ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: not in the config yet; write +baseline.norm=VALUE"),
         ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
-        ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this one does not run studies"),
-        ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: only grid runs studies"),
+        ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this launcher does not run studies"),
+        ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: this sweeper does not run studies; choose grid"),
         ([QUICK, "+hydra.launcher.nodes=3"], "hydra.launcher.nodes: no such key; choose from kind"),
         ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
         ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),

@@ -93,7 +93,7 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
             {"train__micro_batch_size": 3},
             "train.micro_batch_size: batch_size 4 does not divide into micro-batches of 3",
         ),
-        ({"schedule__decay_fraction": 0.5}, "schedule.decay_fraction: only wsd has one, not cosine"),
+        ({"schedule__decay_fraction": 0.5}, "schedule.decay_fraction: only for wsd, not for cosine; leave it out"),
         ({"schedule__warmup_fraction": 2}, "schedule.warmup_fraction: must lie in 0..1, not 2.0"),
         ({"optimizer__lr": 0}, "optimizer.lr: must be positive, not 0.0"),
         ({"optimizer__betas": [0.9, 1.5]}, "optimizer.betas: must lie in 0 .. 1, not [0.9, 1.5]"),
@@ -101,12 +101,12 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ({"optimizer__weight_decay": -1}, "optimizer.weight_decay: must not be negative, not -1.0"),
         (
             {"schedule__warmup_fraction": 0, "schedule__initial_ratio": 0.1},
-            "schedule.initial_ratio: it is a warm-up's, and warmup_fraction is 0",
+            "schedule.initial_ratio: there is no warm-up (warmup_fraction is 0); leave it out",
         ),
-        ({"validation__sequences": 0}, "validation.sequences: at least 1, not 0"),
+        ({"validation__sequences": 0}, "validation.sequences: must be at least 1, not 0"),
         ({"validation__every_steps": -1}, "validation.every_steps: must not be negative, not -1"),
         ({"checkpoint__every_steps": -1}, "checkpoint.every_steps: must not be negative, not -1"),
-        ({"checkpoint__keep_last": 0}, "checkpoint.keep_last: at least 1, not 0"),
+        ({"checkpoint__keep_last": 0}, "checkpoint.keep_last: must be at least 1, not 0"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_full_key(dotted: dict[str, Any], message: str) -> None:
@@ -118,7 +118,7 @@ def test_a_bad_value_is_refused_by_its_full_key(dotted: dict[str, Any], message:
 def test_a_baseline_that_nothing_would_be_compared_with_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         read_run({"study": "approximation", "baseline": {"norm": "rmsnorm"}})
-    assert str(error.value) == "baseline: approximation compares no arms with one; leave it out"
+    assert str(error.value) == "baseline: approximation does not compare arms; leave it out"
 
 
 def test_no_study_says_where_to_start() -> None:

@@ -1,5 +1,5 @@
-"""What depends on the inside of other people's packages: a file a package, named after it.
+"""Code that depends on the internals of other packages, in one file per package, named after it.
 
-Each says why it must, and with which versions it was checked; tests/compat/ fails where a new version does that part
-otherwise. After an upgrade run `python -m pytest tests/compat`, and change nothing but this folder.
+Each file says why it needs them and with which versions it was checked; tests/compat/ fails if a new version behaves
+differently. After an upgrade run `python -m pytest tests/compat`, and change nothing outside this folder.
 """

@@ -1,6 +1,6 @@
-"""Hydra: what it has no public way for. Checked with hydra-core 1.3.8.
+"""Hydra: features for which it has no public interface. Checked with hydra-core 1.3.8.
 
-Hydra's start imports this file, through hydra_plugins: it imports nothing that Hydra has not imported by then.
+Hydra imports this file when it starts, through hydra_plugins, so it imports only what Hydra has imported already.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-# What Hydra says, with the group that it says it about: its errors have no field for that.
+# Patterns of Hydra's messages with the group they name, for which its errors have no field.
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
 CHOSEN_ALREADY = r"Multiple values for ([^.]+)\."
 
 
 def product(loader: ConfigLoader, lines: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of every job, from lines KEY=A,B,... of which the later wins where two have one key.
+    """Return the overrides of every job of the grid KEY=A,B,...; of two lines with the same key the later one wins.
 
-    Why: the sweeper that does this is internal, and what else it does is to compose every job twice and to write
-    multirun.yaml. It is imported here, because Hydra runs its file a second time when it looks for plugins.
+    Why: the sweeper that does this is internal, and it also composes every job twice and writes multirun.yaml. It is
+    imported inside, because Hydra runs its file a second time when it looks for plugins.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -33,9 +33,9 @@ def product(loader: ConfigLoader, lines: Sequence[str]) -> list[list[str]]:
 
 
 def read_files_once(loader: ConfigLoader) -> None:
-    """Have Hydra's loader read each file of a config once, instead of once a job.
+    """Make Hydra's loader read each config file once, instead of once per job.
 
-    Why: for each job it copies its whole repository and reads and parses some thirty files anew, which takes most of
+    Why: for each job it copies its whole repository and reads and parses some thirty files again, which takes most of
     the time of a sweep of hundreds of jobs. A loader of another class stays as it is.
     """
     if isinstance(loader, ConfigLoaderImpl) and not isinstance(loader.repository, Remembered):
@@ -43,7 +43,7 @@ def read_files_once(loader: ConfigLoader) -> None:
 
 
 class Remembered:
-    """Hydra's repository of configs, without the copies, and with every file in memory once it was read."""
+    """Hydra's repository of configs, which is never copied and keeps every file in memory once it was read."""
 
     def __init__(self, repository: Any) -> None:
         self.repository = repository
@@ -56,12 +56,12 @@ class Remembered:
         return self
 
     def initialize_sources(self, config_search_path: Any) -> None:
-        """Forget what was read: the files may be elsewhere now."""
+        """Forget the files that were read, because the search path may be another now."""
         self.loaded.clear()
         self.repository.initialize_sources(config_search_path)
 
     def load_config(self, config_path: str) -> Any:
-        """Return a copy of what the file holds, because composing changes it."""
+        """Return a copy of the file's config, because composing changes it."""
         if config_path not in self.loaded:
             self.loaded[config_path] = self.repository.load_config(config_path=config_path)
         return copy.deepcopy(self.loaded[config_path])

@@ -1,4 +1,4 @@
-"""lm-eval: a task that brings its own questions. Checked with lm_eval 0.4.13."""
+"""lm-eval: a task that supplies its own questions. Checked with lm_eval 0.4.13."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lm_eval.config.task import TaskConfig
 
 
 class NamedTask(Task):
-    """A task without a YAML file, to be subclassed, under the name that results have it by.
+    """A task without a YAML file, to be subclassed; results list it under `name`.
 
-    Why: lm-eval 0.4.13 takes a whole config for the name of the task, so the config is set after the start. Its own
-    `build_all_requests` draws a progress bar, and caches requests by the task's name alone; ours keeps what the
-    subclass's `all_requests` makes where `evaluate` looks for them.
+    Why: lm-eval 0.4.13 takes the whole config for the name of the task, so the config is set after the constructor. Its
+    own `build_all_requests` draws a progress bar, and caches requests by the task's name only; ours stores what the
+    subclass's `all_requests` returns where `evaluate` looks for it.
     """
 
     def __init__(self, name: str, output_type: str) -> None:
@@ -25,9 +25,9 @@ class NamedTask(Task):
         self._config = TaskConfig(task=name, output_type=output_type, num_fewshot=0)
 
     def all_requests(self, rank: int, world_size: int) -> Iterable[Instance]:
-        """Return the requests of that rank's share of the documents."""
+        """Return the requests for this rank's share of the documents."""
         raise NotImplementedError
 
     def build_all_requests(self, *, rank: int = 0, world_size: int = 1, **_: Any) -> None:
-        """Keep all requests, as lm-eval asks for it."""
+        """Store all requests; lm-eval calls this."""
         self._instances = list(self.all_requests(rank, world_size))

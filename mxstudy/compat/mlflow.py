@@ -1,4 +1,4 @@
-"""MLflow: a quiet client, and what its pages read from tags and addresses. Checked with mlflow 3.17.2."""
+"""MLflow: a quiet client, and the tags and addresses that its pages read. Checked with mlflow 3.17.2."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-# Tags that MLflow's pages know: a run's parent; Markdown on its page; columns of a table of runs.
+# Tags that MLflow's pages read: a run's parent, Markdown on its page, columns of a table of runs.
 PARENT = "mlflow.parentRunId"
 NOTE = "mlflow.note.content"
 SOURCE_NAME = "mlflow.source.name"
 SOURCE_COMMIT = "mlflow.source.git.commit"
 
-# No telemetry, no INFO lines, no bars, and no retries inside a call: those are the mirror's business. An SQLite file
-# that was read-only when it was opened stays so for that connection: each session has its own. Behind a busy server
-# SQLite lets a call wait for 20 s; one that is given up sooner is obeyed all the same, and then made again.
+# No telemetry, no INFO lines, no progress bars, and no retries inside a call, because the mirror retries. NullPool: a
+# connection to an SQLite file that was read-only when it was opened stays read-only, so each session opens its own.
+# Timeout: on a busy server SQLite makes a call wait for up to 20 s; a call that is given up sooner still takes effect,
+# and is then repeated.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -28,29 +29,29 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
 }
-LOUD = {"mlflow": logging.WARNING, "alembic": logging.WARNING}
-LOUD["mlflow.store.db.utils"] = logging.CRITICAL  # the traceback of what it raises anyway
+LOG_LEVELS = {"mlflow": logging.WARNING, "alembic": logging.WARNING}
+LOG_LEVELS["mlflow.store.db.utils"] = logging.CRITICAL  # it logs the traceback of an exception that it also raises
 
 
 def quiet_client(uri: str) -> Any:
-    """Return an MlflowClient that says nothing and tries every call once.
+    """Return an MlflowClient that prints nothing and tries every call once.
 
-    Why: what it prints, and how often it tries, is set by variables that it reads as it is imported, and by its
-    loggers. It is imported here, because that takes seconds and not every run needs it.
+    Why: what it prints and how often it tries are set by environment variables that it reads when it is imported, and
+    by its loggers. It is imported inside, because that takes seconds and not every run needs it.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    for name, level in LOUD.items():
+    for name, level in LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     return MlflowClient(uri)
 
 
 def shared_view(name: str, columns: Sequence[str]) -> dict[str, str]:
-    """Return the tag of an experiment that keeps a view of its runs, which ?viewStateShareKey=NAME shows.
+    """Return the tag of an experiment that stores a view of its runs, which ?viewStateShareKey=NAME shows.
 
-    Why: MLflow keeps the views that are shared like this, and has no other way to choose a list's columns.
+    Why: MLflow stores shared views in this way, and has no other way to choose the columns of a list.
     """
     return {f"mlflow.sharedViewState.{name}": json.dumps({"selectedColumns": list(columns)})}
 
@@ -58,8 +59,8 @@ def shared_view(name: str, columns: Sequence[str]) -> dict[str, str]:
 def charts_of_children(experiment_id: str, parent_id: str, order_by: str) -> str:
     """Return the address of the page that draws the metrics of a run's children into the same charts.
 
-    `order_by`: a column; sorted by time, they would be folded away. Why: the address is that of MLflow's page, and not
-    part of any interface.
+    `order_by`: the column to sort by; sorted by time, the children would be folded away. Why: the address is that of
+    MLflow's page, and not part of any interface.
     """
     query = {
         "workflowType": "machine_learning",

@@ -1,4 +1,4 @@
-"""submitit: a job array, and what Slurm says against it. Checked with submitit 1.5.4."""
+"""submitit: a job array, and Slurm's reason if it refuses one. Checked with submitit 1.5.4."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mxstudy.reader import ConfigError
 def submit_array(
     folder: Path, parameters: Mapping[str, Any], work: Sequence[Callable[[], None]]
 ) -> list[tuple[str, str]]:
-    """Return job id and log of each element of an array, which calls what stands at its place in `work`.
+    """Submit one array element for each callable of `work`, and return job id and log path of each, in order.
 
-    `folder` holds the array's files. The lines of `teardown` in `parameters` begin right after srun, so that $? is what
-    srun left. Raises ConfigError with what Slurm says against it.
+    `folder` holds the array's files. The lines of `teardown` in `parameters` run right after srun, so that $? is srun's
+    exit code. Raises ConfigError with Slurm's reason if it refuses the array.
 
-    Why it is here: what a refused submission raises is not exported by submitit, and that nothing comes between srun
-    and the teardown is written nowhere.
+    Why here: submitit does not export the exceptions that a refused submission raises, and it does not document that
+    nothing runs between srun and the teardown.
     """
     try:
         executor = submitit.SlurmExecutor(folder=folder)

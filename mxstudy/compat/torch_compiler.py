@@ -1,4 +1,4 @@
-"""torch.compile: constants that cost no import, and roundings that stay. Checked with torch 2.11.0 and 2.13.0."""
+"""torch.compile: cheap constants, and roundings that are kept. Checked with torch 2.11.0 and 2.13.0."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ R = TypeVar("R")
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function, marked: its results are constants of a compiled graph, and it is never traced into.
+    """Return the function, marked so that a compiled graph takes its results as constants and never traces into it.
 
-    Why: torch.compiler.assume_constant_result does the same, and first imports the compiler, which takes a second at
-    every start. The mark is what torch._dynamo looks for.
+    Why: torch.compiler.assume_constant_result does the same, but first imports the compiler, which takes a second at
+    every start. torch._dynamo looks for this mark.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def keep_roundings() -> None:
-    """Have Inductor round where the code says so: x.to(bfloat16).to(float32) is not x, and x / y is rounded once.
+    """Make Inductor round wherever the code does: x.to(bfloat16).to(float32) is not x, and x / y is rounded once.
 
-    Why: its options leave two ways open. A pass over the graph (`pointless_convert`) removes such pairs, before torch
-    2.13 whatever `emulate_precision_casts` says; and on CPU a kernel remembers what a conversion was made of. Both are
-    taken out, in this process and for good. A graph from torch's cache may have lost roundings, so the cache's key has
-    a tag of its own.
+    Why: its options leave two gaps. A pass over the graph (`pointless_convert`) removes such pairs of conversions,
+    before torch 2.13 whatever `emulate_precision_casts` says; and on CPU a kernel reuses the source of a conversion.
+    Both are removed, in this process and for good. A graph from torch's cache may have lost roundings, so the cache's
+    key gets a tag of its own.
     """
     import torch._inductor.config as inductor
     import torch.compiler.config as compiler

@@ -1,11 +1,11 @@
-"""What a linear layer's GEMMs multiply, as values: casts of operands, transforms of GEMMs, recipes of linears.
+"""The casts of a linear's GEMM operands, the transforms of its GEMMs and its recipe, as plain values.
 
     forward   H  = Q(X; in)   . Q(W; in)^T
     dgrad     dX = Q(dH; out) . Q(W; out)
     wgrad     dW = Q(dH; T)^T . Q(X; T)
 
-`mxstudy.numerics.gemms` computes every value that can be written here. A backend that is faster names the values that
-it computes, and answers any other with a reason.
+`mxstudy.numerics.gemms` computes every recipe that can be written here. A faster backend lists the recipes that it
+computes, and refuses any other with a reason.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Outer = Literal["none", "tensor", "row", "bound"]
 
 @dataclass(frozen=True)
 class BlockCast:
-    """The settings of a run that hold for every operand whose recipe leaves them open: `precision.*`.
+    """The run's settings (`precision.*`) for every operand whose recipe leaves them open.
 
-    `operand_pre_round`: round operands to bf16 first, ties away from zero. `pad_blocks`: fill up with zeros a last
-    block that the axis leaves incomplete; without it such a size is an error. Both are what microxcaling does.
+    `operand_pre_round`: round operands to bf16 first, ties away from zero. `pad_blocks`: fill a block that the end of
+    the axis leaves incomplete with zeros; if false, such a size is an error. microxcaling does both.
     """
 
     block_size: int = 32
@@ -36,19 +36,20 @@ class BlockCast:
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """How one operand of one GEMM is quantised. None: left open, and filled by the settings of the run (`filled`).
+    """The cast of one operand of one GEMM; a field that is None is open, and the run's settings fill it.
 
-    `format`: the elements' format, a row of FORMATS. `scale`: the format of block scales (E8M0; E4M3; FP32; none, for
-    an outer scale alone). `block_size` B, along the contraction axis; `two_dimensional`: a block is B x B.
-    `scale_rule`: how an E8M0 exponent is rounded, a row of SCALE_RULES. `outer_scale`: an FP32 scale above the blocks'
-    for the whole tensor, or for each row; bound is that of the norm in front, and of each row where there is no norm.
-    `statistic`: what sets the range of a block: the largest magnitude, or the standard deviation times the range that
-    Quartet chose for Gaussians (arXiv 2505.14669). `headroom`: the share of the format's range that is used, for
-    instance 3/4 (arXiv 2502.20586) or 16/17. `candidates`: factors on the range, of which each block takes the one with
-    the smallest error, the first where errors are equal (four over six, arXiv 2512.02010: 1 and 1.5).
-    `rounding`: a row of ROUNDINGS; stochastic rounding compares with `random_bits` random bits. `pre_round`, `pad`: see
-    BlockCast. `source`: what is quantised, the tensor in high precision or what the forward has quantised already.
-    `mask_clipped`: the gradient is zero where the forward's cast clipped.
+    `format`: the elements' format, a row of FORMATS. `scale`: the format of the block scales: E8M0, E4M3, FP32, or none
+    if there is only an outer scale. `block_size` B: elements per block, along the contraction axis. `two_dimensional`:
+    a block is B x B. `scale_rule`: how the exponent of an E8M0 scale is rounded, a row of SCALE_RULES. `outer_scale`:
+    an FP32 scale above the block scales, for the whole tensor or for each row; bound takes it from the bound that the
+    preceding norm gives, or from each row if there is no norm. `statistic`: what sets the range of a block: the absmax,
+    or the standard deviation times the range that Quartet chose for Gaussians (arXiv 2505.14669). `headroom`: the
+    fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or 16/17. `candidates`: factors on
+    the range; each block takes the one with the smallest error (`candidate_error`), the first of equal ones (four over
+    six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic rounding compares with `random_bits`
+    random bits. `pre_round`, `pad`: see BlockCast's `operand_pre_round` and `pad_blocks`. `source`: quantise the tensor
+    in high precision, or what the forward has quantised already. `mask_clipped`: set the gradient to zero where the
+    forward's cast clipped.
     """
 
     format: str
@@ -71,28 +72,28 @@ class Cast:
     def __post_init__(self) -> None:
         blocks = self.scale != "none"
         require(self.block_size is None or self.block_size > 0, f"block_size: must be positive, not {self.block_size}")
-        require(0 < self.headroom <= 1, f"headroom: a share of the range, above 0 and at most 1, not {self.headroom}")
+        require(0 < self.headroom <= 1, f"headroom: must be above 0 and at most 1, not {self.headroom}")
         require(
             bool(self.candidates) and min(self.candidates) > 0,
-            f"candidates: give one positive factor or more, not {list(self.candidates)}",
+            f"candidates: must be one or more positive factors, not {list(self.candidates)}",
         )
         require(
             len(self.candidates) > 1 or self.candidate_error == "mse",
-            "candidate_error: there is one candidate, so nothing is chosen by its error; leave it out",
+            "candidate_error: there is only one candidate, so no error decides; leave it out",
         )
         require(
             self.scale == "E8M0" or self.scale_rule is None,
-            f"scale_rule: it rounds exponents of E8M0 scales, and these are {self.scale}; leave it out",
+            f"scale_rule: rounds exponents of E8M0 scales, and the scales are {self.scale}; leave it out",
         )
         require(
             self.scale not in ("E8M0", "FP32") or self.outer_scale == "none",
-            f"outer_scale: {self.scale} scales reach every number of FP32 and need none above them; leave it out",
+            f"outer_scale: {self.scale} scales cover the range of FP32 and need no outer scale; leave it out",
         )
         require(
             not self.two_dimensional or self.outer_scale in ("none", "tensor"),
-            f"outer_scale: square blocks lie in several rows, and {self.outer_scale} gives each its own; take tensor",
+            f"outer_scale: a square block spans several rows, and {self.outer_scale} scales each row; use tensor",
         )
-        require(blocks or self.outer_scale != "none", "scale: none needs an outer_scale; take tensor or row")
+        require(blocks or self.outer_scale != "none", "scale: none needs an outer_scale; use tensor or row")
         for name, is_set in (
             ("block_size", self.block_size is not None),
             ("two_dimensional", self.two_dimensional),
@@ -100,23 +101,23 @@ class Cast:
             ("candidates", len(self.candidates) > 1),
             ("statistic", self.statistic != "absmax"),
         ):
-            require(blocks or not is_set, f"{name}: there are no blocks with scale: none; leave it out")
+            require(blocks or not is_set, f"{name}: there are no blocks with scale=none; leave it out")
         require(
             self.rounding not in ("even", "away") or self.random_bits == 24,
-            f"random_bits: {self.rounding} rounding draws none; leave it out",
+            f"random_bits: {self.rounding} rounding uses no random bits; leave it out",
         )
 
     def filled(self, settings: BlockCast) -> Cast:
-        """Return the cast with every open field filled that means something for it; what it fixes it keeps."""
+        """Return the cast with each open field filled from the settings, where the field applies (`has`)."""
         values = {name: getattr(settings, setting) for name, setting in SETTINGS.items() if self.is_open(name)}
         return replace(self, **values)
 
     def is_open(self, name: str) -> bool:
-        """Return whether the settings of the run fill that field."""
+        """Return whether the run's settings fill this field."""
         return getattr(self, name) is None and self.has(name)
 
     def has(self, name: str) -> bool:
-        """Return whether that open field means something beside this kind of scale."""
+        """Return whether this field applies to a cast with this scale format."""
         if name in BLOCKS_OWN:
             return self.scale != "none"
         return name != "scale_rule" or self.scale == "E8M0"
@@ -129,16 +130,16 @@ SETTINGS = {
     "pre_round": "operand_pre_round",
     "pad": "pad_blocks",
 }
-BLOCKS_OWN = ("block_size", "pad")  # what a cast without blocks has none of
+BLOCKS_OWN = ("block_size", "pad")  # fields that a cast without blocks does not have
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hadamard:
-    """The orthonormal Hadamard transform of both operands of a GEMM along its contraction axis, in tiles of `size`.
+    """The orthonormal Hadamard transform of both operands of a GEMM along the contraction axis, in tiles of `size`.
 
-    It cancels in the product, so it is applied to an operand that is not quantised as well. `signs`: random signs that
-    are drawn once a run (seed), once a step, or once a GEMM call; `vector`: signs that are written down instead.
-    `signs_after`: the signs are applied after the transform, where they change no magnitude: a control.
+    It cancels in the product, so an operand that is not quantised is transformed too. `signs`: random signs, drawn once
+    per run (seed), per step, or per GEMM call. `vector`: fixed signs instead. `signs_after`: apply the signs after the
+    transform, where they change no magnitude (a control).
     """
 
     size: int
@@ -149,12 +150,12 @@ class Hadamard:
     def __post_init__(self) -> None:
         require(
             16 <= self.size <= 256 and self.size & (self.size - 1) == 0,
-            f"size: a power of two from 16 to 256, not {self.size}",
+            f"size: must be a power of two from 16 to 256, not {self.size}",
         )
-        require(not self.vector or self.signs == "none", f"vector: signs are drawn by {self.signs}; leave one out")
+        require(not self.vector or self.signs == "none", f"vector: signs={self.signs} draws the signs; leave one out")
         require(
             not self.vector or (len(self.vector) == self.size and set(self.vector) <= {-1, 1}),
-            f"vector: {self.size} numbers, each 1 or -1, not {list(self.vector)}",
+            f"vector: must be {self.size} numbers, each 1 or -1, not {list(self.vector)}",
         )
         has_signs = bool(self.vector) or self.signs != "none"
         require(has_signs or not self.signs_after, "signs_after: there are no signs; leave it out")
@@ -166,7 +167,7 @@ class Hadamard:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Two operands' casts, None for the compute dtype, and the transform of both."""
+    """The casts of a GEMM's two operands, None for the compute dtype, and the transform of both."""
 
     left: Cast | None = None
     right: Cast | None = None
@@ -175,7 +176,7 @@ class Gemm:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemms:
-    """The three GEMMs of a linear: each operand's cast, None for the compute dtype, and each GEMM's transform."""
+    """The recipe of a linear's three GEMMs: the cast of each operand (None: the compute dtype), and each transform."""
 
     forward_x: Cast | None = None
     forward_w: Cast | None = None
@@ -192,21 +193,21 @@ class Gemms:
             forward = {"dgrad_w": self.forward_w, "wgrad_x": self.forward_x}.get(name)
             require(
                 cast.source == "high_precision" or forward is not None,
-                f"{name}.source: the forward quantises nothing that {name} could take; leave it out",
+                f"{name}.source: the forward does not quantise this tensor; leave it out",
             )
             require(
                 not cast.mask_clipped or name.startswith("forward"),
-                f"{name}.mask_clipped: it is about what the forward's cast clips; set it on forward_x or forward_w",
+                f"{name}.mask_clipped: masks what the forward's cast clips; set it on forward_x or forward_w",
             )
 
     def casts(self) -> Iterator[tuple[str, Cast]]:
-        """Yield name and cast of every operand that is quantised."""
+        """Yield name and cast of every quantised operand."""
         for name in OPERANDS:
             if (cast := getattr(self, name)) is not None:
                 yield name, cast
 
     def format(self, name: str) -> str | None:
-        """Return the element format of that operand, None where it is not quantised."""
+        """Return the element format of this operand, or None if it is not quantised."""
         cast: Cast | None = getattr(self, name)
         return None if cast is None else cast.format
 
@@ -224,14 +225,14 @@ class Gemms:
 
     @property
     def reads_forward(self) -> bool:
-        """Whether the backward needs what the forward quantised, beside what it was quantised from."""
+        """Whether the backward needs the forward's quantised operands besides the unquantised ones."""
         return any(cast.source == "forward" or cast.mask_clipped for _, cast in self.casts())
 
     def filled(self, settings: BlockCast) -> Gemms:
-        """Return the recipe with every cast filled."""
+        """Return the recipe with the open fields of every cast filled from the settings."""
         return replace(self, **{name: cast.filled(settings) for name, cast in self.casts()})  # type: ignore[arg-type]
 
 
-# By what they hold: a field of another type, that somebody adds, is neither.
+# Selected by type, so that a field of another type that is added later is in neither.
 OPERANDS = tuple(f.name for f in fields(Gemms) if f.type == "Cast | None")
 TRANSFORMS = tuple(f.name for f in fields(Gemms) if f.type == "Hadamard | None")

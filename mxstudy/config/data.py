@@ -9,7 +9,7 @@ from mxstudy.reader import cosmetic, require, schema
 
 @schema
 class Corpus:
-    """What every corpus has: the share of its documents that is kept for validation, by the hash of their text."""
+    """`validation_fraction`: the fraction of documents kept for validation, chosen by the hash of their text."""
 
     validation_fraction: float = 0.02
 
@@ -22,7 +22,7 @@ class Corpus:
 
 @schema
 class PySource(Corpus):
-    """Python source text of the interpreter that runs the job; on request of what is installed beside it."""
+    """Python source text of the interpreter that runs the job, optionally with the packages installed for it."""
 
     kind: Literal["pysource"] = "pysource"
     include_site_packages: bool = False
@@ -30,18 +30,18 @@ class PySource(Corpus):
 
 @schema
 class Files(Corpus):
-    """Local files, globs allowed. text: a document a file; jsonl and parquet: a document a row, in `text_field`."""
+    """Local files, as paths or globs: one document per file (text) or per row, in `text_field` (jsonl, parquet)."""
 
     kind: Literal["files"] = "files"
     format: Literal["text", "jsonl", "parquet"]
-    paths: tuple[str, ...] = cosmetic()  # contents are the corpus's identity, places are not
+    paths: tuple[str, ...] = cosmetic()  # the identity of the corpus is the files' contents, not their paths
     text_field: str = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             self.format != "text" or self.text_field == "text",
-            "text_field: files of format text have no fields; a file is a document",
+            "text_field: a file of format text is one document without fields; leave it out",
         )
 
 
@@ -49,17 +49,17 @@ class Files(Corpus):
 class HuggingFace(Corpus):
     """A data set of the Hugging Face hub, or a local folder of data files, streamed.
 
-    `folder`: only what is below that folder of the data set. `mirror`: a local copy of the data set, in the hub's
-    layout, that is read in its place. `max_documents` bounds what is taken.
+    `folder`: read only this folder of the data set. `mirror`: a local copy of the data set, in the hub's layout, to
+    read instead. `max_documents`: read at most this many documents.
     """
 
     kind: Literal["hugging_face"] = "hugging_face"
-    name: str = cosmetic()  # in the corpus's identity, a local folder by its contents
+    name: str = cosmetic()  # in the identity of the corpus; a local folder by its contents
     subset: str | None = None
     folder: str | None = None
     split: str = "train"
     revision: str = cosmetic("main")
-    mirror: str | None = cosmetic(None)  # the same text, elsewhere
+    mirror: str | None = cosmetic(None)  # the same text in another place
     text_field: str = "text"
     max_documents: int | None = None
 
@@ -73,14 +73,14 @@ Data = PySource | Files | HuggingFace
 
 @schema
 class Bytes:
-    """UTF-8 bytes and one EOS: 257 ids."""
+    """UTF-8 bytes and one end-of-sequence token: 257 ids."""
 
     kind: Literal["bytes"] = "bytes"
 
 
 @schema
 class TrainedBPE:
-    """Byte-level BPE trained on the first `train_bytes` of the training split, in document order; cached."""
+    """Byte-level BPE, trained on the first `train_bytes` bytes of the training split in document order, and cached."""
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: int
@@ -92,10 +92,10 @@ class TrainedBPE:
 
 @schema
 class Pretrained:
-    """A `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub."""
+    """A tokenizer given as a `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub."""
 
     kind: Literal["pretrained"] = "pretrained"
-    name: str = cosmetic()  # what it holds is in the corpus's identity
+    name: str = cosmetic()  # its contents are in the identity of the corpus
     eos_token: str | None = None
 
 

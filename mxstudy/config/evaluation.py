@@ -1,4 +1,4 @@
-"""The schema of zero-shot evaluation: which questions a language model is asked, and how."""
+"""The schema of zero-shot evaluation: the questions that a language model is asked, and their form."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ OLMES = (
 
 @schema
 class Evaluation:
-    """Questions of `tasks` in one form: cf completes with the text of an option, mcf with its letter; best asks both.
+    """The questions of `tasks`, in one form: cf scores an option's text, mcf its letter, best asks both.
 
-    `shots`: solved questions before each, of single tasks `task_shots` of them. `limit`: the first so many questions of
-    a task in OLMES' order, of MMLU spread over its subjects; null: all. `data_dir`: where the questions are, null for
-    the hub; `shots_dir`: has TASK.shots.jsonl with solved ones. `skip_missing`: a task whose data cannot be had is left
-    out, and said to be. `tokens_per_batch`: of a forward, padding included.
+    `shots`: solved questions before each question; `task_shots`: the same for single tasks. `limit`: ask only the first
+    questions of a task in OLMES' order, spread over the subjects of MMLU; null: all. `data_dir`: the folder with the
+    questions; null: the hub. `shots_dir`: a folder with TASK.shots.jsonl, solved questions. `skip_missing`: leave out a
+    task whose data cannot be read, and report it. `tokens_per_batch`: tokens of a forward, padding included.
     """
 
     tasks: tuple[str, ...] = OLMES
@@ -28,17 +28,17 @@ class Evaluation:
     shots: int = 0
     task_shots: dict[str, int] = field(default_factory=dict)
     limit: int | None = None
-    data_dir: str | None = cosmetic(None)  # the questions themselves are hashed
+    data_dir: str | None = cosmetic(None)  # the questions are hashed instead
     shots_dir: str | None = cosmetic(None)
     skip_missing: bool = False
     tokens_per_batch: int = 16_384
 
     def __post_init__(self) -> None:
-        require(len(set(self.tasks)) == len(self.tasks), f"tasks: {list(self.tasks)} names one twice")
+        require(len(set(self.tasks)) == len(self.tasks), f"tasks: {list(self.tasks)} names a task twice")
         for name, value in {"shots": self.shots, **{f"task_shots.{k}": v for k, v in self.task_shots.items()}}.items():
             require(value >= 0, f"{name}: must not be negative, not {value}")
-        strangers = self.task_shots.keys() - set(self.tasks)
-        require(not strangers, f"task_shots: {', '.join(sorted(strangers))} is not one of the tasks")
+        unlisted = self.task_shots.keys() - set(self.tasks)
+        require(not unlisted, f"task_shots: {', '.join(sorted(unlisted))} is not one of the tasks")
         require(self.limit is None or self.limit > 0, f"limit: must be positive, not {self.limit}; null is all")
         require(self.tokens_per_batch > 0, f"tokens_per_batch: must be positive, not {self.tokens_per_batch}")
 
@@ -52,7 +52,7 @@ class Evaluation:
 
 @schema
 class EvaluationDuringTraining(Evaluation):
-    """Every `every_steps` steps and after the last one; 0: never. It changes no number of the training."""
+    """Questions asked every `every_steps` steps and after the last; 0: never. The training's numbers do not change."""
 
     every_steps: int = 0
     tasks: tuple[str, ...] = ("arc_easy", "hellaswag", "piqa")

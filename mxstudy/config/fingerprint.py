@@ -1,4 +1,4 @@
-"""The fingerprint that names a run: of what decides its numbers, and nothing else."""
+"""The fingerprint that names a run: a hash of everything that decides its numbers, and of nothing else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from mxstudy.config.model import Precision
 from mxstudy.config.run import Run
 from mxstudy.reader import default_of
 
-# Raised when a default of the schema changes its meaning: a default is left out of the fingerprint.
+# Increase it when a default of the schema changes its meaning: defaults do not enter the fingerprint.
 SCHEMA_VERSION = 1
 
 
 def hashed(config: Any) -> Any:
-    """What of a config enters its fingerprint: neither cosmetic fields nor what stands at its default.
+    """Return the part of a config that enters its fingerprint: fields that are not cosmetic and not at their default.
 
-    `kind` stays in, so that two classes with equal fields differ. Of a precision's recipes what they compute is hashed.
+    `kind` always enters, so that two classes with equal fields differ. Of a precision's recipes, what they compute
+    enters.
     """
     if isinstance(config, Precision):
         return hashed_precision(config)
@@ -39,19 +40,19 @@ def hashed_fields(config: Any) -> dict[str, Any]:
 
 
 def hashed_precision(precision: Precision) -> dict[str, Any]:
-    """The plan with recipes in place of their names, but for the rows that runs were always named by."""
+    """Return a precision's hashed fields with values in place of recipe names, except for the names in NAMED."""
     values, canonical = hashed_fields(precision), precision.canonical()
     values.pop("recipes", None)
     if values.get("backend") == "fused":
-        values["backend"] = "joined"  # its earlier name, by which runs were hashed
+        values["backend"] = "joined"  # its earlier name, which enters the fingerprints of all runs
     for row in values["schedule"]:
-        if list(row["plan"]) != sorted(row["plan"]):  # of several patterns that match, the last wins
+        if list(row["plan"]) != sorted(row["plan"]):  # the order counts: the last matching pattern wins
             row["order"] = list(row["plan"])
         row["plan"] = {pattern: hashed(canonical.get(name, name)) for pattern, name in row["plan"].items()}
     return values
 
 
 def fingerprint(config: Run, device_type: str, corpus: Mapping[str, Any]) -> str:
-    """sha256 over what decides a run's numbers: config, kind of device, identity of the corpus, schema version."""
+    """Return the sha256 over what decides a run's numbers: config, device type, corpus identity, schema version."""
     identity = {"schema": SCHEMA_VERSION, "config": hashed(config), "device": device_type, "corpus": dict(corpus)}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

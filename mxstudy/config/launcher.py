@@ -1,4 +1,4 @@
-"""Where jobs run: the settings behind hydra/launcher=inline, local or slurm."""
+"""The settings of where jobs run: hydra/launcher=inline, local or slurm."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mxstudy.reader import ConfigError, read, require, schema, suggest
 
 @schema
 class Inline:
-    """One job after another in the process that was started; it ends with the last of them."""
+    """Run one job after another in the process that was started, which ends after the last job."""
 
     kind: Literal["inline"] = "inline"
 
 
 @schema
 class Local:
-    """Processes on this machine, started by a queue that outlives the command.
+    """Run jobs in processes on this machine, started by a queue that outlives the command.
 
-    `gpus_per_node`: of each job; null: one where the machine has any. `array_parallelism`: jobs side by side; null: as
-    many as there are GPUs for, one on a CPU. `cpus_per_task`: threads of a process; null: torch's own default.
-    `setup`: lines of shell before each.
+    `gpus_per_node`: GPUs of each job; null: one if the machine has a GPU. `array_parallelism`: jobs that run at once;
+    null: as many as the GPUs suffice for, or one on a CPU. `cpus_per_task`: threads of a process; null: torch's
+    default. `setup`: shell lines to run before each job.
     """
 
     kind: Literal["local"] = "local"
@@ -38,11 +38,12 @@ class Local:
 
 @schema
 class Slurm:
-    """An element of a Slurm array for each job; null: the cluster's own default.
+    """Run each job as one element of a Slurm array; a null setting takes the cluster's default.
 
-    Pre-training has `nodes` x `gpus_per_node` tasks, one a GPU, or one a node where `gpus_per_node` is 0.
-    `signal_delay_s` before its limit `time_min` a job saves and is requeued: longer than a step and a checkpoint take.
-    `array_parallelism`: jobs side by side. `sbatch`: further options, as on its command line. `setup`: lines of shell.
+    Pre-training has `nodes` x `gpus_per_node` tasks, one per GPU, or one per node if `gpus_per_node` is 0. A job saves
+    and is requeued `signal_delay_s` before its time limit `time_min`; this must be longer than a step and a checkpoint
+    take. `array_parallelism`: jobs that run at once. `sbatch`: further options, written as on its command line.
+    `setup`: shell lines to run before each job.
     """
 
     kind: Literal["slurm"] = "slurm"
@@ -64,7 +65,7 @@ class Slurm:
         require(self.memory_gb is None or self.memory_gb > 0, f"memory_gb: must be positive, not {self.memory_gb}")
         require(
             self.signal_delay_s < 60 * self.time_min,
-            f"signal_delay_s: {self.signal_delay_s} s before the limit is before the start of {self.time_min} minutes",
+            f"signal_delay_s: must be less than the {self.time_min} minutes of time_min, not {self.signal_delay_s} s",
         )
         for option in self.sbatch:
             require(
@@ -74,7 +75,7 @@ class Slurm:
 
     @property
     def sbatch_options(self) -> dict[str, Any]:
-        """By name; True where one has no value."""
+        """The options by name, with True for an option without a value."""
         split = [option.removeprefix("--").partition("=") for option in self.sbatch]
         return {name: value if equals else True for name, equals, value in split}
 
@@ -84,7 +85,7 @@ LAUNCHERS: dict[str, type[Launcher]] = {"inline": Inline, "local": Local, "slurm
 
 
 def read_launcher(values: Mapping[str, Any]) -> Launcher:
-    """hydra.launcher, as plain data, to its settings. Raises ConfigError."""
+    """Return the settings that hydra.launcher, as plain data, describes. Raises ConfigError."""
     kind = values.get("kind")
     if kind not in LAUNCHERS:
         raise ConfigError(f"hydra.launcher.kind: {kind!r} is not a choice; {suggest(str(kind), LAUNCHERS)}")

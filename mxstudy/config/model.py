@@ -13,11 +13,11 @@ from mxstudy.reader import ConfigError, require, schema
 
 @schema
 class Decoder:
-    """Pre-norm, rotary embedding, grouped-query attention, no bias in a linear, embedding and head not tied.
+    """A pre-norm decoder: rotary embedding, grouped-query attention, no biases, embedding and head not tied.
 
-    `mlp`: what is between its two linears: silu with a gate, GELU (exact), or squared ReLU. `qk_norm`: queries and keys
-    are normalised over all heads at once, exactly and unquantised. `init`: that of TorchTitan's Llama 3, whose linears
-    have `init_std`, or OLMo's mitchell, where a linear's follows from its fan-in.
+    `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU. `qk_norm`:
+    normalise queries and keys over all heads at once, exactly and unquantised. `init`: llama is TorchTitan's for Llama
+    3, where the linears' standard deviation is `init_std`; mitchell is OLMo's, where it follows from the fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -46,7 +46,7 @@ class Decoder:
         )
         require(
             self.init == "llama" or self.init_std == 0.02,
-            f"init_std: {self.init} takes its own from the fan-in; leave it at 0.02, not {self.init_std}",
+            f"init_std: {self.init} initialisation sets it from the fan-in; leave it at 0.02, not {self.init_std}",
         )
         require(self.init_std >= 0, f"init_std: must not be negative, not {self.init_std}")
         require(self.rope_theta > 0, f"rope_theta: must be positive, not {self.rope_theta}")
@@ -54,7 +54,7 @@ class Decoder:
 
 @schema
 class AnyNorm:
-    """`eps`: keeps what is divided by from 0. `reads`: which of the run's settings it takes, beside the casts."""
+    """`eps`: keeps the divisor above 0. `reads`: the run's settings that the norm uses, besides those of its casts."""
 
     reads: ClassVar[tuple[str, ...]] = ()
     eps: float = 1e-5
@@ -73,7 +73,7 @@ class RMSNorm(AnyNorm):
 
 @schema
 class LayerNorm(AnyNorm):
-    """`bias`: added after the gain. `affine`: whether there is a gain, else it is 1 (instability paper, figure 12)."""
+    """`bias`: add a bias after the gain. `affine`: train a gain; if false it is 1 (instability paper, figure 12)."""
 
     kind: Literal["layernorm"] = "layernorm"
     bias: bool = False
@@ -86,7 +86,7 @@ class LayerNorm(AnyNorm):
 
 @schema
 class MXNorm(AnyNorm):
-    """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); its gain is always folded."""
+    """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); the gain is always folded."""
 
     reads = ("block_size",)
     kind: Literal["mxnorm"] = "mxnorm"
@@ -99,9 +99,9 @@ class MXNorm(AnyNorm):
 
 @schema
 class PostRoundMXNorm(AnyNorm):
-    """RMS estimated from the block scales after their rounding, by `precision.scale_rule` for `format`.
+    """RMS estimated from the block scales after `precision.scale_rule` has rounded them for `format`.
 
-    MXNorm paper, appendix K; its gain is always folded.
+    MXNorm paper, appendix K; the gain is always folded.
     """
 
     reads = ("block_size", "scale_rule")
@@ -112,15 +112,15 @@ class PostRoundMXNorm(AnyNorm):
 Norm = RMSNorm | LayerNorm | MXNorm | PostRoundMXNorm
 
 
-BLOCKS = "layers.*"  # the pattern of a plan that means the linears of every block
+BLOCKS = "layers.*"  # the pattern of a plan that matches the linears of every block
 
 
 @schema
 class PrecisionRow:
-    """Say by which recipe the linears run whose module name matches a pattern, from this step on.
+    """The recipe of each linear from step `from_step` on, by a pattern of its module name.
 
-    A recipe is one of the config's `recipes`, or a row of PRECISIONS. Of several patterns that match one linear the
-    last wins; a linear that none matches runs in `train.compute`.
+    A recipe is one of the config's `recipes`, or a row of PRECISIONS. If several patterns match a linear, the last one
+    wins; a linear that no pattern matches runs in `train.compute`.
     """
 
     from_step: int = 0
@@ -129,20 +129,21 @@ class PrecisionRow:
 
 @schema
 class Precision:
-    """Which linears run by which recipe, and the settings that hold where a recipe leaves something open.
+    """The recipe of each linear, and the settings for whatever a recipe leaves open.
 
-    `recipes`: recipes of this config's own, by the names that the plan gives them: the cast of each operand, and the
-    transform of each GEMM. `operand_pre_round`: operands to bf16 first, ties away from zero, before they are quantised
+    `recipes`: the config's own recipes, by the names that the plan uses: the cast of each operand, and the transform of
+    each GEMM. `operand_pre_round`: round operands to bf16, ties away from zero, before they are quantised
     (microxcaling). `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public
-    code, which raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); the right one is rceil. `pad_blocks`:
-    a last block that an axis does not fill is filled with zeros (microxcaling); without, sizes have to be multiples of
-    `block_size`. An operand that fixes what is set keeps its own, and a setting that none takes is refused
+    code, which raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); rceil is the right one. `pad_blocks`:
+    fill a block that the end of an axis leaves incomplete with zeros (microxcaling); if false, sizes must be multiples
+    of `block_size`. An operand that fixes a setting keeps its own value, and a setting that no operand uses is refused
     (`mxstudy.config.settings`).
-    `backend`: reference computes module by module in PyTorch, fused in fused kernels, native with the hardware's MX
-    GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block can have; emulated is auto
-    without native; joined is an earlier name of fused. One that is asked for and cannot be had is refused.
-    `head`: whether the output linear runs by the recipe that the plan has for all blocks (its pattern `layers.*`).
-    `skip_blocks`: so many of the first and as many of the last blocks stay in `train.compute`, whatever the plan says.
+
+    `backend`: reference computes module by module in PyTorch; fused uses fused kernels; native uses the hardware's MX
+    GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block supports; emulated is auto
+    without native; joined is an earlier name of fused. A backend that is asked for and not available is refused.
+    `head`: the output linear takes the recipe that the plan gives all blocks (pattern `layers.*`). `skip_blocks`: this
+    many of the first and of the last blocks stay in `train.compute`, whatever the plan says.
     """
 
     schedule: tuple[PrecisionRow, ...]
@@ -164,34 +165,35 @@ class Precision:
         )
         require(
             not self.head or all(BLOCKS in row.plan for row in self.schedule),
-            f"head: takes its row from the plan's pattern {BLOCKS!r}, and there is none; give one for 'output'",
+            f"head: takes the recipe of the plan's pattern {BLOCKS!r}, which is missing; use a pattern 'output'",
         )
         require(self.skip_blocks >= 0, f"skip_blocks: must not be negative, not {self.skip_blocks}")
         named = {name for row in self.schedule for name in row.plan.values()}
         for name in self.recipes:
-            require(name not in PRECISIONS, f"recipes.{name}: is the name of another recipe; give it one of its own")
-            require(name in named, f"recipes.{name}: no plan of the schedule names it; name it, or leave it out")
+            require(name not in PRECISIONS, f"recipes.{name}: is a built-in recipe's name; choose another name")
+            require(name in named, f"recipes.{name}: no plan of the schedule uses it; use it, or leave it out")
 
     def recipe(self, name: str) -> Gemms:
-        """Return the recipe of that name; ConfigError with the nearest one where there is none."""
+        """Return the recipe of that name. Raises ConfigError with the nearest name if there is none."""
         return look_up_recipe(name, self.recipes)
 
     @property
     def settings(self) -> BlockCast:
-        """Return what recipes leave open."""
+        """The values that fill what recipes leave open."""
         return BlockCast(self.block_size, self.scale_rule, self.rounding, self.operand_pre_round, self.pad_blocks)
 
     def canonical(self) -> Mapping[str, Any]:
-        """Return what stands for the recipes in a fingerprint, by their names in the plan: not those names.
+        """Return what stands for each recipe name in a fingerprint: a recipe, or a name of NAMED.
 
-        A recipe is its casts as the settings fill them; one of the rows that runs were always named by is that name.
+        A recipe enters as its casts, filled with the settings. A recipe equal to a row of NAMED enters as that row's
+        name, and names of NAMED themselves are left out.
         """
-        known = {PRECISIONS[name].filled(self.settings): name for name in sorted(NAMED, reverse=True)}
-        found: dict[str, Any] = {}
+        named_rows = {PRECISIONS[name].filled(self.settings): name for name in sorted(NAMED, reverse=True)}
+        canonical: dict[str, Any] = {}
         for name in sorted({name for row in self.schedule for name in row.plan.values()} - NAMED):
             try:
                 gemms = self.recipe(name).filled(self.settings)
-            except ConfigError:  # an unknown name; whoever applies the plan says so
+            except ConfigError:  # an unknown name; an error where the plan is applied
                 continue
-            found[name] = known.get(gemms, gemms)
-        return found
+            canonical[name] = named_rows.get(gemms, gemms)
+        return canonical

@@ -1,4 +1,4 @@
-"""The schema of what is watched and where it is mirrored; none of it changes a number."""
+"""The schema of probes and of the MLflow mirror; none of it changes a number of the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mxstudy.reader import cosmetic, require, schema
 
 @schema
 class Scheduled:
-    """Measures on every `every_steps`-th step; 0: off."""
+    """A probe that measures on every `every_steps`-th step; 0: off."""
 
     every_steps: int = cosmetic(0)
 
@@ -17,7 +17,7 @@ class Scheduled:
 
 @schema
 class NormOutputRMS(Scheduled):
-    """RMS of every norm's output, beside that of the exact RMSNorm of the same input."""
+    """RMS of every norm's output, and RMS of the exact RMSNorm's output for the same input."""
 
 
 @schema
@@ -27,17 +27,17 @@ class ActivationHistograms(Scheduled):
 
 @schema
 class OutlierFeatures(Scheduled):
-    """The largest activation into every norm, its feature, and how many tokens share it.
+    """The largest activation in every norm's input, its feature, and how many tokens share it.
 
-    `ring_steps`: of so many last steps the absmax of every feature is kept, to be written out around a spike, where
-    `spikes` looks for them; 0: none.
+    `ring_steps`: keep the absmax of every feature for this many last steps, and write them out around a spike if
+    `spikes` is on; 0: keep none.
     """
 
     ring_steps: int = cosmetic(64)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.ring_steps >= 0, f"ring_steps: must not be negative, not {self.ring_steps}; 0 is no ring")
+        require(self.ring_steps >= 0, f"ring_steps: must not be negative, not {self.ring_steps}; 0 keeps none")
 
 
 @schema
@@ -47,27 +47,27 @@ class Saturation(Scheduled):
 
 @schema
 class GradientBias(Scheduled):
-    """MX gradients against FP32 ones at the same weights, on one sequence: ratio and cosine by layer."""
+    """MX gradients against FP32 gradients at the same weights, on one sequence: ratio and cosine by layer."""
 
 
 @schema
 class Weights(Scheduled):
-    """RMS and absmax of every parameter, and of gains mean and spread."""
+    """RMS and absmax of every parameter; for gains also mean and spread."""
 
 
 @schema
 class Memory(Scheduled):
-    """Memory of the process; of the GPU what is allocated, what is reserved, and the peak since the last row."""
+    """Memory of the process; on a GPU also allocated and reserved memory, and the peak since the last row."""
 
 
 @schema
 class Timing(Scheduled):
-    """Milliseconds by phase of the step: data, forward, backward, clip, optimizer."""
+    """Milliseconds of each phase of a step: data, forward, backward, clip, optimizer."""
 
 
 @schema
 class Spikes(Scheduled):
-    """Whether a loss lies above the mean of the last `window_steps` by `threshold` standard deviations.
+    """Detect a loss more than `threshold` standard deviations above the mean of the last `window_steps` losses.
 
     A spike keeps the last checkpoint before it, and writes out the ring of `outlier_features`. `every_steps` is 0 or 1.
     """
@@ -77,10 +77,8 @@ class Spikes(Scheduled):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.every_steps in (0, 1), f"every_steps: looks at every loss (1) or at none (0), not {self.every_steps}"
-        )
-        require(self.window_steps >= 2, f"window_steps: a spread needs at least 2, not {self.window_steps}")
+        require(self.every_steps in (0, 1), f"every_steps: must be 1 (every loss) or 0 (off), not {self.every_steps}")
+        require(self.window_steps >= 2, f"window_steps: must be at least 2 for a spread, not {self.window_steps}")
         require(self.threshold > 0, f"threshold: must be positive, not {self.threshold}")
 
 
@@ -99,7 +97,7 @@ class Probes:
 
 @schema
 class Tracking:
-    """The MLflow mirror of the journal; `uri: null` keeps the journal alone."""
+    """The MLflow mirror of the journal; with `uri: null` there is only the journal."""
 
     uri: str | None = "sqlite:///mlflow.db"
 

@@ -9,7 +9,7 @@ from mxstudy.reader import ConfigError, suggest
 
 
 def formats(*names: str | None) -> Gemms:
-    """Return the recipe with these formats in the order of OPERANDS, MX casts whose fields are all left open."""
+    """Return the recipe of MX casts with these element formats, in the order of OPERANDS, all other fields open."""
     casts = (name and Cast(format=name) for name in names)
     return Gemms(**dict(zip(OPERANDS, casts, strict=True)))  # type: ignore[arg-type]
 
@@ -20,7 +20,7 @@ def tensor_scaled(name: str) -> Cast:
 
 E4M3, E5M2, E3M2, E2M3, E2M1 = "E4M3", "E5M2", "E3M2", "E2M3", "E2M1"
 
-# What a plan may name. A further recipe is a file of conf/precision with `recipes`: no Python, and no row here.
+# The recipes that a plan may name. Add a recipe as a file of conf/precision with `recipes`, not as a row here.
 #                              forward X  W     dgrad dH  W     wgrad dH  X
 PRECISIONS = {
     "fp32": Gemms(),
@@ -37,15 +37,15 @@ PRECISIONS = {
     "mxfp6_e2m3_bf16_act": formats(None, E2M3, None, E2M3, None, None),
     "mxfp8_bf16_weight": formats(E4M3, None, E4M3, None, E4M3, E4M3),
     "mxfp8_bf16_weight_fwd": formats(E4M3, None, E4M3, E4M3, E4M3, E4M3),
-    "mxfp8_act_only": formats(E4M3, None, None, None, None, E4M3),  # its mirror image is mxfp8_bf16_act: weights only
+    "mxfp8_act_only": formats(E4M3, None, None, None, None, E4M3),  # only weights: mxfp8_bf16_act
     "mxfp8_e5m2": formats(E5M2, E5M2, E5M2, E5M2, E5M2, E5M2),
     "mxfp8_e5m2_weight": formats(E4M3, E5M2, E4M3, E5M2, E4M3, E4M3),
     "mxfp8_e5m2_act": formats(E5M2, E4M3, E4M3, E4M3, E4M3, E5M2),
-    "mxfp8_e5m2_act_grad": formats(E5M2, E4M3, E5M2, E4M3, E5M2, E5M2),  # instability paper: E4M3 weights alone
+    "mxfp8_e5m2_act_grad": formats(E5M2, E4M3, E5M2, E4M3, E5M2, E5M2),  # instability paper: only the weights in E4M3
     "mxfp6_e2m3": formats(E2M3, E2M3, E2M3, E2M3, E2M3, E2M3),
     "mxfp6_e3m2": formats(E3M2, E3M2, E3M2, E3M2, E3M2, E3M2),
     "mxfp4": formats(E2M1, E2M1, E2M1, E2M1, E2M1, E2M1),
-    "fp8_tensor": Gemms(  # MXFP8 recipe's baseline
+    "fp8_tensor": Gemms(  # the MXFP8 recipe's baseline
         forward_x=tensor_scaled(E4M3),
         forward_w=tensor_scaled(E4M3),
         dgrad_dh=tensor_scaled(E5M2),
@@ -59,8 +59,8 @@ PRECISIONS = {
     ),
 }
 
-# Rows whose name stands for them in fingerprints: those that runs were named by before recipes had values. A row that
-# is added later is not one of them, and is hashed as what it computes.
+# Rows that enter a fingerprint by name: the rows that existed before recipes were values. A row that is added later is
+# hashed as what it computes, so do not add its name here.
 NAMED = frozenset(
     [
         "fp32",
@@ -92,7 +92,7 @@ NAMED = frozenset(
 
 
 def look_up_recipe(name: str, recipes: Mapping[str, Gemms]) -> Gemms:
-    """Return the recipe of that name, of the config or of PRECISIONS; ConfigError with the nearest name for neither."""
+    """Return the recipe of that name, from `recipes` or PRECISIONS. Raises ConfigError with the nearest name."""
     rows = {**PRECISIONS, **recipes}
     if name not in rows:
         raise ConfigError(f"{name!r} is not a choice; {suggest(name, rows)}")

@@ -1,4 +1,4 @@
-"""The schema of a whole run, by kind."""
+"""The schema of a whole run, one class for each kind of run."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from mxstudy.reader import ConfigError, cosmetic, read, require, schema, suggest
 
 @schema
 class Run:
-    """What every kind of run has."""
+    """The fields that every kind of run has."""
 
-    compares: ClassVar[bool] = False  # the arms of a sweep with one of them
+    compares: ClassVar[bool] = False  # whether its summary compares the arms of a sweep with a baseline
     experiment: str = cosmetic("unnamed")
     runs_dir: str = cosmetic("runs")
     cache_dir: str = cosmetic(".cache")
     rerun: bool = cosmetic(False)
     wait: bool = cosmetic(False)
-    dry_run: bool = cosmetic(False)  # say what would be done, and what it would cost
-    baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices: the arm that models are compared with
+    dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
+    baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
     tracking: Tracking = cosmetic(default_factory=Tracking)
 
     def __post_init__(self) -> None:
         study = getattr(self, "study", "run")
-        require(self.compares or not self.baseline, f"baseline: {study} compares no arms with one; leave it out")
+        require(self.compares or not self.baseline, f"baseline: {study} does not compare arms; leave it out")
 
 
 @schema
@@ -63,13 +63,13 @@ class Pretrain(Run):
 
 @schema
 class Approximation(Run):
-    """What MXNorm and the casts do to random tensors; nothing is trained.
+    """The errors of MXNorm and of the casts on random tensors; nothing is trained.
 
     `draws`: independent repetitions of every measurement, whose spread is reported.
 
-    `hidden_size`, `stds` and `rows`: of the Gaussian rows of figure 2, left and middle, and of the bounds.
-    `max_blocks`: how long the rows of figure 2, right, and (16 times that) of Theorem 1 get, in powers of two.
-    `elements`: of each tensor whose cast is graded.
+    `hidden_size`, `stds`, `rows`: sizes and standard deviations of the Gaussian rows of figure 2, left and middle, and
+    of the bounds. `max_blocks`: the longest rows of figure 2, right, in blocks; rows grow in powers of two, and those
+    of Theorem 1 up to 16 times as long. `elements`: elements of each tensor whose cast is measured.
     """
 
     study: Literal["approximation"] = "approximation"
@@ -88,7 +88,7 @@ class Approximation(Run):
         super().__post_init__()
         for name in ("draws", "rows", "hidden_size", "max_blocks", "elements"):
             require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
-        require(self.draws > 1, "draws: one has no spread; give at least 2")
+        require(self.draws > 1, "draws: must be at least 2, to have a spread")
         require(bool(self.stds) and min(self.stds, default=1.0) > 0, f"stds: must be positive, not {list(self.stds)}")
         for name, unit in (("hidden_size", 64), ("elements", 1024)):
             require(getattr(self, name) % unit == 0, f"{name}: {getattr(self, name)} is not a multiple of {unit}")
@@ -98,7 +98,7 @@ class Approximation(Run):
 class PrepareData(Run):
     """The shards of a corpus under a tokenizer, made before a training needs them.
 
-    `workers`: processes that tokenise; null: one for every core.
+    `workers`: processes that tokenise; null: one per core.
     """
 
     study: Literal["prepare_data"] = "prepare_data"
@@ -113,15 +113,15 @@ class PrepareData(Run):
 
 @schema
 class OfCheckpoint(Run):
-    """What is done with a trained model.
+    """A run that uses a trained model.
 
-    `checkpoint`: a run's folder, a checkpoint's, a fingerprint, an MLflow run id, or a Hugging Face model's folder.
-    `norm`, `precision`, `compute`: null as it was trained; anything else takes their place, weights unchanged.
-    `processes`: so many work side by side, one a GPU, or on the CPU.
+    `checkpoint`: a run's folder, a checkpoint's folder, a fingerprint, an MLflow run id, or a Hugging Face model's
+    folder. `norm`, `precision`, `compute`: null keeps them as trained; another value replaces them, with the same
+    weights. `processes`: processes that share the work, one per GPU, or all on the CPU.
     """
 
     compares = True
-    checkpoint: str = cosmetic()  # what it names is hashed
+    checkpoint: str = cosmetic()  # the checkpoint that it names is hashed instead
     norm: Norm | None = None
     precision: Precision | None = None
     compute: Literal["bf16", "fp32"] | None = None
@@ -145,10 +145,10 @@ class Evaluate(OfCheckpoint):
 class Perplexity(OfCheckpoint):
     """Loss of a checkpoint on a corpus, by token, by byte and by document.
 
-    `split`: by hash, as in training; all is both. `documents`: the first so many of it; null: all. A document that is
-    longer than `window` tokens (null: than the sequences that it was trained on) is read in windows of that length,
-    each `stride` tokens after the one before (null: half a window). A token is scored once, with all of its window
-    before it.
+    `split`: selected by hash, as in training; all takes both splits. `documents`: use only the first documents of the
+    split; null: all. A document longer than `window` tokens (null: the sequence length of the training) is read in
+    windows of that length, each `stride` tokens after the one before (null: half a window). Every token is scored once,
+    with all preceding tokens of its window as context.
     """
 
     study: Literal["perplexity"] = "perplexity"
@@ -168,12 +168,12 @@ class Perplexity(OfCheckpoint):
 
 @schema
 class StudentTeacher(Run):
-    """Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
+    """Students that learn a fixed teacher, as replicas side by side (instability paper, section 4).
 
-    A replica for each of `seeds`, of its initial weights, and of the learning rates `lrs`. `data_seed` draws teacher,
-    inputs and label noise, the same for all of them. `label_noise`: its standard deviation; 0: none, nor with
-    `own_noise`: other numbers than the runs have that are without, as in the public code, where an MX run's noise is
-    not its FP32 run's.
+    There is one replica for each pair of a seed of `seeds`, which draws its initial weights, and a learning rate of
+    `lrs`. `data_seed` draws teacher, inputs and label noise, the same for all replicas. `label_noise`: its standard
+    deviation; 0: none, even with `own_noise`. `own_noise`: draw other noise than runs without it do, as in the public
+    code, where an MX run's noise is not its FP32 run's.
     """
 
     study: Literal["student_teacher"] = "student_teacher"
@@ -198,13 +198,13 @@ class StudentTeacher(Run):
         super().__post_init__()
         for name in ("seeds", "lrs"):
             values = getattr(self, name)
-            require(len(values) == len(set(values)) > 0, f"{name}: one or more, each once, not {list(values)}")
+            require(len(values) == len(set(values)) > 0, f"{name}: give one or more, each once, not {list(values)}")
         require(min(self.lrs) > 0, f"lrs: must be positive, not {list(self.lrs)}")
         require(self.label_noise >= 0, f"label_noise: must not be negative, not {self.label_noise}")
-        require(self.loss == "mse" or not self.label_noise, "label_noise: kl has none; set it to 0")
+        require(self.loss == "mse" or not self.label_noise, "label_noise: must be 0 with loss=kl")
         require(
             self.label_noise > 0 or not self.teacher.from_disk,
-            "teacher.from_disk: what is on disk has noise in it, and label_noise is 0; set it to false",
+            "teacher.from_disk: stored targets have label noise, and label_noise is 0; set it to false",
         )
         samples, length = self.train.batch_size, self.model.sequence_length
         require(
@@ -221,12 +221,12 @@ class StudentTeacher(Run):
 
     @property
     def replicas(self) -> tuple[tuple[int, float], ...]:
-        """Seed and learning rate of each, in the stack's order."""
+        """Seed and learning rate of each replica, in the stack's order."""
         return tuple((seed, lr) for lr in self.lrs for seed in self.seeds)
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Of label noise, each added to the targets."""
+        """The names of the random streams of label noise; the noise of each is added to the targets."""
         if not self.label_noise:
             return ()
         drawn = "own_noise" if self.own_noise else "noise"
@@ -235,15 +235,15 @@ class StudentTeacher(Run):
 
 @schema
 class Fork(Run):
-    """A student-teacher run once more from a step on, with something changed; all else is its parent's.
+    """A student-teacher run, repeated from a step on with something changed; all else is as in its parent.
 
-    `parent`: a run's folder, a fingerprint, or an MLflow run id. Each of its replicas that diverges, at step t, is
-    forked at t - `intervene_before` and at every one of `fractions` times t; with `at_step` all replicas are, there.
-    A fork goes on for `steps` steps, at the parent's last learning rate where it outlasts the parent.
+    `parent`: a run's folder, a fingerprint, or an MLflow run id. Every replica that diverges at step t is forked at
+    step t - `intervene_before` and at every one of `fractions` times t. With `at_step`, all replicas are forked at that
+    step instead. A fork runs for `steps` steps; past the parent's end it keeps the parent's last learning rate.
     """
 
     study: Literal["fork"] = "fork"
-    parent: str = cosmetic()  # what it names is hashed, and with it the forks
+    parent: str = cosmetic()  # the run that it names and the steps of the forks are hashed instead
     intervention: Intervention = Intervention()
     intervene_before: int = cosmetic(10)
     fractions: tuple[float, ...] = cosmetic((0.88,))
@@ -260,7 +260,7 @@ class Fork(Run):
         require(self.at_step is None or self.at_step >= 0, f"at_step: must not be negative, not {self.at_step}")
         require(
             self.at_step is None or (self.intervene_before, self.fractions) == (Fork.intervene_before, Fork.fractions),
-            "at_step: replicas are forked there and nowhere else; leave out intervene_before and fractions",
+            "at_step: replicas are forked at this step only; leave out intervene_before and fractions",
         )
 
 
@@ -279,7 +279,7 @@ AnyRun: TypeAlias = Pretrain | PrepareData | StudentTeacher | Fork | Approximati
 
 
 def read_run(values: Mapping[str, Any]) -> AnyRun:
-    """A composed config, as plain data, to the frozen dataclass of its kind of run."""
+    """Return a composed config, given as plain data, as the frozen dataclass of its kind of run. Raises ConfigError."""
     kind = values.get("study")
     require(kind is not None, "study: missing; start from an experiment: +experiment=NAME")
     if kind not in STUDIES:

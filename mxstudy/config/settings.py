@@ -1,8 +1,8 @@
-"""Which settings of a precision nothing takes: of those that fill what its recipes leave open.
+"""The check for settings of `precision.*` that have no effect.
 
-A setting fills every operand that leaves it open; an operand that fixes it keeps its own, and the plan says so. A
-setting that no operand takes is an option without an effect. Where recipes quantise something it is refused. Where they
-quantise nothing, an experiment may have it for its other arms, and only who writes it on the command line is refused.
+A setting fills every operand that leaves it open; an operand that fixes it keeps its own value, and the plan reports
+this. A setting that no operand uses has no effect. If a recipe quantises something, it is refused. If nothing is
+quantised, an experiment may set it for its other arms, and it is refused only on the command line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply
 
 
 class Vain(NamedTuple):
-    """A setting that nothing takes, and why. `refused`: whoever has made it; else who writes it on the command line."""
+    """A setting without effect, and the reason; `refused`: wherever it is set, else only on the command line."""
 
     setting: str
     message: str
@@ -27,9 +27,9 @@ class Vain(NamedTuple):
 
 
 def vain_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Iterator[Vain]:
-    """Yield every setting of the precision that is off its default and that nothing takes, in any row of the schedule.
+    """Yield every setting that differs from its default and that no operand uses in any row of the schedule.
 
-    `norm_reads`: the settings that the norms take. Raises ConfigError for a recipe that there is not.
+    `norm_reads`: the settings that the norms use. Raises ConfigError if a recipe does not exist.
     """
     names = dict.fromkeys(name for row in precision.schedule for name in row.plan.values())
     casts = {(name, operand): cast for name in names for operand, cast in precision.recipe(name).casts()}
@@ -42,18 +42,18 @@ def vain_settings(precision: Precision, norm_reads: Collection[str] = ()) -> Ite
 
 
 def is_set(precision: Precision, setting: str) -> bool:
-    """Return whether the setting is off its default."""
+    """Return whether the setting differs from its default."""
     return bool(getattr(precision, setting) != getattr(Precision, setting))
 
 
 def why_vain(precision: Precision, field: str, casts: dict[tuple[str, str], Cast]) -> Vain | None:
-    """Return why none of those operands takes the setting of that field; or None: one does, or all have that value."""
+    """Return why no operand uses the setting of this field, or None if one does or all have its value anyway."""
     setting = SETTINGS[field]
     value = getattr(precision, setting)
     if not casts:
         return nothing_quantised(precision, setting)
-    having = {place: cast for place, cast in casts.items() if cast.has(field)}
-    fixed = {place: getattr(cast, field) for place, cast in having.items() if getattr(cast, field) != value}
+    having = {operand: cast for operand, cast in casts.items() if cast.has(field)}
+    fixed = {operand: getattr(cast, field) for operand, cast in having.items() if getattr(cast, field) != value}
     if any(cast.is_open(field) for cast in having.values()) or (having and not fixed):
         return None
     if having:
@@ -61,8 +61,8 @@ def why_vain(precision: Precision, field: str, casts: dict[tuple[str, str], Cast
         remedy = "or a variant of the recipe that leaves it open, as a new file in conf/precision"
     else:
         names = " and ".join(dict.fromkeys(name for name, _ in casts))
-        some = ", ".join(dict.fromkeys(operand for _, operand in casts))
-        why, remedy = f"no operand of {names} ({some}) has {LACKS[field]}", "or take another recipe"
+        operands = ", ".join(dict.fromkeys(operand for _, operand in casts))
+        why, remedy = f"no operand of {names} ({operands}) has {LACKS[field]}", "or take another recipe"
     refused = bool(having) or field not in BLOCKS_OWN
     return Vain(setting, f"{said(precision, setting)}, and {why}; {default(setting)}, {remedy}", refused)
 
@@ -77,7 +77,7 @@ def said(precision: Precision, setting: str) -> str:
 
 
 def default(setting: str) -> str:
-    """Return what undoes the setting, whoever has made it: an experiment's is not gone where nobody repeats it."""
+    """Return how to undo the setting; an experiment's setting must be overridden, so leaving it out is not enough."""
     return f"write precision.{setting}={written(getattr(Precision, setting))}"
 
 
@@ -87,7 +87,7 @@ def written(value: Any) -> str:
 
 
 def listed(fixed: dict[tuple[str, str], Any]) -> str:
-    """Return 'mine: even in forward_x, forward_w, stochastic in dgrad_dh'."""
+    """Return the fixed values by recipe: 'mine: even in forward_x, forward_w, stochastic in dgrad_dh'."""
     recipes: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
     for (name, operand), value in fixed.items():
         recipes[name][value].append(operand)

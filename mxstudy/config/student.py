@@ -1,4 +1,4 @@
-"""The schema of the student-teacher study's models, of their training, and of what is watched in it."""
+"""The schema of the student-teacher study: its models, their training, their probes and interventions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mxstudy.reader import cosmetic, require, schema
 
 @schema
 class ResidualMLP:
-    """Blocks of two linears around an activation; each adds to what it reads (instability paper, Eq. 1).
+    """Blocks of two linears around an activation; each block adds to its input (instability paper, Eq. 1).
 
-    `expansion`: the inner size over the hidden size; with swiglu two thirds of it, so that the parameters stay as many,
-    to the nearest multiple of `swiglu_multiple`: 1 in the public code, whose last block is then padded
-    (`precision.pad_blocks`). `residual`: without it a block replaces what it reads, and has no bias: the
-    teacher of the paper's public code. `init`: torch's default, uniform within fan_in^-0.5, or Xavier normal with gain
-    0.5 and bias 0. `attention_heads`: of self-attention before each block (Eq. 11), 0 for none; its sequences are
-    `sequence_length` samples of the batch each.
+    `expansion`: inner size over hidden size; with swiglu two thirds of it, which keeps the number of parameters,
+    rounded to the nearest multiple of `swiglu_multiple`: 1 in the public code, whose last quantisation block is then
+    padded (`precision.pad_blocks`). `residual`: if false, a block replaces its input and has no bias, as in the teacher
+    of the paper's public code. `init`: torch's default, uniform within fan_in^-0.5, or Xavier normal with gain 0.5 and
+    bias 0. `attention_heads`: heads of self-attention before each block (Eq. 11), 0 for none; a sequence is
+    `sequence_length` samples of the batch.
     """
 
     kind: Literal["residual_mlp"] = "residual_mlp"
@@ -43,8 +43,8 @@ class ResidualMLP:
             f"attention_heads: hidden_size {self.hidden_size} does not divide into {heads} heads",
         )
         require(length > 0 or not heads, f"sequence_length: {heads} attention_heads need sequences; give a length")
-        require(heads > 0 or not length, f"sequence_length: {length}, but nothing attends; set it to 0, or give heads")
-        require(self.residual or not heads, "attention_heads: adds to a residual that there is none of; set it to 0")
+        require(heads > 0 or not length, f"sequence_length: {length} needs attention_heads; set it to 0, or give heads")
+        require(self.residual or not heads, "attention_heads: attention needs residual: true; set it to 0")
 
     @property
     def ffn_size(self) -> int:
@@ -55,11 +55,12 @@ class ResidualMLP:
 
 @schema
 class Student:
-    """What the student rounds beside its GEMMs' operands.
+    """The student's roundings besides those of its GEMMs' operands.
 
-    `gain`: of its norms, in fp32, bf16, or in blocks as the forward's W. `vector_ops`: fp32, bf16, or some of each, as
-    in the paper's public code. `norm_ops`: those of the norms alone, null for as in `vector_ops`; code_skipped is what
-    that code rounds where it means to round nothing. `freeze_norm_bias`: LayerNorm's bias stays 0, as in its MX runs.
+    `gain`: its norms' gains: fp32, bf16, or mx, in blocks like the forward's W. `vector_ops`: fp32, bf16, or code, the
+    mixture of both in the paper's public code. `norm_ops`: the same for the norms only; null: as `vector_ops`;
+    code_skipped rounds what that code still rounds where it is meant to round nothing. `freeze_norm_bias`: LayerNorm's
+    bias stays 0, as in that code's MX runs.
     """
 
     gain: Literal["fp32", "bf16", "mx"] = "fp32"
@@ -70,12 +71,12 @@ class Student:
 
 @schema
 class Teacher:
-    """`kind`: that of the paper's public code or of its text, or the code's with every layer's rows at RMS 1.
+    """`kind`: the teacher of the paper's public code or of its text, or the code's with each layer's rows at RMS 1.
 
-    `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the MX runs of the code.
-    `from_disk`: its targets have been stored with noise, and each step adds noise again, as in the interventions of the
-    code: twice the variance. `redrawn`: it has other weights than the data seed's, as in the version of that code which
-    its intervention scripts name.
+    `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the code's MX runs.
+    `from_disk`: its targets were stored with noise and each step adds noise again, twice the variance, as in the code's
+    interventions. `redrawn`: its weights are not those of the data seed, as in the version of the code that its
+    intervention scripts name.
     """
 
     kind: Literal["code", "paper", "scaled"] = "code"
@@ -86,7 +87,7 @@ class Teacher:
     def __post_init__(self) -> None:
         require(
             not (self.quantized and self.from_disk),
-            "from_disk: what is on disk was computed in FP32; set it or quantized to false",
+            "from_disk: stored targets were computed in FP32; set from_disk or quantized to false",
         )
 
 
@@ -115,12 +116,12 @@ StudentOptimizer = Adam | SGD
 
 @schema
 class StackTrain:
-    """`batch_size` samples a step, the same for all replicas. `compute`: of unquantised operands and GEMM results."""
+    """`batch_size`: samples per step, shared by all replicas. `compute`: dtype of unquantised operands and results."""
 
     steps: int
     batch_size: int = 2048
     compute: Literal["bf16", "fp32"] = "bf16"
-    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # what auto resolves to is hashed instead
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # the device type that auto resolves to is hashed instead
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -130,12 +131,12 @@ class StackTrain:
 
 @schema
 class LastBin(Scheduled):
-    """Fractions of gains, weights and activations in the last bin, and of gains mean and spread, by layer."""
+    """Fractions of gains, weights and activations in the last bin, and mean and spread of gains, by layer."""
 
 
 @schema
 class StudentGradientBias(Scheduled):
-    """The gradients of a run against FP32 ones at the same weights and batch: ratio and cosine by layer.
+    """A run's gradients against FP32 gradients at the same weights and batch: ratio and cosine by layer.
 
     `coupled`: also against those of an FP32 run with the same seeds, trained beside it, as the instability paper does.
     """
@@ -145,10 +146,11 @@ class StudentGradientBias(Scheduled):
 
 @schema
 class Sharpness(Scheduled):
-    """The largest eigenvalue of the FP32 loss's Hessian at the run's weights and batch, with Adam also preconditioned.
+    """The largest eigenvalue of the FP32 loss's Hessian at the run's weights and batch; with Adam also preconditioned.
 
-    `iterations` of the power method, from where the last measurement ended; each costs about as much as a step. The
-    first of a process begins at random, of a resumed run too, and then ends a few percent low.
+    `iterations` of the power method, which starts from the vector of the last measurement; each costs about as much as
+    a step. A process, also one that resumes a run, starts with a random vector, and its first value is a few percent
+    low.
     """
 
     iterations: int = cosmetic(20)
@@ -167,15 +169,16 @@ class StudentProbes:
 
 @schema
 class Intervention:
-    """What a fork changes of its parent; null stays as it was, and with nothing but nulls it is the control.
+    """The changes of a fork to its parent; null keeps the parent's value, and a fork without changes is the control.
 
-    With `vector_ops` but without `norm_ops` those of the norms are as the others. `freeze_norm_bias`: true keeps a bias
-    as the parent has trained it; false: one that the parent did not train starts at 0, and the optimizer with it at its
-    first step.
+    With `vector_ops` and without `norm_ops`, the norms' operations follow `vector_ops`. `freeze_norm_bias`: true keeps
+    a bias as the parent has trained it; false starts a bias that the parent did not train at 0, with its optimizer
+    state at step one.
 
-    The public code's forks differ from their parent by more than they say. `targets`: disk, those of a teacher in FP32
-    with noise added twice, or redrawn, those of another teacher. `new_optimizer`: without the parent's moments, at its
-    first step. The version that its intervention scripts name has redrawn and new_optimizer, the last one disk.
+    The public code's forks differ from their parent by more than they state. `targets`: disk takes the targets of an
+    FP32 teacher with noise added twice, redrawn takes those of another teacher. `new_optimizer`: start without the
+    parent's moments, at step one. The version that the code's intervention scripts name has redrawn and new_optimizer,
+    its last version disk.
     """
 
     plan: dict[str, str] | None = None

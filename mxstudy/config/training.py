@@ -27,9 +27,9 @@ class AdamW:
 
 @schema
 class Schedule:
-    """Learning rate over lr: linear warm-up from `initial_ratio`, then the named shape down to `final_ratio`.
+    """Learning rate as a fraction of lr: linear warm-up from `initial_ratio`, then the shape `kind` to `final_ratio`.
 
-    wsd decays over the last `decay_fraction` of the steps; cosine and linear from the end of the warm-up on.
+    wsd decays over the last `decay_fraction` of the steps; cosine and linear decay from the end of the warm-up on.
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"]
@@ -42,11 +42,11 @@ class Schedule:
         for name in ("warmup_fraction", "initial_ratio", "final_ratio", "decay_fraction"):
             require(0 <= getattr(self, name) <= 1, f"{name}: must lie in 0..1, not {getattr(self, name)}")
         if self.kind != "wsd":
-            require(self.decay_fraction == 0.2, f"decay_fraction: only wsd has one, not {self.kind}")
+            require(self.decay_fraction == 0.2, f"decay_fraction: only for wsd, not for {self.kind}; leave it out")
         if self.kind == "constant":
-            require(self.final_ratio == 0.01, "final_ratio: a constant schedule has none")
+            require(self.final_ratio == 0.01, "final_ratio: a constant schedule does not decay; leave it out")
         if self.warmup_fraction == 0:
-            require(self.initial_ratio == 0, "initial_ratio: it is a warm-up's, and warmup_fraction is 0")
+            require(self.initial_ratio == 0, "initial_ratio: there is no warm-up (warmup_fraction is 0); leave it out")
         require(
             self.kind != "wsd" or self.warmup_fraction + self.decay_fraction <= 1,
             "decay_fraction: warm-up and decay together are longer than the run",
@@ -55,38 +55,38 @@ class Schedule:
 
 @schema
 class Validation:
-    """Loss on `sequences` windows spread over the validation split: at the end, and every `every_steps` if not 0."""
+    """Loss on `sequences` windows spread over the validation split: at the end, and every `every_steps` (0: never)."""
 
     sequences: int = 64
     every_steps: int = cosmetic(0)
 
     def __post_init__(self) -> None:
-        require(self.sequences >= 1, f"sequences: at least 1, not {self.sequences}")
+        require(self.sequences >= 1, f"sequences: must be at least 1, not {self.sequences}")
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}")
 
 
 @schema
 class Checkpoint:
-    """Every `every_steps` (0: only at the end and on a signal), the newest `keep_last` of them."""
+    """Checkpoints every `every_steps` steps (0: only at the end and on a signal); the newest `keep_last` are kept."""
 
     every_steps: int = cosmetic(0)
     keep_last: int = cosmetic(2)
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}")
-        require(self.keep_last >= 1, f"keep_last: at least 1, not {self.keep_last}")
+        require(self.keep_last >= 1, f"keep_last: must be at least 1, not {self.keep_last}")
 
 
 @schema
 class Train:
-    """`batch_size` sequences a step over all ranks, `micro_batch_size` at a time (null: all of a rank's at once)."""
+    """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them)."""
 
     steps: int
     batch_size: int
     sequence_length: int
     micro_batch_size: int | None = None
     compute: Literal["bf16", "fp32"] = "bf16"
-    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # what auto resolves to is hashed instead
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # the device type that auto resolves to is hashed instead
     compile: bool = False
     activation_checkpointing: Literal["none", "full"] = "none"
     deterministic: bool = False

@@ -1,1 +1,1 @@
-"""From composed configs to runs: `start` has them planned, and a launcher do what is to be done."""
+"""From composed configs to runs: `start` plans the jobs, and a launcher runs or submits them."""

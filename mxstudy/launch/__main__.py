@@ -1,4 +1,4 @@
-"""What a queue starts: `python -m mxstudy.launch work RUN_FOLDER`, or `queue LAUNCH_FOLDER`."""
+"""The processes that a queue starts: `python -m mxstudy.launch work RUN_FOLDER`, or `queue LAUNCH_FOLDER`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""+launch=status, cancel, retry: what can be done about jobs that were launched, from the run folders alone."""
+"""+launch=status, cancel and retry: act on jobs that were launched, using only their run folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RETRIED = ("failed", "preempted")
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
-    """`arguments` of the command line: which runs, and of retry what is to be different. Returns the exit code.
+    """Run a command, whose `arguments` select runs and, for retry, change settings; return the exit code.
 
     Raises ConfigError.
     """
@@ -40,7 +40,10 @@ def run(command: str, arguments: Sequence[str]) -> int:
     settings = [a for a in arguments if a.lstrip("+").startswith(SETTING)]
     named = dict(a.split("=", 1) for a in arguments if a.startswith(("runs_dir=", "wait=")))
     if command != "retry":
-        require(not [*settings, *named.keys() & {"wait"}], f"launch={command}: takes no hydra.launcher, and no wait")
+        require(
+            not [*settings, *named.keys() & {"wait"}],
+            f"launch={command}: takes neither hydra.launcher nor wait; leave them out",
+        )
     which = [a for a in arguments if a not in settings and a.partition("=")[0] not in named]
     runs_dir = Path(named.get("runs_dir", "runs"))
     folders = select(which, runs_dir)
@@ -55,45 +58,45 @@ def status(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, A
 
 
 def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
-    """What is queued or runs ends, with a checkpoint where Slurm or the queue leaves it the time for one."""
+    """End the runs that are queued or running, with a checkpoint if Slurm or the queue gives them time for one."""
     with one_at_a_time(runs_dir):
-        flying = [seen for seen in observed(folders) if seen.in_flight]
-        tickets = [seen.ticket for seen in flying if seen.ticket]
-        for seen in flying:
-            if seen.ticket:
-                replace(seen.ticket, cancelled=True).write(seen.folder)
-                if seen.waits:
-                    seen.folder.update(state="cancelled")
+        in_flight = [run for run in observed(folders) if run.in_flight]
+        tickets = [run.ticket for run in in_flight if run.ticket]
+        for run in in_flight:
+            if run.ticket:
+                replace(run.ticket, cancelled=True).write(run.folder)
+                if run.waits:
+                    run.folder.update(state="cancelled")
         queues.cancel(tickets)
-    for seen in flying:
-        by_hand = f"not cancelled: process {seen.status.pid} on {seen.status.host} runs it; stop it there"
-        say(f"{f'cancelled: job {seen.ticket.job_id}' if seen.ticket else by_hand}  {seen.folder.path}")
+    for run in in_flight:
+        by_hand = f"not cancelled: process {run.status.pid} on {run.status.host} runs it; stop it there"
+        say(f"{f'cancelled: job {run.ticket.job_id}' if run.ticket else by_hand}  {run.folder.path}")
     say(f"{len(tickets)} of {len(folders)} runs cancelled")
-    return int(len(tickets) < len(flying))
+    return int(len(tickets) < len(in_flight))
 
 
 def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
-    """What failed or was preempted, and waits in no queue, goes back into the one that it was in, with today's code."""
+    """Submit failed and preempted runs that wait in no queue to their former queue again, with the current code."""
     with one_at_a_time(runs_dir):
-        again = [seen for seen in observed(folders) if seen.state in RETRIED and not seen.in_flight]
+        again = [run for run in observed(folders) if run.state in RETRIED and not run.in_flight]
         groups: dict[tuple[Local | Slurm, str], list[RunFolder]] = defaultdict(list)
-        for seen in again:
-            if seen.ticket:
-                groups[changed(seen.ticket.settings, changes), seen.ticket.cwd].append(seen.folder)
+        for run in again:
+            if run.ticket:
+                groups[changed(run.ticket.settings, changes), run.ticket.cwd].append(run.folder)
             else:
-                never = (seen.status.reason or "").startswith(remote.NOT_SUBMITTED)
+                never = (run.status.reason or "").startswith(remote.NOT_SUBMITTED)
                 how = "was never submitted" if never else "ran inline"
-                say(f"left alone: {seen.folder.path} {how}; its command, run again, goes on with it")
-        jobs = {place: jobs_of(own, *place) for place, own in groups.items()}  # all are known before one is submitted
+                say(f"left alone: {run.folder.path} {how}; run its command again to continue it")
+        jobs = {key: jobs_of(group, *key) for key, group in groups.items()}  # all are checked before one is submitted
         for (settings, cwd), own_jobs in jobs.items():
             with chdir(cwd):
                 remote.submit(own_jobs, settings)
     retried = [RunFolder(job.folder) for own_jobs in jobs.values() for job in own_jobs]
     if retried:
         show(retried)
-    why = "" if retried else "; only what failed or was preempted, and waits in no queue, is"
+    why = "" if retried else "; only failed and preempted runs that wait in no queue are"
     say(f"{len(retried)} of {len(folders)} runs submitted again{why}")
-    return int(any(seen.state not in DONE for seen in wait_for(retried))) if wait and retried else 0
+    return int(any(run.state not in DONE for run in wait_for(retried))) if wait and retried else 0
 
 
 Command = Callable[[Sequence[RunFolder], Path, Mapping[str, Any], bool], int]
@@ -106,7 +109,7 @@ def observed(folders: Iterable[RunFolder]) -> list[RunState]:
 
 
 def changes_of(settings: Sequence[str]) -> dict[str, Any]:
-    """hydra.launcher.KEY=VALUE, VALUE in YAML."""
+    """Return the changes that arguments hydra.launcher.KEY=VALUE ask for, with VALUE read as YAML."""
     pairs = (setting.lstrip("+").removeprefix(SETTING).partition("=") for setting in settings)
     return {key: yaml.safe_load(value) for key, _, value in pairs}
 
@@ -118,26 +121,26 @@ def changed(settings: Local | Slurm, changes: Mapping[str, Any]) -> Local | Slur
 
 
 def jobs_of(folders: Sequence[RunFolder], settings: Local | Slurm, cwd: str) -> list[Job]:
-    """As they will be where they run, from where they were submitted."""
+    """Return the jobs of these folders, planned for where they will run, with paths relative to `cwd`."""
     absolute = [RunFolder(folder.path.absolute()) for folder in folders]
     with planned_for(gpus_per_node(settings)), chdir(cwd):
         return [job_of(folder) for folder in absolute]
 
 
 def job_of(folder: RunFolder) -> Job:
-    """The job that the run was, from its folder. Raises ConfigError where today's code cannot run it."""
+    """Return the job of a run, read from its folder. Raises ConfigError if the current code cannot run it."""
     config: Any = folder.config()
     study = study_of(config.study)
     study.check(config)
-    asked, known = folder.provenance(), folder.status()
+    about, status = folder.provenance(), folder.status()
     return Job(
         config,
-        known.fingerprint,
+        status.fingerprint,
         folder.path,
-        label=asked["label"],
-        overrides=tuple(asked["overrides"]),
-        choices=asked["choices"],
+        label=about["label"],
+        overrides=tuple(about["overrides"]),
+        choices=about["choices"],
         state="resume",
-        parent_id=known.mlflow_parent_id,
+        parent_id=status.mlflow_parent_id,
         backend=study.backends(config),
     )

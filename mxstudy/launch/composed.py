@@ -1,4 +1,4 @@
-"""What the command line hands to a launch."""
+"""The job that the command line hands to a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mxstudy.reader import ConfigError
 
 @dataclass(frozen=True)
 class Composed:
-    """One job as Hydra composed it: plain data, or why it could not be composed."""
+    """One job as Hydra composed it; `values` is its config as plain data, or the error that prevented one."""
 
     overrides: tuple[str, ...]
     choices: dict[str, str]

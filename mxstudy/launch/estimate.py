@@ -1,4 +1,4 @@
-"""dry_run=true: what a sweep would do, and about what it would cost. Writes nothing."""
+"""dry_run=true: print what a sweep would do and about what it would cost, and write nothing."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from mxstudy.studies.pretrain.study import GPU, MFU_BF16, MFU_MX
 from mxstudy.studies.protocol import Cost
 from mxstudy.tracking.folder import RunFolder
 
-OF_FLOPS = "FLOPs: forward and backward of the steps that are left, without validation, probes and recomputation."
+OF_FLOPS = "FLOPs: forward and backward of the remaining steps, without validation, probes and recomputation."
 OF_HOURS = f"""\
-GPU hours: at the MFU that a Llama of 125M reached on an {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with MX
-arithmetic emulated."""
+GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
+arithmetic."""
 
 
 def show(jobs: Sequence[Job], settings: Launcher) -> None:
-    """A row a job, and the sum. Raises ConfigError where the launcher's settings do not suit the jobs."""
+    """Print one row per job, and the sum. Raises ConfigError if the launcher's settings do not suit the jobs."""
     todo = [job for job in jobs if job.state in ("new", "resume")]
     gpus = {job.fingerprint: gpus_of(job, settings) for job in todo}
     costs = {job.fingerprint: study_of(job.config.study).cost(job.config, steps_done(job)) for job in todo}
     rows = [["what", "the same run as", "state", "GPUs", "tokens", "FLOPs", "GPU hours", "folder"]]
     for job in jobs:
-        known = job.fingerprint in costs
-        words = columns(gpus[job.fingerprint], costs[job.fingerprint]) if known else [""] * 4
-        rows.append([job.label, "; ".join(job.also), job.state, *words, str(job.folder)])
+        has_cost = job.fingerprint in costs
+        cells = columns(gpus[job.fingerprint], costs[job.fingerprint]) if has_cost else [""] * 4
+        rows.append([job.label, "; ".join(job.also), job.state, *cells, str(job.folder)])
     total = sum(costs.values(), Cost())
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
     notes = [note for value, note in ((total.flops, OF_FLOPS), (total.gpu_hours, OF_HOURS)) if value]
     print("\n".join([*aligned(rows), *notes]), flush=True)
 
 
-def columns(gpus: int, of: Cost) -> list[str]:
-    """Return the cells of GPUs, samples, FLOPs and GPU hours; one that is not known is empty."""
-    hours = f"{of.gpu_hours:,.2f}" if of.gpu_hours else ""
-    return [str(gpus), f"{of.samples:.3g}" if of.samples else "", f"{of.flops:.3g}" if of.flops else "", hours]
+def columns(gpus: int, cost: Cost) -> list[str]:
+    """Return the cells for GPUs, samples, FLOPs and GPU hours; an unknown one is empty."""
+    hours = f"{cost.gpu_hours:,.2f}" if cost.gpu_hours else ""
+    return [str(gpus), f"{cost.samples:.3g}" if cost.samples else "", f"{cost.flops:.3g}" if cost.flops else "", hours]
 
 
 def gpus_of(job: Job, settings: Launcher) -> int:
-    """Inline one for each of the processes that were started together, where there is any."""
+    """Return the number of GPUs of a job; inline it is one for each process that was started together, or 0."""
     per_node = gpus_per_node(settings)
     if isinstance(settings, Inline) or per_node is None:
         return world_size() if torch.cuda.is_available() else 0
@@ -54,5 +54,5 @@ def gpus_of(job: Job, settings: Launcher) -> int:
 
 
 def steps_done(job: Job) -> int:
-    """Those of its newest checkpoint, from which it goes on."""
+    """Return the number of steps in the newest checkpoint of a job that resumes, else 0."""
     return max(RunFolder(job.folder).checkpoint_steps(), default=0) if job.state == "resume" else 0

@@ -1,7 +1,7 @@
-"""What a launch leaves in RUNS_DIR/.launch, so that its jobs run what was there when they were submitted.
+"""The files that a launch writes to RUNS_DIR/.launch, so that its jobs run the code that they were submitted with.
 
-code-HASH/mxstudy/     the code, once for all launches that have the same
-20261121-181759-3f2a/  a launch: logs of its jobs, and what its queue needs
+code-HASH/mxstudy/     a copy of the code, shared by all launches with the same code
+20261121-181759-3f2a/  a launch: the logs of its jobs, and the files of its queue
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = ".launch"
 
 
 def new_launch(runs_dir: Path) -> Path:
-    """An empty folder for a launch; absolute, for its jobs start elsewhere."""
+    """Make an empty folder for a launch, and return its absolute path, because its jobs start in other directories."""
     path = runs_dir.absolute() / NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     path.mkdir(parents=True)
     return path
@@ -32,7 +32,7 @@ def new_launch(runs_dir: Path) -> Path:
 
 @contextmanager
 def one_at_a_time(runs_dir: Path) -> Iterator[None]:
-    """Two launches never submit the same run: one waits until the other has."""
+    """Hold the lock of RUNS_DIR, so that two launches never submit the same run: the second waits for the first."""
     folder = runs_dir / NAME
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:
@@ -41,7 +41,7 @@ def one_at_a_time(runs_dir: Path) -> Iterator[None]:
 
 
 def freeze_code(runs_dir: Path) -> Path:
-    """The folder to put first on PYTHONPATH: a copy of mxstudy/ as it is now."""
+    """Copy mxstudy/ as it is now, unless it is there, and return the folder to put first on PYTHONPATH."""
     path = runs_dir.absolute() / NAME / f"code-{code_version()}"
     if not path.exists():
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -50,9 +50,9 @@ def freeze_code(runs_dir: Path) -> Path:
     return path
 
 
-@functools.cache  # of the code that this process has loaded
+@functools.cache  # the process keeps the code that it has loaded
 def code_version() -> str:
-    """The first digits of a sha256 over every file of mxstudy/, names included."""
+    """Return the first 12 digits of a sha256 over the names and contents of all files of mxstudy/."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -62,6 +62,6 @@ def code_version() -> str:
 
 
 def environment_of(code: Path) -> dict[str, str]:
-    """Variables with which Python takes the frozen code, and not what is in the working directory or installed."""
+    """Return the variables that make Python import the frozen code and no other copy of mxstudy."""
     rest = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {"PYTHONPATH": os.pathsep.join([str(code), *rest]), "PYTHONSAFEPATH": "1"}

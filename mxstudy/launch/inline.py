@@ -1,4 +1,4 @@
-"""The jobs of a sweep, one after another in this process."""
+"""The inline launcher: run the jobs of a sweep one after another in this process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a que
 
 
 def run(jobs: list[Job]) -> int:
-    """Runs what is to be run, a line a job before it starts. Returns the exit code.
+    """Run every job that is to be run, and print a line per job before it starts; return the exit code.
 
-    0: every job has finished or diverged; 1: one failed or is another process's; 128 + signal: stopped by a signal.
-    Of several processes that were started together, the first decides what is run, and all run it.
+    0: every job has finished or diverged; 1: a job failed or belongs to another process; 128 + signal: stopped by a
+    signal. If several processes were started together, rank 0 decides which jobs run, and all ranks run them.
     """
     jobs, done = on_first_rank(lambda: begin(jobs)), []
     for number, planned in enumerate(jobs, start=1):
@@ -32,9 +32,9 @@ def run(jobs: list[Job]) -> int:
         is_ours = job.state in ("new", "resume")
         state = run_one(job) if is_ours else job.state
         done.append(replace(job, state=state))
-        caught = on_first_rank(partial(told, job)) if is_ours and state in DONE else None
+        caught = on_first_rank(partial(signal_of, job)) if is_ours and state in DONE else None
         is_stopped = state == "preempted" or (caught is not None and number < len(jobs))
-        if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the others have left
+        if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the other ranks have left
             conclude(done + jobs[number:], {})
             return stopped(done[-1], number, len(jobs)) if is_stopped else 1
     conclude(done, summarise(done) if is_first() and len(done) > 1 else {})
@@ -50,8 +50,8 @@ def conclude(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
 
 
 def take(planned: Job, number: str) -> Job:
-    """The job as it is by now, and the folder of one that is new or goes on made ours."""
-    job = compare(planned)  # another process may have run it since
+    """Return the job with its current state, after claiming its folder if it is new or resumes."""
+    job = compare(planned)  # another process may have run it since planning
     say(f"{number} {job.label}  {job.folder}{remark(job)}")
     if job.state in DONE:
         catch_up(job)
@@ -64,7 +64,7 @@ def take(planned: Job, number: str) -> Job:
 
 
 def run_one(job: Job) -> str:
-    """Trains or resumes one job and returns its state."""
+    """Train or resume one job, and return its state."""
     try:
         return attempt(RunFolder(job.folder), job.config, job.label)
     except RunLocked as error:
@@ -77,7 +77,7 @@ def left_alone(job: Job, why: RunLocked) -> Job:
 
 
 def catch_up(job: Job) -> None:
-    """A skipped run may have ended while its tracking server was away."""
+    """Send a run's missing rows to its tracking server, which may have been away when the run ended."""
     follow = mirror_of(job.config, RunFolder(job.folder), job.label)
     behind = follow.catch_up() if follow else None
     behind = behind or study_of(job.config.study).tell_others(job.config, RunFolder(job.folder))
@@ -85,22 +85,22 @@ def catch_up(job: Job) -> None:
         say(f"tracking: {behind}; the journal has everything")
 
 
-def told(job: Job) -> signal.Signals | None:
-    """The signal that reached the job, perhaps too late to stop it."""
+def signal_of(job: Job) -> signal.Signals | None:
+    """Return the signal that reached the job, perhaps too late to stop it, or None."""
     reason = RunFolder(job.folder).status().reason or ""
     return next((s for s in signal.Signals if s.name in reason.split()), None)
 
 
 def stopped(job: Job, number: int, total: int) -> int:
-    caught = told(job) or signal.SIGTERM
+    caught = signal_of(job) or signal.SIGTERM
     where = "after" if job.state in DONE else "from"
     command = "the same command" + (", without rerun=true," if job.config.rerun else "")
-    say(f"stopped by {caught.name} in job {number} of {total}; {command} goes on {where} {job.folder}")
+    say(f"stopped by {caught.name} in job {number} of {total}; {command} continues {where} {job.folder}")
     return 128 + caught
 
 
 def remark(job: Job) -> str:
-    """What follows a job's line: why it does not simply start."""
+    """Return the end of a job's line, which says why the job does not simply start."""
     if job.state == "new":
         return ""
     if job.state in LEFT_ALONE:

@@ -1,7 +1,9 @@
-"""Runs to processes on this machine: a queue of their own, which outlives the command that started it.
+"""The local launcher: run jobs on this machine from a queue process that outlives the command that started it.
 
-launch/jobs.json   what the queue is to run          queue.json   what it has not ended yet, and queue.lock while
-launch/queue.log   what it says                                   it lives: see mxstudy.launch.queues
+launch/jobs.json    the jobs of the queue
+launch/queue.log    the output of the queue process
+launch/queue.json   the jobs that have not ended yet
+launch/queue.lock   locked while the queue process lives: see mxstudy.launch.queues
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder, replace_file
 
 POLL_S = 0.2
-KILL_AFTER_S = 60.0  # a job that was asked to leave saves a checkpoint first
+KILL_AFTER_S = 60.0  # a job that is asked to leave saves a checkpoint first
 
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """jobs.json. `gpus`: of each job; `parallel`: jobs side by side; `tasks`: processes of a job."""
+    """The content of jobs.json. `gpus`: of each job; `parallel`: jobs that run at once; `tasks`: processes of a job."""
 
-    folders: dict[str, str]  # by job id
+    folders: dict[str, str]  # by job id; so are the logs
     logs: dict[str, str]
     gpus: int
     parallel: int
@@ -48,7 +50,7 @@ class QueuePlan:
 def submit(
     folders: Sequence[RunFolder], settings: Local, launch: Path, code: Path, tasks: int
 ) -> Iterator[tuple[str, str]]:
-    """Job id and log of each, in order; the queue begins at once. Raises ConfigError for GPUs that are not there."""
+    """Start the queue, and yield job id and log path of each job, in order. Raises ConfigError if GPUs are missing."""
     gpus, parallel = share(settings)
     names = [f"{launch.name}/{number}" for number in range(len(folders))]
     logs = [str(launch / f"{number}.log") for number in range(len(folders))]
@@ -65,7 +67,7 @@ def submit(
     (launch / "jobs.json").write_text(json.dumps(asdict(plan), indent=1))
     (launch / QUEUE_LIST).write_text(json.dumps(dict.fromkeys(names, "PENDING")))
     lock = (launch / QUEUE_LOCK).open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # the queue inherits it, so there is no moment without
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the queue process inherits the lock, so that it is held all the time
     with (launch / "queue.log").open("w") as log:
         subprocess.Popen(
             [sys.executable, "-m", "mxstudy.launch", "queue", str(launch)],
@@ -81,29 +83,29 @@ def submit(
 
 
 def share(settings: Local) -> tuple[int, int]:
-    """GPUs of a job, and jobs side by side."""
-    there = torch.cuda.device_count()
-    gpus = min(1, there) if settings.gpus_per_node is None else settings.gpus_per_node
-    require(gpus <= there, f"hydra.launcher.gpus_per_node: {gpus} a job, and this machine has {there}")
-    parallel = settings.array_parallelism or (there // gpus if gpus else 1)
+    """Return the number of GPUs of a job and the number of jobs that run at once. Raises ConfigError."""
+    available = torch.cuda.device_count()
+    gpus = min(1, available) if settings.gpus_per_node is None else settings.gpus_per_node
+    require(gpus <= available, f"hydra.launcher.gpus_per_node: {gpus} per job, and this machine has {available}")
+    parallel = settings.array_parallelism or (available // gpus if gpus else 1)
     require(
-        parallel * gpus <= there or not gpus,
-        f"hydra.launcher.array_parallelism: {parallel} jobs of {gpus} GPUs, and this machine has {there}",
+        parallel * gpus <= available or not gpus,
+        f"hydra.launcher.array_parallelism: {parallel} jobs of {gpus} GPUs, and this machine has {available}",
     )
     return gpus, parallel
 
 
 @dataclass
 class Running:
-    """The processes of a job that has begun, and the GPUs that it has."""
+    """The processes of a job that has started, and its GPUs."""
 
     processes: list[subprocess.Popen[bytes]]
     devices: list[str]
-    told_s: float | None = None  # when it was asked to leave
+    asked_s: float | None = None  # when it was asked to leave, by time.monotonic()
     codes: list[int] = field(default_factory=list)
 
     def has_ended(self) -> bool:
-        """When its last process has; where one fails, or somebody wants it, the others are asked to leave."""
+        """Return whether every process has ended; if one has failed, ask the others to leave."""
         codes = [process.poll() for process in self.processes]
         self.codes = [code for code in codes if code is not None]
         if any(self.codes) and len(self.codes) < len(codes):
@@ -111,11 +113,12 @@ class Running:
         return len(self.codes) == len(codes)
 
     def leave(self) -> None:
+        """Ask the processes to leave, and kill them if they are still there after KILL_AFTER_S."""
         now_s = time.monotonic()
-        if self.told_s is None:
-            self.told_s = now_s
+        if self.asked_s is None:
+            self.asked_s = now_s
             self._send(signal.SIGTERM)
-        elif now_s - self.told_s > KILL_AFTER_S:
+        elif now_s - self.asked_s > KILL_AFTER_S:
             self._send(signal.SIGKILL)
 
     def _send(self, signum: signal.Signals) -> None:
@@ -125,7 +128,7 @@ class Running:
 
 
 def run_queue(launch: Path) -> None:
-    """Starts the jobs in order, so many side by side, and notes what becomes of each."""
+    """Start the jobs in order, `parallel` at a time, and record the state of each in QUEUE_LIST."""
     plan = QueuePlan(**json.loads((launch / "jobs.json").read_text()))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     free = visible.split(",") if visible else [str(n) for n in range(plan.gpus * plan.parallel)]
@@ -154,11 +157,11 @@ def run_queue(launch: Path) -> None:
 
 
 def start(plan: QueuePlan, job_id: str, devices: list[str]) -> list[subprocess.Popen[bytes]]:
-    """The processes of a job; of several, each with torchrun's variables."""
+    """Start the processes of a job and return them; several get torchrun's variables."""
     command = f"exec {shlex.join([sys.executable, '-um', 'mxstudy.launch', 'work', plan.folders[job_id]])}"
     shell = ["bash", "-c", "\n".join(["set -e", *plan.setup, command])]
     environment = dict(os.environ)
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)  # of a job without a GPU none
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)  # empty for a job without a GPU
     if plan.threads:
         environment["OMP_NUM_THREADS"] = str(plan.threads)
     port, processes = free_port(), []
@@ -175,13 +178,14 @@ def start(plan: QueuePlan, job_id: str, devices: list[str]) -> list[subprocess.P
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return a TCP port of this machine that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def mark_failed(folder: RunFolder, codes: list[int], log: str) -> None:
-    """A job that died without a word gets one; the others have said how they ended."""
+    """Set the state of a job to failed if a process died without recording how the job ended."""
     state = folder.status().state
     if state in ("queued", "running") and any(codes):
         code = next(code for code in codes if code)

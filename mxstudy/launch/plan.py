@@ -1,4 +1,4 @@
-"""What a sweep has to do: every job validated, named by its fingerprint, and compared with the runs that exist."""
+"""The plan of a sweep: every job validated, named by its fingerprint, and compared with the runs that exist."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mxstudy.tracking.provenance import provenance
 
 @dataclass(frozen=True)
 class Job:
-    """`label` says what varies among the jobs of this sweep; `choices` maps each config group to its choice.
+    """One job of a sweep. `label`: what varies among the jobs; `choices`: the choice of each config group.
 
-    `state`: new and resume are to be run, queued and running are another process's, finished and diverged are there.
-    `replaces`: the run that `rerun=true` moves aside. `parent_id`: of the sweep's run in MLflow, where there is one.
-    `backend`: those that its blocks will run on, None without a model. `also`: the overrides of further jobs of this
-    sweep that are the same run, told apart by them as by `label`.
+    `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
+    `replaces`: the run that `rerun=true` moves aside. `parent_id`: the id of the sweep's run in MLflow, if there is
+    one. `backend`: the backends that its blocks will run on, None without a model. `also`: the labels of further jobs
+    of this sweep that are the same run.
     """
 
     config: AnyRun
@@ -45,9 +45,9 @@ class Job:
 
 
 def plan(composed: list[Composed]) -> list[Job]:
-    """The jobs in order, one a fingerprint. Writes nothing.
+    """Return the jobs in order, one for each fingerprint. Writes nothing.
 
-    Raises ConfigError that lists every job which cannot run: then none of them does.
+    Raises ConfigError with every job that cannot run; then no job is started.
     """
     queues = Queues()
     identities: dict[Any, tuple[str, dict[str, Any]]] = {}
@@ -55,13 +55,13 @@ def plan(composed: list[Composed]) -> list[Job]:
     errors: dict[str, list[str]] = defaultdict(list)
     valid = map_in_processes(validate, composed)
     vain = vain_overrides(composed, valid)
-    for one, found, label in zip(composed, valid, labels(composed), strict=True):
+    for request, checked, label in zip(composed, valid, labels(composed), strict=True):
         try:
-            if isinstance(found, ConfigError):
-                raise found
-            for line in one.overrides:
+            if isinstance(checked, ConfigError):
+                raise checked
+            for line in request.overrides:
                 require(line not in vain, vain.get(line, ""))
-            config, backend = found
+            config, backend = checked
             study = study_of(config.study)
             key = (config.study, study.identity_key(config))
             if key not in identities:
@@ -69,13 +69,13 @@ def plan(composed: list[Composed]) -> list[Job]:
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
                 for probe in off_then(jobs[digest].config, config):
-                    raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run")
-                for asked in asked_otherwise(jobs[digest].config, config):
-                    raise ConfigError(f"{asked}: is another in {jobs[digest].label}, which is the same run")
+                    raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run; set both alike")
+                for name in asked_otherwise(jobs[digest].config, config):
+                    raise ConfigError(f"{name}: differs in {jobs[digest].label}, which is the same run; set both alike")
                 jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
-                job = Job(config, digest, folder, label, one.overrides, one.choices, backend=backend)
+                job = Job(config, digest, folder, label, request.overrides, request.choices, backend=backend)
                 jobs[digest] = compare(job, queues)
         except QueueError:
             raise
@@ -86,19 +86,19 @@ def plan(composed: list[Composed]) -> list[Job]:
 
 
 class Valid(NamedTuple):
-    """The config of a job, checked as far as that goes without running it, and the backends that it will run on."""
+    """A job's config, checked as far as that is possible without running it, and the backends that it will run on."""
 
     config: Any
     backend: str | None
 
 
 def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
-    """Each job as it is valid, or the ConfigError that it has."""
-    for one in composed:
+    """Yield for each job its valid config, or the ConfigError that it raises."""
+    for job in composed:
         try:
-            if isinstance(one.values, ConfigError):
-                raise one.values
-            config: Any = read_run(one.values)
+            if isinstance(job.values, ConfigError):
+                raise job.values
+            config: Any = read_run(job.values)
             check_used(config)
             study = study_of(config.study)
             study.check(config)
@@ -108,72 +108,73 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
 
 
 def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigError]) -> dict[str, str]:
-    """Return each override that sets what none of its jobs takes, with the reason.
+    """Return each override that no job with it uses, with the reason.
 
-    Arms may share a setting that only some of them take: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
-    and one arm, and the plan of bf16 says what it does not take.
+    Arms may share a setting that only some of them use: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
+    and one arm, and the plan of bf16 reports what it does not use.
     """
     messages: dict[str, list[str | None]] = defaultdict(list)
-    for one, found in zip(composed, valid, strict=True):
-        own = {line: line.lstrip("+").partition("=")[0] for line in one.overrides}
-        if isinstance(found, ConfigError) or not any(key.startswith("precision.") for key in own.values()):
+    for job, checked in zip(composed, valid, strict=True):
+        own = {line: line.lstrip("+").partition("=")[0] for line in job.overrides}
+        if isinstance(checked, ConfigError) or not any(key.startswith("precision.") for key in own.values()):
             continue
-        vain = study_of(found.config.study).vain_settings(found.config)
+        vain = study_of(checked.config.study).vain_settings(checked.config)
         for line, key in own.items():
             messages[line].append(vain.get(key))
-    return {line: some[0] for line, some in messages.items() if some[0] is not None and None not in some}
+    return {line: reasons[0] for line, reasons in messages.items() if reasons[0] is not None and None not in reasons}
 
 
 def compare(job: Job, queues: Queues | None = None) -> Job:
-    """The job with the folder and state of the run that has its fingerprint now, in whatever experiment that was.
+    """Return the job with folder and state of the existing run with its fingerprint, in whichever experiment.
 
-    Raises QueueError where that run may be in a queue that cannot be asked.
+    Raises QueueError if that run may be in a queue that cannot be asked.
     """
     found = find_run(Path(job.config.runs_dir), job.fingerprint)
     if found is None:
         return job
-    seen = observe(found, queues or Queues())
-    if seen.in_flight:
-        return replace(job, folder=found.path, state="queued" if seen.waits else "running")
+    run = observe(found, queues or Queues())
+    if run.in_flight:
+        return replace(job, folder=found.path, state="queued" if run.waits else "running")
     if job.config.rerun:
         return replace(job, replaces=found.path)
     for probe in off_then(found.config(), job.config):
-        raise ConfigError(f"{probe}: was off in {found.path}, which has none of its data; rerun=true trains again")
-    for asked in asked_otherwise(found.config(), job.config):
+        raise ConfigError(f"{probe}: was off in {found.path}, so that run has no data of it; rerun=true trains again")
+    for name in asked_otherwise(found.config(), job.config):
         raise ConfigError(
-            f"{asked}: was another in {found.path}; +experiment=olmes asks its checkpoints, rerun=true trains again"
+            f"{name}: differs in {found.path}; +experiment=olmes evaluates its checkpoints, rerun=true trains again"
         )
-    return replace(job, folder=found.path, state=seen.state if seen.state in DONE else "resume")
+    return replace(job, folder=found.path, state=run.state if run.state in DONE else "resume")
 
 
 def labels(composed: list[Composed]) -> list[str]:
-    """Of each job the overrides that not all jobs share; where nothing varies what it is."""
-    keys = varying([one.overrides for one in composed])
+    """Return for each job the overrides that not all jobs share, or its title if it has none."""
+    keys = varying([job.overrides for job in composed])
     return [
-        " ".join(line for key, line in by_key(one.overrides).items() if key in keys) or title(one) for one in composed
+        " ".join(line for key, line in by_key(job.overrides).items() if key in keys) or title(job) for job in composed
     ]
 
 
-def title(one: Composed) -> str:
-    """Its precision and norm; if they are a checkpoint's own, that; else the experiment's name."""
-    choices = [f"{group}={one.choices[group]}" for group in ("precision", "norm") if group in one.choices]
+def title(job: Composed) -> str:
+    """Return the job's precision and norm, else its checkpoint (if both are as_trained), else its experiment."""
+    choices = [f"{group}={job.choices[group]}" for group in ("precision", "norm") if group in job.choices]
     named = " ".join(choice for choice in choices if not choice.endswith("=as_trained"))
-    return named or by_key(one.overrides).get("checkpoint") or one.choices.get("experiment", "unnamed")
+    return named or by_key(job.overrides).get("checkpoint") or job.choices.get("experiment", "unnamed")
 
 
 def varying(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """The keys of overrides that not all jobs share, in the order in which they are written."""
+    """Return the keys of overrides that not all jobs share, in the order in which they are written."""
     lines = [by_key(job) for job in jobs]
     keys = dict.fromkeys(key for job in lines for key in job)
     return [key for key in keys if len({job.get(key) for job in lines}) > 1]
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the overrides by their keys."""
     return {line.partition("=")[0]: line for line in overrides}
 
 
 def refusal(errors: dict[str, list[str]], total: int) -> str:
-    """Each error once, with the jobs that have it; bare where all jobs share the one error."""
+    """Return a line for each job that cannot run, with its error, or only the error if all jobs share it."""
     if [len(names) for names in errors.values()] == [total]:
         return next(iter(errors))
     bad = sum(map(len, errors.values()))
@@ -186,9 +187,9 @@ def refusal(errors: dict[str, list[str]], total: int) -> str:
 
 
 def claim(job: Job) -> RunFolder:
-    """The folder of a job that is about to run: made if new, a replaced run moved aside to FOLDER.old-N.
+    """Make and return the folder of a job that is about to run, and move a run that it replaces to FOLDER.old-N.
 
-    Raises RunLocked if another process made it first.
+    Raises RunLocked if another process made the folder first.
     """
     backend = {"backend": job.backend} if job.backend else {}
     if job.state == "resume":
@@ -217,7 +218,7 @@ def newest_aside(folder: Path) -> Path:
 
 
 def differences(folder: RunFolder) -> str:
-    """In which of commit, torch version and GPU that run differs from one started now; '' if in none."""
+    """Return the differences in commit, torch version and GPU between that run and one started now, '' if none."""
     about, now = folder.provenance(), provenance()
     then = [about, *about.get("resumed", [])][-1]
     changed = [key for key in ("commit", "torch", "gpu") if then.get(key) != now.get(key)]

@@ -1,6 +1,6 @@
-"""What is watched and asked beside a training, which changes no number of it: refused where it could not be had.
+"""The check that a sweep can get the probes and evaluations it asks for, which change no number of a training.
 
-All of it when a run is planned: a config that is stored is read as it was trained.
+It runs only when a run is planned: a stored config is read back as it was trained.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 from mxstudy.config import OutlierFeatures, Pretrain, StudentTeacher
 from mxstudy.reader import require
 
-QUESTIONS = ("tasks", "form", "shots", "task_shots")  # and limit, which +debug=tiny sets for every kind of run
+QUESTIONS = ("tasks", "form", "shots", "task_shots")  # not limit, which +debug=tiny sets for every kind of run
 
 
 def watched(config: Any) -> dict[str, Any]:
-    """What has a schedule of its own, by key; nothing of a run that is no training."""
+    """Return the parts of the config with a schedule of their own, by key; empty unless the run is a training."""
     if not isinstance(config, Pretrain | StudentTeacher):
         return {}
     probes = {f"probe.{name}": probe for name, probe in vars(config.probe).items()}
@@ -22,24 +22,24 @@ def watched(config: Any) -> dict[str, Any]:
 
 
 def check_used(config: Any) -> None:
-    """Raises ConfigError for a setting of what is off."""
+    """Raise ConfigError for a setting of a probe or evaluation that is off."""
     for key, part in watched(config).items():
         if part.every_steps > 0:
             continue
         unset = type(part)()
         for name in QUESTIONS if key == "evaluation" else vars(part):
             is_unset = getattr(part, name) == getattr(unset, name)
-            require(is_unset, f"{key}.{name}: does nothing while {key} is off; set {key}.every_steps too")
+            require(is_unset, f"{key}.{name}: has no effect while {key} is off; set {key}.every_steps too")
     if isinstance(config, Pretrain):
         require(
             config.probe.spikes.every_steps > 0
             or config.probe.outlier_features.ring_steps in (0, OutlierFeatures.ring_steps),
-            "probe.outlier_features.ring_steps: the ring is written around a spike; set probe.spikes.every_steps=1",
+            "probe.outlier_features.ring_steps: has no effect without spikes; set probe.spikes.every_steps=1",
         )
 
 
 def off_then(then: Any, now: Any) -> list[str]:
-    """What is watched now and was not in another run."""
+    """Return the keys of what config `now` watches and the earlier config `then` did not."""
     earlier = watched(then)
     off = [key for key, part in watched(now).items() if part.every_steps > 0 and earlier[key].every_steps == 0]
     if isinstance(now, StudentTeacher) and now.probe.gradient_bias.coupled > then.probe.gradient_bias.coupled:
@@ -48,7 +48,7 @@ def off_then(then: Any, now: Any) -> list[str]:
 
 
 def asked_otherwise(then: Any, now: Any) -> list[str]:
-    """What another run's evaluation during training has another value of, so that its scores are no answer."""
+    """Return the keys of the evaluation during training that differ, because then the scores cannot be reused."""
     if not isinstance(now, Pretrain) or 0 in (then.evaluation.every_steps, now.evaluation.every_steps):
         return []
     names = (*QUESTIONS, "limit")

@@ -1,4 +1,4 @@
-"""What makes hundreds of jobs quick to compose and to check: the cores share them."""
+"""A map over hundreds of jobs that shares them among the cores, to compose and check them quickly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-MANY = 64  # items that are worth a process: it starts in 0.05 s
+MANY = 64  # items per process that are worth its start, which takes 0.05 s
 MOST_PROCESSES = 16
 
-# What a process of a pool is to do. It is forked along, not pickled: the function may know what cannot be.
+# The function of a pool's processes. It is inherited by the fork, so it may hold objects that cannot be pickled.
 _function: ContextVar[Callable[[Sequence[Any]], Iterable[Any]]] = ContextVar("function")
 
 
 def map_in_processes(function: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> list[R]:
-    """Return list(function(items)): of many items a share for each core, in forked copies of this process."""
+    """Return list(function(items)); many items are split into one share per core, each in a forked process."""
     shares = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, len(items) // MANY + 1)
     if shares < 2:
         return list(function(items))

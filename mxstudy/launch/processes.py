@@ -1,4 +1,4 @@
-"""How many processes, GPUs and nodes a kind of run can use: those that a launcher starts, or were started by hand."""
+"""The number of processes, GPUs and nodes that a kind of run can use, started by a launcher or by hand."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from mxstudy.studies.protocol import Uses
 
 
 def gpus_per_node(settings: Launcher) -> int | None:
-    """Of each job; None: it runs in this process, with what this machine has. Raises ConfigError."""
+    """Return the GPUs per node of each job, or None for a job that runs in this process. Raises ConfigError."""
     if isinstance(settings, Inline):
         return None
     return local.share(settings)[0] if isinstance(settings, Local) else settings.gpus_per_node
 
 
 def tasks_per_node(study: str, settings: Local | Slurm) -> int:
-    """Raises ConfigError where that kind of run cannot use what was asked for."""
+    """Return the processes per node of a job. Raises ConfigError if its kind of run cannot use the settings."""
     uses, gpus, nodes = study_of(study).uses, settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
-    require(uses == Uses.TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} is one process, not {nodes}; give 1")
+    require(
+        uses == Uses.TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} runs in one process; give 1, not {nodes}"
+    )
     require(
         uses != Uses.ONE_GPU or gpus <= 1,
-        f"hydra.launcher.gpus_per_node: {study} has use for one GPU, not {gpus}; give 1",
+        f"hydra.launcher.gpus_per_node: {study} uses one GPU; give 1, not {gpus}",
     )
     return max(1, gpus) if uses == Uses.TASK_EACH else 1
 
 
 def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
-    """Raises ConfigError for a run that cannot be shared by the processes that its launcher will start."""
+    """Raise ConfigError if a run cannot be shared by the processes that its launcher will start."""
     ranks = world_size()
     require(
         ranks == 1,
@@ -45,18 +47,18 @@ def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
 
 
 def check_started(jobs: Sequence[Job]) -> None:
-    """Raises ConfigError for a run that cannot be shared by the processes that torchrun, say, has started."""
+    """Raise ConfigError if a run cannot be shared by the processes that torchrun or srun has started."""
     ranks = world_size()
     for job in jobs:
         study = job.config.study
         require(
             ranks == 1 or study_of(study).uses == Uses.TASK_EACH,
-            f"study: {study} is one process, and {ranks} were started together; start it without torchrun or srun",
+            f"study: {study} runs in one process, and {ranks} were started together; start it without torchrun or srun",
         )
         check(job.config, ranks)
 
 
 def check(config: Any, ranks: int) -> None:
-    """Only some kinds of run can be shared at all."""
+    """Raise ConfigError if several ranks cannot share a run with this config."""
     if ranks > 1:
         study_of(config.study).check(config, ranks)

@@ -1,6 +1,6 @@
-"""What becomes of a submitted job: is it still in its queue, how did it end, and how to end it.
+"""The queues of submitted jobs: whether a job is still in its queue, how it ended, and how to cancel it.
 
-Slurm is asked with squeue; of a job that has left the queue with scontrol, then with sacct, where a cluster has it. The
+Slurm is asked with squeue; for a job that has left the queue with scontrol, then with sacct if the cluster has it. The
 queue of a launch on this machine is a process that holds QUEUE_LOCK and keeps QUEUE_LIST.
 """
 
@@ -20,29 +20,29 @@ from mxstudy.launch.ticket import Ticket
 from mxstudy.reader import ConfigError
 
 QUEUE_LOCK, QUEUE_LIST = "queue.lock", "queue.json"
-PREEMPTED = "PreemptTime=2"  # a year; else it is None
-PATIENCE_S = 60  # with a busy slurmctld
+PREEMPTED = "PreemptTime=2"  # the first digit of a year; it is None if the job is not preempted
+PATIENCE_S = 60  # seconds to wait for a busy slurmctld
 
 
 class QueueError(ConfigError):
-    """A queue that cannot be asked: then nobody knows what is in it, and a guess could train a run twice."""
+    """Raised for a queue that cannot be asked; a guess about its jobs could train a run twice."""
 
 
 class Queues:
-    """What the queues hold at one moment: each is asked at most once, and only if it matters."""
+    """The contents of the queues at one moment; each queue is asked at most once, and only when needed."""
 
     _has_accounts = True  # until sacct has failed
 
     def state(self, ticket: Ticket) -> str | None:
-        """PENDING, RUNNING, ... in Slurm's words; None: its queue has it no more. Raises QueueError."""
+        """Return Slurm's word for the job's state (PENDING, ...), or None if it left its queue. Raises QueueError."""
         if isinstance(ticket.settings, Slurm):
             return self._slurm.get(ticket.job_id)
         return local_jobs(Path(ticket.launch)).get(ticket.job_id)
 
     def fate(self, ticket: Ticket) -> str | None:
-        """How Slurm says that a job ended, 'OUT_OF_MEMORY, exit code 0:125'; None where nobody knows any more.
+        """Return how a job ended, for example 'OUT_OF_MEMORY, exit code 0:125', or None if Slurm does not know it.
 
-        For some minutes slurmctld knows; then only Slurm's accounts do, where a cluster has them.
+        slurmctld knows for some minutes; after that only Slurm's accounts do, if a cluster has them.
         """
         if not isinstance(ticket.settings, Slurm):
             return None
@@ -50,32 +50,34 @@ class Queues:
 
     @cached_property
     def _remembered(self) -> dict[str, str]:
-        found = {}
+        ends = {}
         with suppress(QueueError):
             for line in ask("scontrol", "--oneliner", "show", "job").splitlines():
-                of = dict(word.partition("=")[::2] for word in line.split())
-                job_id = f"{of['ArrayJobId']}_{of.get('ArrayTaskId')}" if "ArrayJobId" in of else of.get("JobId", "")
-                if of.keys() >= {"JobState", "ExitCode"}:
-                    found[job_id] = f"{of['JobState']}, exit code {of['ExitCode']}"
-        return found
+                job = dict(word.partition("=")[::2] for word in line.split())
+                job_id = (
+                    f"{job['ArrayJobId']}_{job.get('ArrayTaskId')}" if "ArrayJobId" in job else job.get("JobId", "")
+                )
+                if job.keys() >= {"JobState", "ExitCode"}:
+                    ends[job_id] = f"{job['JobState']}, exit code {job['ExitCode']}"
+        return ends
 
     def _accounts(self, job_id: str) -> str | None:
         try:
-            said = ask("sacct", "--noheader", "-XP", "--format=State,ExitCode", "-j", job_id)
+            output = ask("sacct", "--noheader", "-XP", "--format=State,ExitCode", "-j", job_id)
         except QueueError:
             self._has_accounts = False
             return None
-        found = re.findall(r"(\w+)[^|\n]*\|(\S+)", said)
-        return f"{found[-1][0]}, exit code {found[-1][1]}" if found else None
+        ends = re.findall(r"(\w+)[^|\n]*\|(\S+)", output)
+        return f"{ends[-1][0]}, exit code {ends[-1][1]}" if ends else None
 
     @cached_property
     def _slurm(self) -> dict[str, str]:
-        said = ask("squeue", "--me", "--noheader", "--array", "--format=%i %T")
-        return dict(line.split(maxsplit=1) for line in said.splitlines() if line.strip())
+        output = ask("squeue", "--me", "--noheader", "--array", "--format=%i %T")
+        return dict(line.split(maxsplit=1) for line in output.splitlines() if line.strip())
 
 
 def local_jobs(launch: Path) -> dict[str, str]:
-    """By job id, of the launch's queue process; a process that is gone has none."""
+    """Return the states of a launch's jobs by job id, as its queue process lists them; {} if that process is gone."""
     try:
         with (launch / QUEUE_LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -88,7 +90,7 @@ def local_jobs(launch: Path) -> dict[str, str]:
 
 
 def is_being_preempted(job_id: str) -> bool:
-    """Asked from within a job: has its grace time begun?"""
+    """Return whether Slurm has begun to preempt this job; called from within the job."""
     try:
         return PREEMPTED in ask("scontrol", "--oneliner", "show", "job", job_id)
     except QueueError:
@@ -96,14 +98,14 @@ def is_being_preempted(job_id: str) -> bool:
 
 
 def cancel(tickets: Sequence[Ticket]) -> None:
-    """Ends those of them that are Slurm's; a queue on this machine looks at the tickets itself. Raises QueueError."""
+    """Cancel the Slurm jobs among the tickets; a queue on this machine reads the tickets itself. Raises QueueError."""
     ids = [ticket.job_id for ticket in tickets if isinstance(ticket.settings, Slurm)]
     for start in range(0, len(ids), 500):
         ask("scancel", *ids[start : start + 500])
 
 
 def ask(*command: str) -> str:
-    """What a command of Slurm says. Raises QueueError."""
+    """Run a command of Slurm, and return its output. Raises QueueError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""Jobs that other processes run: submitted all at once, then left to their queue, or waited for."""
+"""The local and Slurm launchers: submit the jobs to a queue all at once, then leave them to it or wait for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
 
 def run(jobs: list[Job], settings: Local | Slurm) -> int:
-    """Submits what is to be run, and prints what is where. Returns the exit code, which without `wait` is 0."""
+    """Submit the jobs that are to be run, and print where each job is; return the exit code, 0 without `wait`."""
     check_asked(jobs, settings)
     jobs = begin(jobs)
     runs_dir = Path(jobs[0].config.runs_dir)
@@ -44,10 +44,10 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
     show(folders)
     left = [job for job in jobs if job.state not in DONE]
     if left and not jobs[0].config.wait:
-        say(f"{len(todo)} of {len(jobs)} jobs submitted; python -m mxstudy +launch=status shows how they are")
+        say(f"{len(todo)} of {len(jobs)} jobs submitted; python -m mxstudy +launch=status shows their state")
         return 0
-    seen = wait_for(folders)
-    done = [replace(job, state=one.state) for job, one in zip(jobs, seen, strict=True)]
+    ended = wait_for(folders)
+    done = [replace(job, state=run.state) for job, run in zip(jobs, ended, strict=True)]
     for job in done:
         if job.state in DONE:
             catch_up(job)
@@ -56,7 +56,7 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
 
 
 def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
-    """Each job gets its folder, config and all, and a ticket that says where it is queued. Raises ConfigError."""
+    """Make each job's folder with its config, submit it, and write its ticket. Raises ConfigError."""
     groups: dict[int, list[Job]] = defaultdict(list)
     for job in jobs:
         groups[tasks_per_node(job.config.study, settings)].append(job)
@@ -66,7 +66,7 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
         before = [put_back(job) for job in group]
         folders = [claim(job) for job in group]
         for job, folder in zip(group, folders, strict=True):
-            if job.state == "resume":  # what is new is queued as it is made
+            if job.state == "resume":  # a new folder is made in the state queued
                 folder.update(state="queued", reason=None)
         queued = SUBMIT[type(settings)](folders, settings, launch, code, tasks)
         left = list(folders)
@@ -85,7 +85,7 @@ def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
 
 
 def put_back(job: Job) -> Callable[[], None]:
-    """What undoes `claim` where no queue takes the job: its earlier ticket, or the run that it replaced, is back."""
+    """Return a function that undoes `claim`: it brings back the earlier ticket, or the run that was replaced."""
     folder = RunFolder(job.folder)
     ticket = ticket_of(folder) if job.state == "resume" else None
 

@@ -1,4 +1,4 @@
-"""What state a run is really in: its own word, checked against its heart and the queue that has its job."""
+"""The actual state of a run: its status file, checked against its heartbeat, its lock and its queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = (*DONE, "failed", "cancelled")
 
 @dataclass(frozen=True)
 class RunState:
-    """`state` and `reason`: as they are, `status`: as the run has last said. `waits`: its queue will still start it."""
+    """`state`, `reason`: the actual ones; `status`: what the run wrote last. `waits`: its queue will still start it."""
 
     folder: RunFolder
     status: Status
@@ -28,16 +28,16 @@ class RunState:
 
     @property
     def in_flight(self) -> bool:
-        """Somebody runs it or will: nobody else should."""
+        """Whether a process runs it or its queue will start it, so that nobody else may."""
         return self.waits or self.state == "running"
 
 
 def observe(folder: RunFolder, queues: Queues) -> RunState:
-    """Raises QueueError where what matters cannot be asked for."""
+    """Return the run's actual state. Raises QueueError if its queue must be asked and cannot be."""
     ticket = ticket_of(folder)
     has_ended = folder.status().state in ENDED
     queued = queues.state(ticket) if ticket and not has_ended else None
-    status = folder.status()  # after the queue: what has left it has said its last word
+    status = folder.status()  # read after asking the queue: a run that has left it has written its last status
     if status.state in ENDED:
         return RunState(folder, status, ticket, status.state, status.reason)
     if ticket and queued:
@@ -49,7 +49,7 @@ def observe(folder: RunFolder, queues: Queues) -> RunState:
 
 
 def look(folder: RunFolder, queues: Queues) -> RunState:
-    """As far as one can see from here: where a queue cannot be asked, heart and lock have the word."""
+    """Return the run's state as `observe` does or, if its queue cannot be asked, from heartbeat and lock."""
     try:
         return observe(folder, queues)
     except QueueError:
@@ -60,17 +60,17 @@ def look(folder: RunFolder, queues: Queues) -> RunState:
 
 
 def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool) -> RunState:
-    """Waiting for its turn: the first, or the next after it was interrupted; or on a machine."""
+    """Return the state of a run that its queue has: running, waiting to start, or waiting to continue."""
     if not waits:
         return RunState(folder, status, ticket, "running", None)
     if status.state == "queued":
         return RunState(folder, status, ticket, "queued", None, waits=True)
     why = status.reason if status.state == "preempted" else "killed"
-    return RunState(folder, status, ticket, "preempted", f"{why}; waits to go on", waits=True)
+    return RunState(folder, status, ticket, "preempted", f"{why}; waits to continue", waits=True)
 
 
 def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:
-    """State and reason of a run that nobody runs and no queue has."""
+    """Return state and reason of a run that no process runs and no queue has."""
     if ticket and ticket.cancelled:
         return "cancelled", None
     if status.state == "preempted":
@@ -80,12 +80,12 @@ def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, st
     end = queues.fate(ticket)
     if end and end.startswith("CANCELLED"):
         return "cancelled", end
-    what = "died without a word" if status.state == "running" else "left the queue without having begun"
+    what = "died without a word" if status.state == "running" else "left the queue before it began"
     return "failed", f"{what} ({end}; {ticket.log})" if end else f"{what} ({ticket.log})"
 
 
 def is_alive(folder: RunFolder) -> bool:
-    """Whether a process runs it: on this machine its lock says so, from another machine its heartbeat."""
+    """Return whether a process runs it: on this machine by its lock, from another machine by its heartbeat."""
     status = folder.status()
     if status.state != "running":
         return False

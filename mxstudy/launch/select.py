@@ -1,4 +1,4 @@
-"""Which runs a command means, by what their folders say of them: group choices, values of the config, names."""
+"""The selection of runs for a command, by their group choices, config values and names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import yaml
 from mxstudy.reader import ConfigError, flatten, require
 from mxstudy.tracking.folder import RunFolder, find_runs, is_called
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it, is ten times as fast
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 
 
 def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
-    """The runs that fit every argument: GROUP=CHOICE, KEY=VALUE, run=FOLDER or FINGERPRINT; A,B is either.
+    """Return the runs that match every argument: GROUP=CHOICE, KEY=VALUE, run=FOLDER or FINGERPRINT; A,B is either.
 
-    Raises ConfigError where none does, with the argument that leaves none.
+    Raises ConfigError with the argument that no run matches.
     """
     runs = find_runs(runs_dir)
     require(bool(runs), f"runs_dir: there are no runs in {runs_dir}/")
     for argument in arguments:
         key, equals, value = argument.removeprefix("+").partition("=")
-        require(bool(equals), f"{argument}: is neither GROUP=CHOICE, nor KEY=VALUE, nor run=FINGERPRINT")
-        runs = [run for run in runs if any(fits(run, key, one) for one in value.split(","))]
+        require(bool(equals), f"{argument}: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT")
+        runs = [run for run in runs if any(fits(run, key, choice) for choice in value.split(","))]
         require(bool(runs), f"{key}: no run in {runs_dir}/ has {key}={value}")
     return runs
 
@@ -36,11 +36,11 @@ def fits(run: RunFolder, key: str, value: str) -> bool:
     choices: Mapping[str, str] = run.provenance()["choices"]
     if key in choices:
         return choices[key] == value
-    return any(is_same(value, known) for known in values_of(run, key))
+    return any(is_same(value, stored) for stored in values_of(run, key))
 
 
 def values_of(run: RunFolder, key: str) -> Iterator[Any]:
-    """The value of a dotted key in a run's config, if it has one."""
+    """Yield the value of a dotted key in a run's config, if it has one."""
     try:
         values = flatten(yaml.load(run.config_path.read_text(), Loader=LOADER))
     except (OSError, yaml.YAMLError) as error:
@@ -50,7 +50,7 @@ def values_of(run: RunFolder, key: str) -> Iterator[Any]:
 
 
 def is_same(text: str, value: Any) -> bool:
-    """As on the command line: 1e-3 is 0.001, true is True, null is None."""
+    """Return whether the text means the value, as on the command line: 1e-3 is 0.001, true is True, null is None."""
     if isinstance(value, float):
         try:
             return float(text) == value

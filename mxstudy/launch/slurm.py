@@ -1,4 +1,4 @@
-"""Runs to Slurm, through submitit: an array, whose elements each call `Work` on a folder."""
+"""The Slurm launcher: submit runs through submitit, as an array whose elements each call `Work` on a run folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mxstudy.launch.queues import PREEMPTED
 from mxstudy.launch.worker import Work
 from mxstudy.tracking.folder import RunFolder
 
-# After srun: a signal that comes before Python has a handler for it kills the task, and the job takes its next turn as
-# `worker.requeue` would.
+# Run after srun. A signal that arrives before Python has installed its handler kills the task; the job is then requeued
+# as `worker.requeue` would do it.
 LAST_LINES = f"""\
 code=$?
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
@@ -26,18 +26,18 @@ case $code in
   {128 + signal.SIGTERM}) scontrol show job $job | grep -q {PREEMPTED} && scontrol requeue $job;;
 esac
 exit $code"""
-# sbatch hands on what the shell has; a torchrun around that one says nothing of the job's tasks.
+# sbatch passes the shell's environment on; the variables of a torchrun around it do not describe the job's tasks.
 FIRST_LINE = "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT"
-MOST_IN_AN_ARRAY = 1000  # Slurm's own limit, MaxArraySize, is 1001 where nobody has changed it
+MOST_IN_AN_ARRAY = 1000  # Slurm's default limit, MaxArraySize, is 1001
 
 
 def submit(
     folders: Sequence[RunFolder], settings: Slurm, launch: Path, code: Path, tasks: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield job id and log of each, in order. Raises ConfigError with what Slurm says against it.
+    """Submit the runs, and yield job id and log path of each, in order. Raises ConfigError with Slurm's reason.
 
-    `tasks`: on each node. A launch's folder holds all of its jobs: Slurm could not open a log in a folder that is yet
-    to be named after a job.
+    `tasks`: tasks per node. All logs go to the launch's folder, because Slurm cannot open a log in a folder that is
+    named after the job id.
     """
     for start in range(0, len(folders), MOST_IN_AN_ARRAY):
         work = [Work(str(folder.path.absolute())) for folder in folders[start : start + MOST_IN_AN_ARRAY]]
@@ -45,9 +45,9 @@ def submit(
 
 
 def parameters(settings: Slurm, code: Path, tasks: int) -> dict[str, Any]:
-    """Return the settings in submitit's words; what is null is left to the cluster."""
+    """Return the settings under submitit's names, without those that are null, which the cluster decides."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment_of(code).items()]
-    # the tasks that one leaves behind have two minutes to notice; since 22.05 srun does not pass on CPUs by itself
+    # after one task ends, the others have two minutes to leave; since 22.05 srun does not inherit cpus-per-task
     srun_args = ["--wait=120", "--open-mode=append"]
     if settings.cpus_per_task:
         srun_args.append(f"--cpus-per-task={settings.cpus_per_task}")

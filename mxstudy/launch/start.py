@@ -1,4 +1,4 @@
-"""From composed configs to runs: plan decides what is to be done, a launcher does it."""
+"""The start of a launch: plan the composed jobs, then hand them to the launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxstudy.launch.sweep import backends_sentence, merged, say
 from mxstudy.train.process_group import met
 from mxstudy.train.runtime import planned_for
 
-# By the type of their settings: planned jobs, and those settings, to an exit code.
+# By the type of the launcher's settings, the function from planned jobs and settings to an exit code.
 LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
     Inline: lambda jobs, _: inline.run(jobs),
     Local: remote.run,
@@ -24,9 +24,9 @@ LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
 
 
 def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
-    """Plans what was composed, and has it run, or says what it would cost; returns the exit code.
+    """Plan the composed jobs, then run them or print what they would cost; return the exit code.
 
-    Of several processes that were started together, by torchrun say, the first plans, and tells the others.
+    If several processes were started together, for example by torchrun, rank 0 plans and sends the plan to the others.
     """
     with met(), planned_for(gpus_per_node(launcher)):
         jobs = on_first_rank(lambda: plan(compose()))

@@ -1,6 +1,6 @@
-"""What a launcher says to MLflow about a sweep as a whole: at its beginning, and at its end or whenever it is asked.
+"""The MLflow records of a sweep as a whole, and the lines that a launcher prints about it.
 
-A sweep is what one launch asks of one experiment and one store, if that is more than one job.
+A sweep is the jobs of one launch, experiment and tracking store, if there is more than one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import create_store, one_line
 
-AGAIN = "the same command, run again, puts it right"
+AGAIN = "run the same command again to put it right"
 
 
 def begin(jobs: list[Job]) -> list[Job]:
-    """The jobs with their parents' ids, for their folders; each tracking database is made once, before they need it.
+    """Create each tracking store and each sweep's parent run; return the jobs with their parents' ids.
 
-    A store that cannot be reached is a line, and the jobs go on with their journals.
+    If a store cannot be reached, a line says so, and the jobs run with their journals only.
     """
     uris = {uri for job in jobs if (uri := job.config.tracking.uri) is not None}
     away = {uri: reason for uri in sorted(uris) if (reason := create_store(uri))}
@@ -36,13 +36,13 @@ def begin(jobs: list[Job]) -> list[Job]:
         if sweep.uri not in away:
             try:
                 parents |= dict.fromkeys(sweep.folders, sweep.begin())
-            except Exception as error:  # whatever a server or a driver comes up with
+            except Exception as error:  # a server or a driver may raise anything
                 say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
     return [replace(job, parent_id=parents.get(job.fingerprint)) for job in jobs]
 
 
 def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
-    """Parents get their children, their summary and how it ended: `jobs` as they are now, summaries by `study`."""
+    """Give every parent run its children, its summary and its final state; `summaries` is by `study`."""
     states = {job.fingerprint: job for job in jobs}
     for sweep in sweeps(jobs):
         own = [states[fingerprint] for fingerprint in sweep.folders]
@@ -54,20 +54,20 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
 
 
 def backends_sentence(jobs: Sequence[Job]) -> str | None:
-    """Return a sentence that says on which backends the arms run; None where all run on the same."""
+    """Return a sentence that names the backends of the arms, or None if all arms run on the same."""
     has_option = all(getattr(job.config, "precision", None) is not None for job in jobs)
     return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
 
 
 def merged(jobs: Sequence[Job]) -> list[str]:
-    """Return a line for each run that several jobs of the sweep come to, with the overrides that make no difference."""
+    """Return a line for each run that several jobs of the sweep share, with the overrides that make no difference."""
     return [
-        f"One run, for they come to the same config: {'; '.join((job.label, *job.also))}" for job in jobs if job.also
+        f"One run, because the configs are the same: {'; '.join((job.label, *job.also))}" for job in jobs if job.also
     ]
 
 
 def summarise(jobs: list[Job]) -> dict[str, Summary]:
-    """Each kind of run sums up what it has, runs that were skipped included, and says on what they ran: by `study`."""
+    """Return each kind of run's summary of its finished jobs, by `study`, with a sentence if their backends differ."""
     summaries = {}
     for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
@@ -90,7 +90,7 @@ def sweeps(jobs: list[Job]) -> list[Sweep]:
 
 
 def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
-    """Named after its file and what varies; its tags are the choices that all its jobs share."""
+    """Return the sweep, named after its file and what varies, with the choices that all its jobs share as tags."""
     shared = set.intersection(*(set(job.choices.items()) for job in jobs))
     tags = dict(sorted(shared)) | {"experiment": experiment, "study": jobs[0].config.study}
     keys = ", ".join(varying([job.overrides for job in jobs]))
@@ -99,9 +99,9 @@ def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
 
 
 def state_of(jobs: list[Job]) -> str:
-    """The worst of the jobs' states; what diverged is done."""
+    """Return the worst of the jobs' states; diverged counts as finished."""
     states, from_worst = {job.state for job in jobs}, ("preempted", "failed", "cancelled", "running", "queued")
-    not_begun = "preempted" if states & {"new", "resume"} else "finished"  # a signal came before their turn
+    not_begun = "preempted" if states & {"new", "resume"} else "finished"  # a signal came before they started
     return next((state for state in from_worst if state in states), not_begun)
 
 

@@ -1,4 +1,4 @@
-"""Jobs as a table of text: what was submitted, how they are, and both again and again until they have ended."""
+"""Tables of jobs as text: what was submitted, its present state, and a view that is updated until all have ended."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.progress import clock, rate_text
 
 POLL_S = 2.0
-TAIL_BYTES = 1 << 16  # of a journal: some hundred rows
+TAIL_BYTES = 1 << 16  # read from the end of a journal: some hundred rows
 LOSS_OF_STACK = "train/loss"
-TOGETHER_S = 0.01  # a stack's rows are written some at a time, and the last of them when its step is done
+TOGETHER_S = 0.01  # rows closer than this belong to one batch of a stack, whose last row ends when its step does
 ORDER = ("running", "preempted", "failed", "queued", "cancelled", "diverged", "finished")
 COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reason")
 
 
 def show(folders: Sequence[RunFolder]) -> None:
-    """Where a launch leaves each of its jobs: the id of the job that has it, or how it ended."""
+    """Print a table with a row per job: its id, or its state if it has ended, and its folder."""
     rows = [["job", "what", "fingerprint", "folder"]]
     for folder in folders:
         state, ticket = folder.status().state, ticket_of(folder)
@@ -39,38 +39,39 @@ def show(folders: Sequence[RunFolder]) -> None:
     print("\n".join(aligned(rows)), flush=True)
 
 
-def status_table(seen: Iterable[RunState]) -> list[str]:
-    """A line a run, those first that somebody may want to do something about; and how many are in which state."""
-    ordered = sorted(seen, key=lambda one: ORDER.index(one.state))
+def status_table(runs: Iterable[RunState]) -> list[str]:
+    """Return a line per run, those that need attention first, and a line with the number of runs in each state."""
+    ordered = sorted(runs, key=lambda run: ORDER.index(run.state))
     rows = [[row[column] for column in COLUMNS] for row in map(status_row, ordered)]
     return [*aligned([list(COLUMNS), *rows]), counted(ordered)]
 
 
-def counted(seen: Sequence[RunState]) -> str:
-    counts = Counter(one.state for one in seen)
+def counted(runs: Sequence[RunState]) -> str:
+    counts = Counter(run.state for run in runs)
     return ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
 
 
-def status_row(one: RunState) -> dict[str, str]:
-    """Rate and time left, of what runs, are those of the last rows of its journal."""
-    rows, status = last_rows(one.folder.journal_path), one.status
+def status_row(run: RunState) -> dict[str, str]:
+    """Return a run's cells by column; rate and time left come from the last rows of a running run's journal."""
+    rows, status = last_rows(run.folder.journal_path), run.status
     steps = status.steps or 0
     rate = next((key for key in rows[-1] if key.endswith("_per_s")), None) if rows else None
-    runs = one.state == "running"
+    is_running = run.state == "running"
     return {
-        "run": "/".join(one.folder.path.parts[-2:]),
-        "what": label_of(one.folder),
-        "state": one.state,
+        "run": "/".join(run.folder.path.parts[-2:]),
+        "what": label_of(run.folder),
+        "state": run.state,
         "step": f"{status.step}/{steps}" if steps else "",
         "loss": f"{rows[-1]['loss']:.4f}" if rows else "",
-        "rate": rate_text(rows[-1], rate) if runs and rate else "",
-        "left": clock(left_s(rows, steps)) if runs and len(rows) > 1 else "",
-        "job": one.ticket.job_id if one.ticket else "",
-        "reason": one.reason or "",
+        "rate": rate_text(rows[-1], rate) if is_running and rate else "",
+        "left": clock(left_s(rows, steps)) if is_running and len(rows) > 1 else "",
+        "job": run.ticket.job_id if run.ticket else "",
+        "reason": run.reason or "",
     }
 
 
 def left_s(rows: Sequence[Mapping[str, Any]], steps: int) -> float:
+    """Return the seconds that the remaining steps will take at the pace of these rows."""
     return step_s(rows[0], rows[-1]) * (steps - 1 - rows[-1]["step"])
 
 
@@ -79,7 +80,7 @@ def step_s(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 
 def last_rows(journal: Path) -> list[dict[str, Any]]:
-    """Of the training: those at the end of the journal, as far as they follow each other without an interruption."""
+    """Return the training rows at the end of the journal, those after the last interruption only."""
     rows: list[dict[str, Any]] = []
     with suppress(OSError), journal.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -99,30 +100,33 @@ def last_rows(journal: Path) -> list[dict[str, Any]]:
 
 
 def stack_row(row: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A stack's median as the loss, and its pace since the first of the rows before."""
+    """Return a row with the stack's median as loss, and its steps per second since the first of the earlier rows."""
     rate = {"steps_per_s": 1 / step_s(before[0], row)} if before else {}
     return {"step": row["step"], "time_s": row["time_s"], "loss": row["values"][LOSS_OF_STACK]} | rate
 
 
 def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
-    """Until none of them is queued or running; the table rewrites itself on a terminal, elsewhere changes are lines."""
+    """Wait until no run is queued or running, and return their states.
+
+    On a terminal a table is kept up to date; elsewhere each change of state is printed as a line.
+    """
     console, states = Console(highlight=False), dict[Path, str]()
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             queues = Queues()
-            seen = [look(folder, queues) for folder in folders]
+            runs = [look(folder, queues) for folder in folders]
             if console.is_terminal:
-                live.update(Text("\n".join(status_table(seen)), no_wrap=True, overflow="crop"), refresh=True)
+                live.update(Text("\n".join(status_table(runs)), no_wrap=True, overflow="crop"), refresh=True)
             else:
-                for one in seen:
-                    if states.get(one.folder.path) != one.state:
-                        states[one.folder.path] = one.state
-                        print("  ".join(filter(None, [one.state, label_of(one.folder), one.reason])), flush=True)
-            if not any(one.in_flight for one in seen):
+                for run in runs:
+                    if states.get(run.folder.path) != run.state:
+                        states[run.folder.path] = run.state
+                        print("  ".join(filter(None, [run.state, label_of(run.folder), run.reason])), flush=True)
+            if not any(run.in_flight for run in runs):
                 break
             time.sleep(POLL_S)
-    print("\n".join(status_table(seen)), flush=True)
-    return seen
+    print("\n".join(status_table(runs)), flush=True)
+    return runs
 
 
 def label_of(folder: RunFolder) -> str:
@@ -130,7 +134,7 @@ def label_of(folder: RunFolder) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest entry; the first row is their names, and one without entries is left out."""
+    """Return the rows as lines with aligned columns; the first row is the header, and empty columns are left out."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     padded = [[entry.ljust(max(map(len, column))) for entry in column] for column in columns]
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]

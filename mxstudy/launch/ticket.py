@@ -1,4 +1,4 @@
-"""job.json: how a run was handed to a queue, written by whoever submitted it; the job itself only reads it."""
+"""job.json: how a run was handed to a queue; whoever submits the run writes it, and the job only reads it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAME = "job.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """`launch`: the folder of the launch, with its code, logs and what its queue needs. `log`: what the job prints.
+    """The queue and the job of a run. `launch`: the launch's folder; `log`: the file with the job's output.
 
-    `submitted_s`: a unix time, for whoever reads the file. `cwd`: where it was submitted from, which is what the paths
-    in its config are relative to.
-    `cancelled`: somebody has asked for its end, whatever its queue or status says meanwhile.
+    The launch's folder holds the logs and its queue's files. `submitted_s`: Unix time, for readers of the file. `cwd`:
+    the directory that the run was submitted from; paths in its config are relative to it. `cancelled`: somebody has
+    cancelled the run, whatever its queue or status still says.
     """
 
     settings: Local | Slurm
@@ -34,7 +34,7 @@ class Ticket:
 
 
 def ticket_of(folder: RunFolder) -> Ticket | None:
-    """None for a run that no queue has been given."""
+    """Return the run's ticket, or None if it was never handed to a queue. Raises ConfigError if it is unreadable."""
     path = folder.path / NAME
     try:
         ticket: Ticket = read(Ticket, json.loads(path.read_text()))
@@ -51,5 +51,5 @@ def is_cancelled(folder: RunFolder) -> bool:
 
 
 def drop_ticket(folder: RunFolder) -> None:
-    """The run is somebody else's from now on."""
+    """Delete the ticket: from now on the run does not belong to a queue."""
     (folder.path / NAME).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""What a job is: a run folder in, and its run trained, or the rest of it. All state is in the folder.
+"""The body of a job: train the run of a run folder, or the rest of it. All state is in the folder.
 
-`work` is what a queue starts, in every task of the job; it knows no Hydra.
+A queue starts `work` in every task of the job; it uses no Hydra.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ OF_THE_MACHINE = ("python", "torch", "torchao", "host", "gpu")
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to leave; the message is the signal's name."""
+    """Raised when a signal asks this process to leave; the message is the signal's name."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What submitit pickles: nothing but a path, so that a requeued job is the same once more."""
+    """The callable that submitit pickles: it holds only a path, so that a requeued job does the same again."""
 
     folder: str
 
     def __call__(self) -> None:
-        """Runs as a task of a Slurm job; the exit code is Slurm's to judge by."""
+        """Run as a task of a Slurm job, and exit with code 1 if the run failed, else 0."""
         folder = RunFolder(Path(self.folder))
         state = work(folder)
         if state == "preempted" and is_first():
@@ -51,7 +51,7 @@ class Work:
 
 
 def work(folder: RunFolder) -> str:
-    """Trains or resumes the run, in each of the job's processes, and returns its state."""
+    """Train or resume the run, in each of the job's processes, and return its state."""
     if is_cancelled(folder):
         folder.update(state="cancelled")
         return "cancelled"
@@ -66,7 +66,7 @@ def work(folder: RunFolder) -> str:
 
 
 def attempt(folder: RunFolder, config: Any, label: str) -> str:
-    """Runs the study and returns the run's state. What it raises stays in the run's folder; RunLocked is passed on."""
+    """Run the study and return the run's state. Exceptions are recorded in the run's folder; RunLocked is raised."""
     try:
         with raising_on_signals():
             return study_of(config.study).run(config, folder, label)
@@ -78,8 +78,8 @@ def attempt(folder: RunFolder, config: Any, label: str) -> str:
     except Exception as error:
         log, reason = folder.path / "error.log", f"{who()}{type(error).__name__}: {error}"
         print(f"failed: {reason}  ({log})", flush=True)
-        with suppress(OSError):  # a full disk may be the very reason
-            if not who() or folder.status().state != "failed":  # else it echoes what another process died of
+        with suppress(OSError):  # a full disk may be the reason of the failure
+            if not who() or folder.status().state != "failed":  # another process has recorded the first failure
                 folder.update(state="failed", reason=reason)
                 log.write_text(traceback.format_exc())
         return "failed"
@@ -87,7 +87,7 @@ def attempt(folder: RunFolder, config: Any, label: str) -> str:
 
 @contextmanager
 def raising_on_signals() -> Iterator[None]:
-    """Where training has not set handlers of its own, the signals that ask us to leave raise Stopped."""
+    """Raise Stopped on the signals that ask us to leave, unless training has set handlers of its own."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise Stopped(signal.Signals(signum).name)
@@ -105,34 +105,39 @@ def is_first() -> bool:
 
 
 def who() -> str:
-    place = find_rank(os.environ)
-    return f"rank {place.rank}: " if place.size > 1 else ""
+    """Return 'rank N: ' if the job has several ranks, else ''."""
+    own = find_rank(os.environ)
+    return f"rank {own.rank}: " if own.size > 1 else ""
 
 
 def wait_for_the_last_owner(folder: RunFolder) -> None:
-    """A run that was requeued off a dead node seems alive until its heartbeat is stale."""
+    """Wait until the run's former process counts as dead: on a lost node, when its heartbeat is stale."""
     began_s = time.time()
     while is_alive(folder) and time.time() - began_s < 1.5 * STALE_AFTER_S:
         time.sleep(1)
 
 
 def note_the_machine(folder: RunFolder) -> None:
-    """provenance.json was written where the run was submitted: commit and command are from there, this is from here."""
+    """Record this machine in provenance.json, which was written where the run was submitted.
+
+    Commit and command stay as submitted; the keys OF_THE_MACHINE and the backend are this machine's.
+    """
     here, about = provenance(), folder.provenance()
     noted = {key: here[key] for key in OF_THE_MACHINE}
-    with suppress(ConfigError):  # what cannot run here fails when it is tried, and says why
+    with suppress(ConfigError):  # a run that cannot run here fails later, with its reason
         config = folder.config()
         noted |= {"backend": backends} if (backends := study_of(config.study).backends(config)) else {}
     [about, *about.get("resumed", [])][-1].update(noted)
     folder.set_provenance(about)
 
 
-def requeue(told: str) -> None:
-    """The job asks for its next turn after SIGUSR2, which is Slurm's warning, and after a SIGTERM if that begins the
-    grace time of a preemption. Of `scontrol requeue` and `scancel` Slurm sees to itself, and where srun ends the tasks
-    that a dead one has left behind, a next turn could die of the same.
+def requeue(reason: str) -> None:
+    """Requeue this job if the signal `reason` was SIGUSR2, Slurm's warning, or a SIGTERM that begins a preemption.
+
+    Slurm itself handles a SIGTERM of `scontrol requeue` or `scancel`. When srun ends the tasks that a dead task left
+    behind, the job is not requeued, because it could die of the same cause again.
     """
     job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job_id = "_".join(part for part in job if part) or os.environ["SLURM_JOB_ID"]
-    if told == signal.SIGUSR2.name or is_being_preempted(job_id):
+    if reason == signal.SIGUSR2.name or is_being_preempted(job_id):
         subprocess.run(["scontrol", "requeue", job_id], check=True, timeout=60)

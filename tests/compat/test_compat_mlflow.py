@@ -47,8 +47,8 @@ def test_the_loggers_have_these_names(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, os.environ.get(name, value))
     compat.quiet_client("http://127.0.0.1:9")
     utils = importlib.import_module("mlflow.store.db.utils")
-    assert utils._logger.name in compat.LOUD
-    assert {name: logging.getLogger(name).level for name in compat.LOUD} == compat.LOUD
+    assert utils._logger.name in compat.LOG_LEVELS
+    assert {name: logging.getLogger(name).level for name in compat.LOG_LEVELS} == compat.LOG_LEVELS
 
 
 def test_the_tags_are_mlflows() -> None:

@@ -74,7 +74,7 @@ def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: p
     table = {line.split()[1]: " ".join(line.split()[2:]) for line in lines[1:]}
     assert table == {
         "seed=1": "running 30/100 4.7100 1,234 tokens/s 2:20 1_1",
-        "seed=2": "preempted 50/100 1_2 SIGUSR2; waits to go on",
+        "seed=2": "preempted 50/100 1_2 SIGUSR2; waits to continue",
         "seed=5": "preempted 70/100 1_5 SIGTERM",
         "seed=3": "failed 30/100 1_3 died without a word (/l/3)",
         "seed=4": "failed 5/100 1_4 ValueError: no",
@@ -123,8 +123,8 @@ def test_runs_are_chosen_by_choices_values_and_names(
     for arguments, message in (
         (["seed=55"], f"seed: no run in {tmp_path}/runs/ has seed=55"),
         (["sed=1"], f"sed: no run in {tmp_path}/runs/ has sed=1"),
-        (["seed"], "seed: is neither GROUP=CHOICE, nor KEY=VALUE, nor run=FINGERPRINT"),
-        (["wait=true"], "launch=status: takes no hydra.launcher, and no wait"),
+        (["seed"], "seed: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT"),
+        (["wait=true"], "launch=status: takes neither hydra.launcher nor wait; leave them out"),
         ([f"runs_dir={tmp_path}/none"], f"runs_dir: there are no runs in {tmp_path}/none/"),
     ):
         assert launch(tmp_path, "status", *arguments) == (1, message)
@@ -244,7 +244,7 @@ def test_a_refused_launch_leaves_what_was_there(
     names = sorted(path.name for path in there.path.parent.iterdir())
     assert (there.status().state, there.status().step, len(names)) == ("finished", 10, 2)
     assert launch(tmp_path, "retry") == (0, "")
-    assert "was never submitted; its command, run again, goes on with it" in capsys.readouterr().out
+    assert "was never submitted; run its command again to continue it" in capsys.readouterr().out
 
 
 def test_retry_checks_jobs_from_where_they_were_submitted(

@@ -115,4 +115,4 @@ def test_a_submitted_job_has_no_other_device_than_it_was_planned_for(tmp_path: P
 def test_a_launcher_that_does_not_suit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("+experiment=student_teacher", "dry_run=true", "hydra/launcher=slurm", "hydra.launcher.gpus_per_node=2")
-    assert call(*words) == (1, "hydra.launcher.gpus_per_node: student_teacher has use for one GPU, not 2; give 1")
+    assert call(*words) == (1, "hydra.launcher.gpus_per_node: student_teacher uses one GPU; give 1, not 2")

@@ -149,7 +149,7 @@ def test_a_signal_that_comes_too_late_for_its_job_ends_the_sequence_too(
     assert study.ran == ["seed=1"]
     assert study.summarized == []
     said = capsys.readouterr().out
-    assert f"stopped by SIGTERM in job 1 of 2; the same command goes on after {jobs[0].folder}" in said
+    assert f"stopped by SIGTERM in job 1 of 2; the same command continues after {jobs[0].folder}" in said
     assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0  # nothing is left that it could stop
     assert study.ran == ["seed=1", "seed=2"]
 

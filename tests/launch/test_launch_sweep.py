@@ -122,7 +122,7 @@ def test_a_server_that_is_away_is_a_line_at_the_start_and_one_at_the_end(
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tracking: ")]
     assert said == [
         "tracking: away; the runs go on with their journals",
-        f"tracking: {URI}: ConnectionError: nobody there; the same command, run again, puts it right",
+        f"tracking: {URI}: ConnectionError: nobody there; run the same command again to put it right",
     ]
 
 

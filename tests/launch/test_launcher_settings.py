@@ -39,7 +39,7 @@ def test_defaults_are_read_back_as_they_are() -> None:
         ({"kind": "slurm", "gpus_per_node": -1}, "hydra.launcher.gpus_per_node: must be at least 0, not -1"),
         ({"kind": "slurm", "memory_gb": 0}, "hydra.launcher.memory_gb: must be positive, not 0.0"),
         ({"kind": "slurm", "sbatch": ["qos=x"]}, "hydra.launcher.sbatch: 'qos=x' is not an option; write --NAME or"),
-        ({"kind": "slurm", "time_min": 2}, "hydra.launcher.signal_delay_s: 120 s before the limit is before the start"),
+        ({"kind": "slurm", "time_min": 2}, "hydra.launcher.signal_delay_s: must be less than the 2 minutes"),
         ({"kind": "local", "array_parallelism": 0}, "hydra.launcher.array_parallelism: must be at least 1, not 0"),
     ],
 )
@@ -88,9 +88,9 @@ def test_tasks_of_a_kind_of_run(study: str, nodes: int, gpus: int, tasks: int) -
 
 
 def test_a_kind_of_run_that_cannot_use_them_refuses_gpus_and_nodes() -> None:
-    with pytest.raises(ConfigError, match=r"gpus_per_node: student_teacher has use for one GPU, not 2; give 1"):
+    with pytest.raises(ConfigError, match=r"gpus_per_node: student_teacher uses one GPU; give 1, not 2"):
         tasks_per_node("student_teacher", Slurm(gpus_per_node=2))
-    with pytest.raises(ConfigError, match=r"nodes: evaluate is one process, not 2; give 1"):
+    with pytest.raises(ConfigError, match=r"nodes: evaluate runs in one process; give 1, not 2"):
         tasks_per_node("evaluate", Slurm(nodes=2))
     assert tasks_per_node("pretrain", Local()) == 1
     assert read_launcher({"kind": "inline"}) == Inline()

@@ -70,7 +70,7 @@ def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> Non
     assert [job.label for job in jobs] == ["optimizer.lr=1e-3", "optimizer.lr=2e-3"]
     assert [job.also for job in jobs] == [("optimizer.lr=0.001", "optimizer.lr=10e-4"), ()]
     assert sweep.merged(jobs) == [
-        "One run, for they come to the same config: optimizer.lr=1e-3; optimizer.lr=0.001; optimizer.lr=10e-4"
+        "One run, because the configs are the same: optimizer.lr=1e-3; optimizer.lr=0.001; optimizer.lr=10e-4"
     ]
 
 
@@ -87,7 +87,7 @@ def test_a_launch_and_a_dry_run_say_which_overrides_are_one_run(
     assert second.split()[:5] == ["wait=False", "seed=2", "wait=True", "seed=2", "new"]
     assert call(*words) == (0, "")
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "One run, for they come to the same config: wait=False seed=1; wait=True seed=1"
+    assert said[0] == "One run, because the configs are the same: wait=False seed=1; wait=True seed=1"
     assert said[2].startswith("[1/2] wait=False seed=1")
 
 

@@ -31,10 +31,10 @@ def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: F
     def asked(*tasks: str, **others: Any) -> list[Composed]:
         return seeds(tmp_path, 1, evaluation={"every_steps": 5, "tasks": tasks}, **others)
 
-    with pytest.raises(ConfigError, match=r"evaluation\.tasks: is another in .*, which is the same run"):
+    with pytest.raises(ConfigError, match=r"evaluation\.tasks: differs in .*, which is the same run"):
         plan([*asked("piqa"), *asked("boolq")])
     existing(plan(asked("piqa")), state="finished")
-    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: was another in .*\+experiment=olmes .*rerun=true"):
+    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: differs in .*\+experiment=olmes .*rerun=true"):
         plan(asked("boolq"))
     assert [job.state for job in plan(asked("piqa"))] == ["finished"]
     assert [job.state for job in plan(asked("boolq", rerun=True))] == ["new"]
@@ -52,7 +52,7 @@ UNUSED = {
 @pytest.mark.parametrize("key", UNUSED)
 def test_a_setting_of_what_is_off_is_refused(tmp_path: Path, study: FakeStudy, key: str) -> None:
     part = key.rpartition(".")[0]
-    with pytest.raises(ConfigError, match=rf"^{key}: does nothing while {part} is off; set {part}\.every_steps too"):
+    with pytest.raises(ConfigError, match=rf"^{key}: has no effect while {part} is off; set {part}\.every_steps too"):
         plan(seeds(tmp_path, 1, **UNUSED[key]))
 
 
@@ -60,7 +60,7 @@ def test_so_is_a_ring_that_no_spike_would_have_written(tmp_path: Path, study: Fa
     def ring(steps: int, **others: Any) -> list[Composed]:
         return seeds(tmp_path, 1, probe={"outlier_features": {"every_steps": 3, "ring_steps": steps}, **others})
 
-    with pytest.raises(ConfigError, match=r"^probe\.outlier_features\.ring_steps: the ring is written around a spike"):
+    with pytest.raises(ConfigError, match=r"^probe\.outlier_features\.ring_steps: has no effect without spikes"):
         plan(ring(8))
     for planned in (ring(0), ring(64), ring(8, spikes={"every_steps": 1})):
         assert [job.state for job in plan(planned)] == ["new"]

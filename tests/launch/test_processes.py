@@ -53,7 +53,11 @@ def test_what_several_processes_cannot_share_is_refused_before_it_has_a_folder(t
     first, second = together(tmp_path / "gang", 2, commands, tmp_path, *lines)
     assert first == second
     assert first == [
-        (1, "study: student_teacher is one process, and 2 were started together; start it without torchrun or srun"),
+        (
+            1,
+            "study: student_teacher runs in one process, and 2 were started together; start it without "
+            "torchrun or srun",
+        ),
         (1, "train.batch_size: 3 sequences do not divide over 2 ranks"),
         (
             1,

@@ -49,8 +49,8 @@ def test_a_ticket_is_read_back(folder: RunFolder) -> None:
         ("queued", "PENDING", ("queued", None, True)),
         ("queued", "CONFIGURING", ("running", None, True)),
         ("running", "RUNNING", ("running", None, True)),
-        ("preempted", "PENDING", ("preempted", "SIGUSR2; waits to go on", True)),
-        ("running", "PENDING", ("preempted", "killed; waits to go on", True)),
+        ("preempted", "PENDING", ("preempted", "SIGUSR2; waits to continue", True)),
+        ("running", "PENDING", ("preempted", "killed; waits to continue", True)),
         ("finished", "COMPLETING", ("finished", "SIGUSR2", False)),
     ],
 )
@@ -94,7 +94,7 @@ def test_accounts_that_do_not_answer_are_not_asked_again(slurm: FakeSlurm, folde
 
 
 def test_what_never_began(slurm: FakeSlurm, folder: RunFolder) -> None:
-    assert now(folder) == ("failed", "left the queue without having begun (/launch/5_0.out)", False)
+    assert now(folder) == ("failed", "left the queue before it began (/launch/5_0.out)", False)
     slurm.say("sacct", "CANCELLED by 0|0:0")
     assert now(folder) == ("cancelled", "CANCELLED, exit code 0:0", False)
 

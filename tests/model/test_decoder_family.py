@@ -185,7 +185,7 @@ def test_initial_weights_depend_on_seed_and_name_alone_over_mlps_and_norms_too()
 
 
 def test_an_init_std_that_mitchell_would_pass_over_is_refused():
-    with pytest.raises(ConfigError, match="init_std: mitchell takes its own from the fan-in"):
+    with pytest.raises(ConfigError, match="init_std: mitchell initialisation sets it from the fan-in"):
         replace(OLMO, init_std=0.01)
 
 

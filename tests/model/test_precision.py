@@ -330,7 +330,7 @@ def test_the_first_and_the_last_blocks_can_be_left_out():
 def test_the_head_runs_in_the_row_of_the_blocks_where_it_is_asked_to():
     _, rows = applied({"layers.*": "mxfp8"}, model=replace(MODEL, vocab_size=64), head=True)
     assert set(rows.values()) == {"mxfp8"}
-    with pytest.raises(ConfigError, match=r"head: takes its row from the plan's pattern 'layers.\*'"):
+    with pytest.raises(ConfigError, match=r"head: takes the recipe of the plan's pattern 'layers.\*'"):
         applied({"layers.0.*": "mxfp8"}, head=True)
 
 

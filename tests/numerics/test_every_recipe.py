@@ -305,9 +305,9 @@ def test_a_replica_of_a_stack_is_a_linear_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scale": "FP32", "outer_scale": "tensor"}, "outer_scale: FP32 scales reach every number"),
-        ({"scale": "E4M3", "outer_scale": "row", "two_dimensional": True}, "outer_scale: square blocks lie in several"),
-        ({"scale": "E4M3", "outer_scale": "bound", "two_dimensional": True}, "take tensor"),
+        ({"scale": "FP32", "outer_scale": "tensor"}, "outer_scale: FP32 scales cover the range of FP32"),
+        ({"scale": "E4M3", "outer_scale": "row", "two_dimensional": True}, "outer_scale: a square block spans several"),
+        ({"scale": "E4M3", "outer_scale": "bound", "two_dimensional": True}, "use tensor"),
     ],
 )
 def test_scales_that_cannot_be(settings: dict[str, Any], message: str) -> None:

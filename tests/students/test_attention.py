@@ -130,8 +130,8 @@ def test_its_linears_and_its_norm_follow_the_plan_and_the_options() -> None:
         ({"attention_heads": 5, "sequence_length": 8}, "attention_heads: hidden_size 64 does not divide into 5 heads"),
         ({"attention_heads": -4, "sequence_length": 8}, "attention_heads: must not be negative, not -4"),
         ({"attention_heads": 4}, "sequence_length: 4 attention_heads need sequences; give a length"),
-        ({"sequence_length": 8}, "sequence_length: 8, but nothing attends; set it to 0, or give heads"),
-        ({**ATTENTION, "residual": False}, "attention_heads: adds to a residual that there is none of"),
+        ({"sequence_length": 8}, "sequence_length: 8 needs attention_heads; set it to 0, or give heads"),
+        ({**ATTENTION, "residual": False}, "attention_heads: attention needs residual: true"),
     ],
 )
 def test_what_cannot_attend_is_refused(options: dict[str, Any], message: str) -> None:

@@ -41,8 +41,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"norm": None, "student": {"norm_ops": "fp32"}}, "student.norm_ops: there is no norm; set it to null"),
     ({"student": {"norm_ops": "skipped"}}, "student.norm_ops: 'skipped' is not a choice"),
-    ({"teacher": {"from_disk": True, "quantized": True}}, "teacher.from_disk: what is on disk was computed in FP32"),
-    ({"teacher": {"from_disk": True}, "label_noise": 0.0}, "teacher.from_disk: what is on disk has noise in it"),
+    ({"teacher": {"from_disk": True, "quantized": True}}, "teacher.from_disk: stored targets were computed in FP32"),
+    ({"teacher": {"from_disk": True}, "label_noise": 0.0}, "teacher.from_disk: stored targets have label noise"),
     ({"train__batch_size": 48}, "train.batch_size: 48 samples do not divide into blocks of 32"),
     (
         {"train__batch_size": 48, "precision__schedule": schedule((0, "mxfp8_forward_only"), (5, "mxfp8"))},
@@ -88,9 +88,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "student.vector_ops: code rounds every step of the norm, and a folded gain",
     ),
     ({"student": {"gain": "mxfp8"}}, "student.gain: 'mxfp8' is not a choice"),
-    ({"loss": "kl"}, "label_noise: kl has none; set it to 0"),
-    ({"seeds": [1, 1]}, "seeds: one or more, each once, not [1, 1]"),
-    ({"seeds": []}, "seeds: one or more, each once, not []"),
+    ({"loss": "kl"}, "label_noise: must be 0 with loss=kl"),
+    ({"seeds": [1, 1]}, "seeds: give one or more, each once, not [1, 1]"),
+    ({"seeds": []}, "seeds: give one or more, each once, not []"),
     ({"lrs": [0.0]}, "lrs: must be positive, not [0.0]"),
     ({"optimizer": {"kind": "adamw", "lr": 1e-3}}, "optimizer.kind: 'adamw' is not a choice"),
 ]
@@ -132,5 +132,5 @@ def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
     assert off_then(same, coupled) == ["probe.gradient_bias.coupled"]
     assert off_then(coupled, same) == off_then(coupled, configured()) == []
     check_used(coupled)
-    with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: does nothing while"):
+    with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: has no effect while"):
         check_used(configured(probe={"gradient_bias": {"coupled": True}}))

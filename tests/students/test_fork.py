@@ -132,7 +132,7 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
             checks.STUDY.check(configured(parent, **options))
         assert str(error.value).startswith(message)
     for options in ({"intervene_before": 20}, {"fractions": [0.5]}):
-        with pytest.raises(ConfigError, match="at_step: replicas are forked there and nowhere else"):
+        with pytest.raises(ConfigError, match="at_step: replicas are forked at this step only"):
             configured(parent, at_step=3, **options)
     several = trained(tmp_path)
     with pytest.raises(ConfigError, match="several rows; fork a run that has one"):

@@ -157,9 +157,9 @@ def test_a_bumped_fork() -> None:
 
 def test_what_cannot_be_changed() -> None:
     quiet = parent(label_noise=0.0)
-    with pytest.raises(ConfigError, match=r"teacher\.from_disk: what is on disk has noise in it, and label_noise is 0"):
+    with pytest.raises(ConfigError, match=r"teacher\.from_disk: stored targets have label noise, and label_noise is 0"):
         changed(quiet, Intervention(targets="disk"))
-    with pytest.raises(ConfigError, match="from_disk: what is on disk was computed in FP32"):
+    with pytest.raises(ConfigError, match="from_disk: stored targets were computed in FP32"):
         parent(teacher={"kind": "code", "quantized": True, "from_disk": True})
     redrawn = parent(teacher={"kind": "code", "redrawn": True})
     with pytest.raises(ConfigError, match="targets: the parent's are redrawn already"):

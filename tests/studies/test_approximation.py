@@ -66,7 +66,7 @@ def test_a_row_is_a_cell(name: str, cell: list[str]) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"draws": 1}, r"draws: one has no spread; give at least 2"),
+        ({"draws": 1}, r"draws: must be at least 2, to have a spread"),
         ({"rows": 0}, r"rows: must be positive, not 0"),
         ({"max_blocks": -4}, r"max_blocks: must be positive, not -4"),
         ({"hidden_size": 100}, r"hidden_size: 100 is not a multiple of 64"),

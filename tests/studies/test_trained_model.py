@@ -36,7 +36,7 @@ def test_a_bad_value_of_either_is_refused(given: dict[str, Any], values: dict[st
     ("values", "message"),
     [
         ({"form": "mfc"}, "evaluation.form: 'mfc' is not a choice; did you mean 'mcf'?"),
-        ({"tasks": ["piqa", "csqa", "piqa"]}, "evaluation.tasks: ['piqa', 'csqa', 'piqa'] names one twice"),
+        ({"tasks": ["piqa", "csqa", "piqa"]}, "evaluation.tasks: ['piqa', 'csqa', 'piqa'] names a task twice"),
         ({"shots": -1}, "evaluation.shots: must not be negative, not -1"),
         ({"task_shots": {"mmlu": -5}}, "evaluation.task_shots.mmlu: must not be negative, not -5"),
         (
