@@ -60,7 +60,7 @@ def status(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, A
 def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
     """End the runs that are queued or running, with a checkpoint if Slurm or the queue gives them time for one."""
     with one_at_a_time(runs_dir):
-        in_flight = [run for run in observed(folders) if run.in_flight]
+        in_flight = [run for run in run_states(folders) if run.in_flight]
         tickets = [run.ticket for run in in_flight if run.ticket]
         for run in in_flight:
             if run.ticket:
@@ -78,7 +78,7 @@ def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, A
 def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
     """Submit failed and preempted runs that wait in no queue to their former queue again, with the current code."""
     with one_at_a_time(runs_dir):
-        again = [run for run in observed(folders) if run.state in RETRIED and not run.in_flight]
+        again = [run for run in run_states(folders) if run.state in RETRIED and not run.in_flight]
         groups: dict[tuple[Local | Slurm, str], list[RunFolder]] = defaultdict(list)
         for run in again:
             if run.ticket:
@@ -103,7 +103,7 @@ Command = Callable[[Sequence[RunFolder], Path, Mapping[str, Any], bool], int]
 COMMANDS: dict[str, Command] = {"status": status, "cancel": cancel, "retry": retry}
 
 
-def observed(folders: Iterable[RunFolder]) -> list[RunState]:
+def run_states(folders: Iterable[RunFolder]) -> list[RunState]:
     now = Queues()
     return [observe(folder, now) for folder in folders]
 
@@ -129,7 +129,7 @@ def jobs_of(folders: Sequence[RunFolder], settings: Local | Slurm, cwd: str) -> 
 
 def job_of(folder: RunFolder) -> Job:
     """Return the job of a run, read from its folder. Raises ConfigError if the current code cannot run it."""
-    config: Any = folder.config()
+    config = folder.config()
     study = study_of(config.study)
     study.check(config)
     about, status = folder.provenance(), folder.status()

@@ -88,7 +88,7 @@ def plan(composed: list[Composed]) -> list[Job]:
 class Valid(NamedTuple):
     """A job's config, checked as far as that is possible without running it, and the backends that it will run on."""
 
-    config: Any
+    config: AnyRun
     backend: str | None
 
 
@@ -98,7 +98,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
         try:
             if isinstance(job.values, ConfigError):
                 raise job.values
-            config: Any = read_run(job.values)
+            config = read_run(job.values)
             check_used(config)
             study = study_of(config.study)
             study.check(config)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mxstudy.config import OutlierFeatures, Pretrain, StudentTeacher
+from mxstudy.config import AnyRun, OutlierFeatures, Pretrain, StudentTeacher
 from mxstudy.reader import require
 
 QUESTIONS = ("tasks", "form", "shots", "task_shots")  # not limit, which +debug=tiny sets for every kind of run
 
 
-def watched(config: Any) -> dict[str, Any]:
+def watched(config: AnyRun) -> dict[str, Any]:
     """Return the parts of the config with a schedule of their own, by key; empty unless the run is a training."""
     if not isinstance(config, Pretrain | StudentTeacher):
         return {}
@@ -21,7 +21,7 @@ def watched(config: Any) -> dict[str, Any]:
     return probes if isinstance(config, StudentTeacher) else probes | {"evaluation": config.evaluation}
 
 
-def check_used(config: Any) -> None:
+def check_used(config: AnyRun) -> None:
     """Raise ConfigError for a setting of a probe or evaluation that is off."""
     for key, part in watched(config).items():
         if part.every_steps > 0:

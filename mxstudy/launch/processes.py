@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from mxstudy.config import AnyRun
 from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
 from mxstudy.distributed import world_size
 from mxstudy.launch import local
@@ -58,7 +58,7 @@ def check_started(jobs: Sequence[Job]) -> None:
         check(job.config, ranks)
 
 
-def check(config: Any, ranks: int) -> None:
+def check(config: AnyRun, ranks: int) -> None:
     """Raise ConfigError if several ranks cannot share a run with this config."""
     if ranks > 1:
         study_of(config.study).check(config, ranks)

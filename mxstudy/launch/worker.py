@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from mxstudy.config import AnyRun
 from mxstudy.launch.queues import is_being_preempted
 from mxstudy.launch.run_state import is_alive
 from mxstudy.launch.ticket import is_cancelled
@@ -65,7 +66,7 @@ def work(folder: RunFolder) -> str:
     return state
 
 
-def attempt(folder: RunFolder, config: Any, label: str) -> str:
+def attempt(folder: RunFolder, config: AnyRun, label: str) -> str:
     """Run the study and return the run's state. Exceptions are recorded in the run's folder; RunLocked is raised."""
     try:
         with raising_on_signals():
