@@ -107,7 +107,7 @@ def test_sigkill_and_on(tmp_path, data, small, workers, lines):
 
     said: list[str] = []
     shards = prepare(data, BPE, tmp_path / "cache", said.append)
-    assert said[1].startswith(f"going on after {sum(c['documents'] for c in state['counts'].values()):,} documents")
+    assert said[1].startswith(f"continuing after {sum(c['documents'] for c in state['counts'].values()):,} documents")
     assert contents(shards.folder) == undisturbed
     verify(shards)
 

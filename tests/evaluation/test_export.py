@@ -50,7 +50,7 @@ def test_an_rmsnorm_model_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_exported_is_said(trained: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="'nowhere' is no folder"):
+    with pytest.raises(SystemExit, match="'nowhere' is not a run's folder"):
         main(["--checkpoint", "nowhere", "--to", str(tmp_path / "hf"), "--runs-dir", str(tmp_path)])
     with pytest.raises(SystemExit, match="is there already"):
         main(["--checkpoint", str(trained.path), "--to", str(tmp_path)])

@@ -63,7 +63,7 @@ def test_shots(tmp_path: Path) -> None:
     write(tmp_path, "piqa.validation.jsonl", [piqa(3)])
     with pytest.raises(ConfigError, match=r"piqa has none of its own; evaluation.shots_dir= names .* piqa.shots.jsonl"):
         build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path)))
-    for place, says in (("nowhere", "nowhere is no folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
+    for place, says in (("nowhere", "nowhere is not a folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
         settings = Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path / place))
         with pytest.raises(ConfigError, match=rf"^evaluation\.shots_dir: .*{says}"):
             build_questions("piqa", "cf", settings)
@@ -81,7 +81,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check(Evaluation(tasks=("piqua",)))
     with pytest.raises(ConfigError, match=r"has no piqa.validation\*.jsonl"):
         build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path)))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path / "nowhere")))
     for name in ("piqa.validation.jsonl", "piqa.validation_new.jsonl"):
         write(tmp_path, name, [piqa(0)])
@@ -94,7 +94,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (b"", r"^evaluation\.data_dir: .*csqa\.validation\.jsonl has no rows"),
         (b"\n \n", "has no rows"),
-        (b'{"a": 1}\n\n{"b"\n', r"^evaluation\.data_dir: .*\.jsonl, line 3: not JSON that can be read"),
+        (b'{"a": 1}\n\n{"b"\n', r"^evaluation\.data_dir: .*\.jsonl, line 3: not valid JSON"),
         (b"[]\n", "line 1: must be a JSON object, not list"),
         (b"\xff\n", "cannot be read: 'utf-8' codec"),
     ],

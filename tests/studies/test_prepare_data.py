@@ -84,7 +84,7 @@ def test_a_training_finds_what_was_prepared(tmp_path: Path, capfd: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.mirror=nowhere"], "data.mirror: 'nowhere' is no folder"),
+        (["data.mirror=nowhere"], "data.mirror: 'nowhere' is not a folder"),
         ([], "data.name: cannot load 'cerebras/SlimPajama-627B' on the Hugging Face hub"),
         (["MIRROR", "data.text_field=content"], "line 1 has no column 'content'"),
         (["MIRROR", "data.split=test"], "data.split: 'cerebras/SlimPajama-627B' has no 'test'"),
