@@ -110,7 +110,7 @@ CORPORA = {
     "short": (
         short,
         ["data.validation_fraction=0", "train.sequence_length=4096"],
-        r"train\.sequence_length: the training split is shorter than one sequence: \d+ tokens, and 4096 \+ 1",
+        r"train\.sequence_length: the training split is shorter than one sequence: \d+ tokens, but 4096 \+ 1",
     ),
     "few": (
         lambda folder: None,

@@ -179,7 +179,7 @@ def folder(tmp_path):
     [
         (bad_text, r"bad\.txt is not UTF-8.*byte 5$"),
         (bad_jsonl_bytes, r"bad\.jsonl is not UTF-8.*byte 24$"),
-        (bad_json, r"bad\.jsonl, line 2: not JSON"),
+        (bad_json, r"bad\.jsonl, line 2: not valid JSON"),
         (long_integer, r"bad\.jsonl, line 1: not valid JSON: .*5000 digits"),
         (no_object, r"line 1: must be a JSON object, not list"),
         (no_column, r"line 2 has no column 'text'; did you mean 'texts'\?"),
@@ -260,7 +260,7 @@ def test_data_sets_that_cannot_be_loaded_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot load .*empty' in that folder"):
         texts(hugging_face(tmp_path / "empty"))
     write(tmp_path / "broken" / "x.jsonl", '{"text": "a"}\n{"text"\n')
-    with pytest.raises(ConfigError, match=r"broken/x\.jsonl, line 2: not JSON"):
+    with pytest.raises(ConfigError, match=r"broken/x\.jsonl, line 2: not valid JSON"):
         texts(hugging_face(tmp_path / "broken"))
 
 

@@ -70,7 +70,7 @@ OF_EITHER = [
 ]
 OF_QUESTIONS = [
     (["evaluation.tasks=[piqua]"], "'piqua' is not a task; did you mean 'piqa'"),
-    (["evaluation.tasks=[]"], "evaluation.tasks: there is none whose data can be had"),
+    (["evaluation.tasks=[]"], "evaluation.tasks: the data of none of them can be loaded"),
     (["evaluation.data_dir=nowhere"], "nowhere is not a folder"),
     (["evaluation.tasks=[csqa]", "evaluation.shots=2"], "csqa has none of its own"),
 ]
