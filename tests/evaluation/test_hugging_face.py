@@ -91,8 +91,8 @@ def test_weights_may_be_bf16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "norm", "says"),
     [
-        (replace(MODEL, mlp="gelu"), RMSNORM, "model.mlp: Llama has swiglu, not gelu"),
-        (replace(MODEL, qk_norm=True), RMSNORM, "model.qk_norm: Llama has False, not True"),
+        (replace(MODEL, mlp="gelu"), RMSNORM, "model.mlp: a Llama has swiglu, not gelu"),
+        (replace(MODEL, qk_norm=True), RMSNORM, "model.qk_norm: a Llama has False, not True"),
         (MODEL, config.LayerNorm(), "norm: Llama has no LayerNorm"),
     ],
 )

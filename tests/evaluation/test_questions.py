@@ -61,7 +61,7 @@ def test_shots(tmp_path: Path) -> None:
     assert asked.count(" A. a\n B. b\n C. c\n D. d\nAnswer: A\n\n") == 2
     assert asked.endswith("Question: law 7\n A. a\n B. b\n C. c\n D. d\nAnswer:")
     write(tmp_path, "piqa.validation.jsonl", [piqa(3)])
-    with pytest.raises(ConfigError, match=r"piqa has none of its own; evaluation.shots_dir= names .* piqa.shots.jsonl"):
+    with pytest.raises(ConfigError, match=r"piqa has none of its own; set evaluation.shots_dir= .* piqa.shots.jsonl"):
         build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path)))
     for place, says in (("nowhere", "nowhere is not a folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
         settings = Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path / place))
