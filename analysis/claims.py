@@ -1,4 +1,4 @@
-"""What the papers claim, and how a set of runs judges it."""
+"""The papers' claims about training runs, and functions that judge them by a set of runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Claim:
 
 
 def choice(runs: pd.DataFrame, **wanted: str) -> pd.Series:
-    """Which runs have those choices of groups."""
+    """Return which runs have the given choices, group=choice; bool, one per run."""
     chosen = pd.Series(True, index=runs.index)
     for group, name in wanted.items():
         column = f"choice.{group}"
@@ -37,7 +37,7 @@ def choice(runs: pd.DataFrame, **wanted: str) -> pd.Series:
 def difference(
     column: str, arm: dict[str, str], baseline: dict[str, str], judge: Callable[[Mean], str]
 ) -> Callable[[pd.DataFrame], Verdict]:
-    """A claim about the difference of two arms in one number, paired by seed."""
+    """Return a judge of the claim that two arms differ in one column, paired by seed."""
 
     def verdict(runs: pd.DataFrame) -> Verdict:
         one, other = choice(runs, **arm), choice(runs, **baseline)
@@ -55,7 +55,7 @@ def difference(
 
 
 def spikes_more(arm: dict[str, str], baseline: dict[str, str]) -> Callable[[pd.DataFrame], Verdict]:
-    """A claim about spike scores; without a spike they measure noise, and nothing can be told."""
+    """Return a judge of the claim that an arm has higher spike scores; without any spike they only measure noise."""
     compared = difference("spike_score", arm, baseline, is_higher)
 
     def verdict(runs: pd.DataFrame) -> Verdict:
@@ -78,7 +78,7 @@ def is_higher(found: Mean) -> str:
 
 
 def is_within(margin: float) -> Callable[[Mean], str]:
-    """Whether the whole interval lies within the margin, or outside of it."""
+    """Return a judge of whether the whole interval lies within +- margin, or the whole interval outside."""
 
     def judge(found: Mean) -> str:
         if abs(found.value) + found.half_width < margin:
@@ -89,7 +89,7 @@ def is_within(margin: float) -> Callable[[Mean], str]:
 
 
 def diverges(**arm: str) -> Callable[[pd.DataFrame], Verdict]:
-    """A claim that an arm's runs diverge and no other's do."""
+    """Return a judge of the claim that all runs of an arm diverge and no others do."""
 
     def verdict(runs: pd.DataFrame) -> Verdict:
         chosen = choice(runs, **arm)
@@ -108,19 +108,19 @@ def diverges(**arm: str) -> Callable[[pd.DataFrame], Verdict]:
 
 
 def by_rule(runs: pd.DataFrame) -> Verdict:
-    """Scales rounded down against scales rounded up, whatever else varies."""
+    """Judge whether scales rounded down end worse than scales rounded up, paired over all else that varies."""
     column = "config.precision.scale_rule"
     if column not in runs or not {"floor", "rceil"} <= set(runs[column]):
         return Verdict(NOT_RUN, "an arm is missing")
     quantised = runs["choice.precision"] != "bf16"
     down, up = (quantised & (runs[column] == rule) for rule in ("floor", "rceil"))
-    key = runs.rename(columns={column: "scale_rule"})  # what the two differ in
+    key = runs.rename(columns={column: "scale_rule"})  # renamed so that it does not count as a difference
     found = paired(key, "validation_loss", down, up, varied=())
     return Verdict(is_higher(found) if found.count > 1 else UNCLEAR, f"validation loss, floor less rceil: {found}")
 
 
 P1, P2, RMS = {"norm": "mxnorm_p1"}, {"norm": "mxnorm_p2"}, {"norm": "rmsnorm"}
-SAME_LOSS_NATS = 0.03  # what the paper's own seeds leave open at 125M: 3.090 +- 0.004 against 3.116 +- 0.010
+SAME_LOSS_NATS = 0.03  # the paper's own difference at 125M: 3.090 +- 0.004 against 3.116 +- 0.010
 
 CLAIMS = (
     Claim(
@@ -188,5 +188,5 @@ CLAIMS = (
 
 
 def judged(runs: pd.DataFrame) -> list[tuple[Claim, Verdict]]:
-    """By the runs that have ended."""
+    """Return each claim with its verdict by the runs that have ended."""
     return [(claim, claim.judge(ended(runs))) for claim in CLAIMS]

@@ -1,4 +1,4 @@
-"""Arms of a comparison: means with 95 % intervals over seeds, and differences paired by seed."""
+"""Compare arms: means with 95 % intervals over seeds, and differences paired by seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mxstudy import results
 
 SEEDS = ("config.seed", "config.data_seed")
 CONFIDENCE = 0.95
-# What changes no number of a run: the runs that are compared here are of pre-training.
+# Prefixes of columns that change no number of a run; the runs that are compared here are pre-training runs.
 COSMETIC = tuple(f"{column}." for column in results.cosmetic_columns("pretrain"))
 
 
@@ -23,7 +23,7 @@ def ended(runs: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Mean:
-    """Of `count` numbers, with the half-width of the t interval: NaN where there are fewer than two."""
+    """The mean of `count` numbers, with the half-width of its t interval, NaN for fewer than two numbers."""
 
     value: float
     half_width: float
@@ -41,7 +41,7 @@ class Mean:
 
 
 def mean(values: pd.Series) -> Mean:
-    """Of the finite values."""
+    """Return the mean of the finite values, with its interval."""
     finite = values[np.isfinite(values.astype(float))].astype(float)
     count = len(finite)
     if count < 2:
@@ -51,15 +51,15 @@ def mean(values: pd.Series) -> Mean:
 
 
 def differing(runs: pd.DataFrame) -> list[str]:
-    """The config columns in which the runs differ, seeds and what changes no number left out."""
+    """Return the config columns in which the runs differ, without seeds and cosmetic columns."""
     config = [c for c in runs if c.startswith("config.") and c not in SEEDS and not f"{c}.".startswith(COSMETIC)]
     return [column for column in config if runs[column].map(str).nunique() > 1]
 
 
 def paired(runs: pd.DataFrame, column: str, arm: pd.Series, baseline: pd.Series, varied: Iterable[str]) -> Mean:
-    """The arm's numbers less the baseline's, run by run of the same seeds and the same config but for `varied`.
+    """Return the mean of arm - baseline over pairs of runs with equal seeds and equal config except for `varied`.
 
-    `arm` and `baseline` select runs; `varied` are the groups in which the two differ.
+    `arm`, `baseline`: bool, one per run. `varied`: the config groups in which the two arms differ.
     """
     groups = tuple(f"config.{group}." for group in varied)
     key = [*SEEDS, *(name for name in differing(runs) if not name.startswith(groups))]

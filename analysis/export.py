@@ -1,6 +1,7 @@
-"""Run folders to the compact Parquet tables of results/: a row a run, a step, a validation, a
-spike, a measurement of each probe, a question of an evaluation; and whatever tables a study left. A
-replica of a stack is a run; thousands of steps of many of them are megabytes, which --every-steps thins.
+"""Export run folders to the compact Parquet tables of results/.
+
+There is one row per run, step, validation, spike, measurement of a probe, and question of an evaluation, and all tables
+of studies. Each replica of a stack counts as a run; --every-steps thins the metrics of large stacks.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -15,7 +16,7 @@ import pandas as pd
 
 from mxstudy import results
 
-TEXTS = ["contexts", "continuations"]  # of samples; they are the data sets' own, and not ours to copy
+TEXTS = ["contexts", "continuations"]  # columns of samples; they are text of the data sets, not ours to copy
 
 
 def main() -> None:
@@ -23,9 +24,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", required=True, help="run folders, or folders of them")
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")
     parser.add_argument("--to", type=Path, default=Path("results"))
-    parser.add_argument(
-        "--every-steps", type=int, default=1, help="keep of the metrics every so many steps, and the last"
-    )
+    parser.add_argument("--every-steps", type=int, default=1, help="keep every N-th step of the metrics, and the last")
     arguments = parser.parse_args()
     try:
         folders = results.folders_of(arguments.runs)
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def tables_of(folders: Sequence[results.RunFolder]) -> dict[str, pd.DataFrame]:
-    """By kind, empty ones among them."""
+    """Return all tables by kind; some may be empty."""
     tables = {kind: load(folders) for kind, load in results.KINDS.items()}
     tables |= {probe: results.load_probe(folders, probe) for probe in {*results.PROBES, *results.STACK_PROBES}}
     left = [name for name in results.table_names(folders) if not name.startswith(results.SAMPLES)]

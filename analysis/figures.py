@@ -1,4 +1,4 @@
-"""Every figure and table: draws those that results/ backs, and says which commands make the runs of the others.
+"""Draw every figure and table whose data is in results/, and print the commands that make the runs of the others.
 
 python -m analysis.figures [NAME ...]
 """
@@ -20,9 +20,12 @@ BENCHMARK = ("benchmark",)
 
 @dataclass(frozen=True)
 class Figure:
-    """`name`: of its files. `script`: its module of analysis; without it, the name's first word and the others.
-    `kinds`: the rows that it is drawn from; `results`: the tables of results/ that have them, by what their names begin
-    with, in words, or None. `command`: what makes such `runs`. `arguments`: what the script has beside them."""
+    """A figure or table. `name`: that of its files. `kinds`: kinds of rows that it is drawn from.
+
+    `results`: prefixes of the tables in results/ that have these rows, separated by spaces, or None. `command`: the
+    command that makes the folders `runs`. `script`: its module below analysis; by default the name with its first _
+    as a dot. `arguments`: further arguments of the script.
+    """
 
     name: str
     shows: str
@@ -42,7 +45,7 @@ class Figure:
         return [RESULTS / name for name in (self.results or "").split()]
 
     def backing(self) -> list[Path]:
-        """The tables of results/ that it is drawn from, or the JSON of a benchmark."""
+        """Return the tables in results/ that it is drawn from, or the JSON files of benchmarks."""
         endings = [".json"] if self.kinds == BENCHMARK else [f"_{kind}.parquet" for kind in self.kinds]
         return [table.with_name(table.name + ending) for table in self.tables for ending in endings]
 
@@ -51,17 +54,17 @@ class Figure:
 
 
 def sweep(*names: str) -> tuple[str, str]:
-    """The commands, and where their runs are."""
+    """Return the commands of sweeps, and the folders of their runs."""
     return " && ".join(f"python -m mxstudy +sweep={name}" for name in names), " ".join(f"runs/{name}" for name in names)
 
 
 def benchmark(name: str) -> tuple[str, str]:
-    """The command, and the file that it leaves."""
+    """Return the command of a benchmark, and the file that it writes."""
     return f"python -m benchmarks.{name}", f"runs/{name}.json"
 
 
 def students(number: int, name: str, arguments: str, results: str | None = None) -> Figure:
-    """Losses of the instability paper's students, of the sweep of that name."""
+    """Return a figure of the losses of the instability paper's students, from the sweep of that name."""
     about, losses = f"instability paper, figure {number}", partial(Figure, script="students.losses")
     return losses(f"instability_fig{number:02}_{name}", about, TRAINED, *sweep(name), results, arguments=arguments)
 
@@ -289,7 +292,7 @@ FIGURES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 where a figure that is backed could not be drawn."""
+    """Draw the figures; return 1 if a figure whose data is in results/ could not be drawn, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is given")
     names = parser.parse_args(arguments).names
@@ -301,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [figure.name for figure in backed if not draw(figure)]
     rest = [figure for figure in chosen if figure not in backed]
     if rest:
-        print("\nnot backed by results/; these commands make the runs, minutes on a laptop or days on GPUs:")
+        print("\nno data in results/; these commands make the runs, in minutes on a laptop or days on GPUs:")
     for figure in rest:
         print(f"  {figure.name}: {figure.shows}\n    {figure.command}")
         print(f"    python -m {figure.module} {' '.join(figure.options(figure.runs))}")
@@ -313,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def draw(figure: Figure) -> bool:
     try:
         importlib.import_module(figure.module).main(figure.options(" ".join(map(str, figure.tables))))
-    except (Exception, SystemExit):  # one that fails must not keep the others from being drawn
+    except (Exception, SystemExit):  # a figure that fails must not prevent the others
         traceback.print_exc()
         return False
     return True

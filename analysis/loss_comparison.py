@@ -1,7 +1,7 @@
-"""Losses of several arms over training, and their differences to the first arm or to --baseline.
+"""Losses of several arms over training, and their differences from the first arm or from --baseline.
 
-Lines: means over seeds, training losses smoothed by an exponential mean over 1 % of the steps. Bands: lowest to highest
-of the seeds; of differences, run by run of the same seed. Cross: where a diverged run ends.
+Lines: means over seeds; training losses are smoothed by an exponential mean over 1 % of the steps. Bands: from the
+lowest to the highest seed; differences are taken between runs of the same seed. Cross: end of a diverged run.
 
 python -m analysis.loss_comparison --runs runs/convergence --only model=llama_8b
 """
@@ -22,7 +22,7 @@ from analysis.style import ONE_COLUMN, arms_of, caption, colors, cross, figure_p
 from mxstudy.results import smoothed
 
 DASHES = ("-", "--", ":", "-.")
-# What --of names: the rows, the axis of what is seen of a loss in nats, and how it is made of it.
+# Value of --of -> kind of rows, column of the loss in nats, title of the axis, conversion of the loss to what is drawn.
 QUANTITIES: dict[str, tuple[str, str, str, Callable[[pd.DataFrame], pd.DataFrame]]] = {
     "training_loss": ("metrics", "loss", "training loss, nats a token", lambda loss: loss),
     "validation_perplexity": ("validation", "validation_loss", "validation perplexity", np.exp),
@@ -30,7 +30,7 @@ QUANTITIES: dict[str, tuple[str, str, str, Callable[[pd.DataFrame], pd.DataFrame
 
 
 def by_arm(rows: pd.DataFrame, runs: pd.DataFrame, column: str, smooth: bool) -> dict[str, pd.DataFrame]:
-    """Of each arm the losses, by step (rows) and seeds (columns). Raises ValueError for two of the same."""
+    """Return each arm's losses by step (rows) and seeds (columns). Raises ValueError for two runs of the same seeds."""
     names, seeds = arms_of(runs["label"]), [seed for seed in SEEDS if seed in runs]
     curves = dict(list(rows.groupby("fingerprint")))
     arms: dict[str, dict[tuple[int, ...], pd.Series]] = {}
@@ -38,13 +38,13 @@ def by_arm(rows: pd.DataFrame, runs: pd.DataFrame, column: str, smooth: bool) ->
         losses = curves[run["fingerprint"]].drop_duplicates("step", keep="last").set_index("step")[column]
         arm, own = names[run["label"]], tuple(run[seed] for seed in seeds)
         if own in arms.setdefault(arm, {}):
-            raise ValueError(f"--runs: two runs of the arm {arm!r} have the same seeds; leave out one by --without")
+            raise ValueError(f"--runs: two runs of the arm {arm!r} have the same seeds; exclude one with --without")
         arms[arm][own] = smoothed(losses) if smooth else losses
     return {arm: pd.DataFrame(found) for arm, found in arms.items()}
 
 
 def draw(rows: pd.DataFrame, runs: pd.DataFrame, of: str, baseline: str | None = None) -> Figure:
-    """Raises ValueError where no arm has `baseline` in its name, and where an arm has two runs of the same seeds."""
+    """Draw the figure. Raises ValueError if no arm has the word `baseline`, or two runs of an arm have equal seeds."""
     _, column, title, seen = QUANTITIES[of]
     arms = by_arm(rows, runs, column, smooth=of == "training_loss")
     first = next((arm for arm in arms if baseline is None or baseline in arm.split()), None)
@@ -68,7 +68,7 @@ def draw(rows: pd.DataFrame, runs: pd.DataFrame, of: str, baseline: str | None =
 
 
 def strokes(arms: Iterable[str]) -> list[dict[str, Any]]:
-    """Arms of one colour differ in their dashes."""
+    """Return colour and dashes of each arm; arms of one colour differ in their dashes."""
     color, seen = colors(arms), Counter[str]()
     found = []
     for arm in arms:
@@ -78,7 +78,7 @@ def strokes(arms: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def band(axes: Axes, losses: pd.DataFrame, color: str, **style: Any) -> None:
-    """The mean of the columns and, around it, from the lowest to the highest."""
+    """Draw the mean of the columns, and a band from the lowest to the highest."""
     low, high = losses.min(axis=1), losses.max(axis=1)
     axes.fill_between(losses.index, low, high, color=color, alpha=0.2, linewidth=0)
     axes.plot(losses.index, losses.mean(axis=1), color=color, **style)
@@ -87,7 +87,7 @@ def band(axes: Axes, losses: pd.DataFrame, color: str, **style: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("loss_comparison", __doc__)
     options.add_argument("--of", choices=QUANTITIES, default="training_loss")
-    options.add_argument("--baseline", metavar="WORD", help="of an arm's name, such as norm=rmsnorm")
+    options.add_argument("--baseline", metavar="WORD", help="word of the baseline arm's name, such as norm=rmsnorm")
     chosen = options.parse_args(arguments)
     rows, runs = load_chosen(options, chosen, QUANTITIES[chosen.of][0], "runs")
     try:

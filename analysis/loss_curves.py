@@ -1,4 +1,4 @@
-"""Training loss by tokens, a line a run: smoothed in front, raw behind.
+"""Training loss by tokens, one line per run: smoothed in front, raw behind.
 
 python -m analysis.loss_curves --runs runs/quickstart
 """

@@ -1,7 +1,7 @@
-"""The models of a set of runs, with their parameters as counted, beside what a paper prints of them.
+"""The models of a set of runs, with their counted parameters, compared with what a paper prints.
 
-MXNorm paper, table 3; instability paper, table 3; MXFP8 recipe, table 2. In brackets what is printed where it differs.
-Parameters: all, embedding and head among them, whose size is that of the vocabulary.
+MXNorm paper, table 3; instability paper, table 3; MXFP8 recipe, table 2. In brackets: the printed number if it differs.
+Parameters: all of them, including embedding and head, whose size depends on the vocabulary.
 
 python -m analysis.models_table --runs runs/convergence --paper mxnorm
 """
@@ -17,7 +17,7 @@ from analysis.style import caption, figure_parser, load_chosen, save_table
 from mxstudy import results
 
 MODEL, TRAIN = "config.model.", "config.train."
-QUANTITIES = {  # name: how it is made of a row of a runs table
+QUANTITIES = {  # name -> function of a row of a runs table
     "layers": lambda run: run[f"{MODEL}num_layers"],
     "hidden size": lambda run: run[f"{MODEL}hidden_size"],
     "heads": lambda run: run[f"{MODEL}num_heads"],
@@ -31,9 +31,9 @@ QUANTITIES = {  # name: how it is made of a row of a runs table
         run[f"{TRAIN}steps"] * run[f"{TRAIN}batch_size"] * run[f"{TRAIN}sequence_length"] / 1e6
     ),
 }
-VARIED = ("learning rate", "batch size", "tokens, millions")  # from run to run of one model
+VARIED = ("learning rate", "batch size", "tokens, millions")  # may differ between runs of one model
 
-# Of each paper's models what it prints, by the layers and the width of the model here.
+# Paper -> (layers, width) of a model -> what the paper prints for it.
 PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
     "mxnorm": {
         (blocks, width): {
@@ -58,7 +58,7 @@ PRINTED: dict[str, dict[tuple[int, int], dict[str, float]]] = {
 
 
 def markdown(runs: pd.DataFrame, paper: str) -> str:
-    """A row a model: of what varies between its runs the least and the most."""
+    """Return a Markdown table, one row per model; quantities that vary between its runs show minimum and maximum."""
     table = pd.DataFrame({name: [make(run) for run in runs.to_dict("records")] for name, make in QUANTITIES.items()})
     table.insert(0, "parameters", runs["parameters"].to_list())
     rows = []
@@ -69,7 +69,7 @@ def markdown(runs: pd.DataFrame, paper: str) -> str:
 
 
 def cell(values: pd.Series, printed: float | None) -> str:
-    """In brackets what is printed where it is none of these; papers round tokens to three digits or more."""
+    """Return the values' range, with the printed number in brackets if no value is within 0.2 % of it (rounding)."""
     ends = dict.fromkeys(map(short, (values.min(), values.max())))
     shown = " to ".join(ends)
     return shown if printed is None or np.isclose(values, printed, rtol=2e-3).any() else f"{shown} ({short(printed)})"
@@ -81,7 +81,7 @@ def short(value: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("models_table", __doc__)
-    options.add_argument("--paper", choices=PRINTED, required=True, help="whose numbers stand beside")
+    options.add_argument("--paper", choices=PRINTED, required=True, help="the paper whose printed numbers are compared")
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")
     save_table(f"{caption(runs, __doc__)}\n{markdown(runs, chosen.paper)}", chosen.name)

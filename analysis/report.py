@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a set of runs: arms, intervals, figures, what differs, where it ran, what it judges.
+"""Write one self-contained HTML page for a set of runs: arms, intervals, claims, figures, configs, machines.
 
 python -m analysis.report --runs runs/quickstart [--to figures/report.html]
 """
@@ -28,10 +28,10 @@ NUMBERS = {
     "mfu": "MFU",
     "memory_gib": "memory, GiB",
 }
-BASELINE = "config.baseline."  # columns: by group the choice that the others are compared with
+BASELINE = "config.baseline."  # columns: the choice of each group with which the others are compared
 DATA = "config.data."
-CONTENT = f"{DATA}unigram_entropy_nats"  # tells corpora apart, whose names are not compared
-MOST_RUNS = 9  # in a figure with a panel or a line a run
+CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content; their names are not compared
+MOST_RUNS = 9  # in a figure with one panel or line per run
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto }
@@ -64,7 +64,7 @@ number of runs in brackets.</p>{body}</html>"""
 
 
 def content(runs: pd.DataFrame) -> pd.Series:
-    """Of each run's corpus; of one that never read it that of a run with the same data config."""
+    """Return each run's unigram entropy, nats; a run that never read its corpus gets that of an equal data config."""
     found = runs["unigram_entropy_nats"].round(6)
     config = runs[[column for column in runs if column.startswith(DATA)]].astype(str).agg("|".join, axis=1)
     return found.fillna(found.groupby(config).transform("first"))
@@ -80,7 +80,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 class Number(str):
-    """Text that stands to the right."""
+    """Text that is aligned to the right."""
 
 
 def commands(runs: pd.DataFrame) -> str:
@@ -89,7 +89,7 @@ def commands(runs: pd.DataFrame) -> str:
 
 
 def arms(runs: pd.DataFrame) -> str:
-    """A row an arm; below it, where they differ, the backends that the arms ran on."""
+    """Return the HTML table with one row per arm; below it, the backends of the arms if they differ."""
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
@@ -104,7 +104,7 @@ def roads(runs: pd.DataFrame) -> str:
 
 
 def backends(runs: pd.DataFrame) -> list[str | None]:
-    """Return the backends of each run; None for runs and tables that are older than that column."""
+    """Return the backends of each run; None for runs and tables from before that column existed."""
     return [known if isinstance(known, str) else None for known in runs.get("backend", [None] * len(runs))]
 
 
@@ -117,7 +117,7 @@ def short(found: Mean, column: str) -> Number:
 
 
 def differences(runs: pd.DataFrame) -> str:
-    """To the arm that the sweep names as its baseline, of the same seeds and all else; without one to the first arm."""
+    """Return the HTML table of differences from the sweep's baseline arm, or else the first arm, paired by seed."""
     groups = [c.removeprefix(BASELINE) for c in runs if c.startswith(BASELINE)]
     made, wanted = (
         runs.reindex(columns=[f"{prefix}{group}" for group in groups]).to_numpy() for prefix in ("choice.", BASELINE)
@@ -137,7 +137,7 @@ def differences(runs: pd.DataFrame) -> str:
 
 
 def every_group(runs: pd.DataFrame) -> list[str]:
-    """The groups, and the fields beside them, in which any two runs differ."""
+    """Return the groups, and the fields outside of them, in which any two runs differ."""
     groups = [c.removeprefix("choice.") for c in runs if c.startswith("choice.") and runs[c].nunique(dropna=False) > 1]
     others = (c for c in differing(runs) if not c.startswith(tuple(f"config.{group}." for group in groups)))
     return [*groups, *(column.removeprefix("config.").partition(".")[0] for column in others)]
@@ -217,7 +217,7 @@ def always(rows: pd.DataFrame) -> bool:
     return True
 
 
-# What is drawn of the runs that have it: title, kind of rows, when, how.
+# The figures of the page: title, kind of rows, condition under which they are drawn, function that draws them.
 DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFrame], Figure]], ...] = (
     ("Validation loss by learning rate", "runs", has_rates, fig03_lr_sensitivity.draw),
     ("Training loss", "metrics", is_few, loss_curves.draw),
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = load(options, chosen.runs, "runs")
     others = sorted(set(runs["config.study"]) - {"pretrain"})
     if others:
-        options.error(f"--runs: the report is of training runs, and there are others ({', '.join(others)})")
+        options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")
     chosen.to.parent.mkdir(parents=True, exist_ok=True)
     chosen.to.write_text(page(runs, drawn(chosen.runs)))
     print(chosen.to)

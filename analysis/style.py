@@ -1,6 +1,6 @@
-"""How every figure looks, what all scripts share, and where it goes: figures/NAME.png, .pdf and, the caption, .md.
+"""The style, options and output files of all figures: figures/NAME.png, .pdf, and the caption as .md.
 
-A script is a query (`make_figure`, or `load_chosen`), a transformation and a plot (its `draw`).
+A script consists of a query (`make_figure` or `load_chosen`), a transformation, and a plot (its `draw`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mxstudy import results
 FIGURES = Path("figures")
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
 
-# The palette of Okabe and Ito, made for colour-blind readers, with a wine red for its yellow, which is too
-# faint for a line. An arm is known by the first of these words that its label has, and has the same colour in every
-# figure; arms that are not known share out the rest.
+# The palette of Okabe and Ito, made for colour-blind readers, with a wine red instead of its yellow, which is too
+# faint for a line. An arm is recognised by the first of these words in its label, and has the same colour in every
+# figure; all other arms take the colours of OTHERS in turn.
 ARMS = {
     "bf16": "#000000",
     "fp32": "#666666",
@@ -60,7 +60,7 @@ plt.rcParams.update(
 
 
 def colors(labels: Iterable[str]) -> dict[str, str]:
-    """The colour of each label."""
+    """Return the colour of each label."""
     others = cycle(OTHERS)
     return {
         label: next((color for arm, color in ARMS.items() if arm in re.findall(r"\w+", label)), None) or next(others)
@@ -76,9 +76,9 @@ def make_figure(
     *kinds: str,
     query: Callable[..., list[pd.DataFrame]] | None = None,
 ) -> None:
-    """The whole command of a script without options of its own: `draw` has a frame of each of `kinds`.
+    """Run the whole command of a script without own options: `draw` is called with a frame of each of `kinds`.
 
-    `name`: of the figure's files; `shows`: the script's docstring; `query`: load_chosen, load_ended or load_last.
+    `name`: that of the figure's files. `shows`: the script's docstring. `query`: load_chosen, load_ended or load_last.
     """
     options = figure_parser(name, shows)
     chosen = options.parse_args(arguments)
@@ -87,35 +87,35 @@ def make_figure(
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The option of all that reads runs."""
+    """Return a parser with --runs, the option of all scripts that read runs."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs_option(options, required=True)
     return options
 
 
 def runs_option(options: argparse._ActionsContainer, required: bool = False) -> None:
-    what = "folders of runs, of experiments, or runs/ itself; or tables of results/ by what their names begin with"
+    what = "folders of runs, of experiments, or runs/ itself; or prefixes of tables in results/"
     options.add_argument("--runs", nargs="+", type=Path, metavar="PATH", help=what, required=required)
 
 
 def figure_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.ArgumentParser:
-    """The options of every figure: `name` is that of its files without --name; `source` adds others than --runs."""
+    """Return a parser with the options of every figure; `name`: default of --name; `source`: adds --runs or others."""
     options = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     (source or partial(runs_option, required=True))(options)
     what = {
-        "--only": "runs whose labels have every KEY=VALUE given; of several values of one KEY, any",
-        "--without": "runs whose labels have none of these",
+        "--only": "runs whose labels have all given KEY=VALUE words; of several values of one KEY, any",
+        "--without": "runs whose labels have none of these words",
     }
     for option, chooses_runs in what.items():
         options.add_argument(option, nargs="+", default=[], metavar="WORD", help=chooses_runs)
-    options.add_argument("--name", default=name, help="of the files in figures/")
+    options.add_argument("--name", default=name, help="name of the files in figures/")
     return options
 
 
 def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
-    """The rows of each kind of the runs that --runs, --only and --without choose."""
+    """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose."""
     frames = [load(options, chosen.runs, kind) for kind in kinds]
     kept = [frame[frame["label"].map(lambda label: chooses(label, chosen))] for frame in frames]
     for frame, rows in zip(frames, kept, strict=True):
@@ -125,23 +125,23 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
 
 
 def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
-    """As load_chosen, of runs that have finished or diverged: what others have is no result yet."""
+    """Return the same as load_chosen for runs that have finished or diverged; the others have no result yet."""
     (runs,) = load_chosen(options, chosen, kind)
     found = ended(runs)
     if found.empty:
-        options.error("--runs: none of these has ended")
+        options.error("--runs: none of these runs has ended")
     return [found]
 
 
 def chooses(label: str, chosen: argparse.Namespace) -> bool:
-    """Whether the label has one of the words of --only for each of their keys, and none of --without."""
+    """Return whether a label has, for each key in --only, one of its words, and no word of --without."""
     words, keys = {*label.split()}, {word.partition("=")[0] for word in chosen.only}
     wanted = [{word for word in chosen.only if word.partition("=")[0] == key} for key in keys]
     return all(words & alternatives for alternatives in wanted) and not words & {*chosen.without}
 
 
 def load(options: argparse.ArgumentParser, runs: list[Path], kind: str) -> pd.DataFrame:
-    """results.load; what is wrong with the paths ends the command in a line, not in a traceback."""
+    """Return results.load; an error about the paths ends the command with one line instead of a traceback."""
     try:
         return results.load(runs, kind)
     except ValueError as error:
@@ -149,18 +149,18 @@ def load(options: argparse.ArgumentParser, runs: list[Path], kind: str) -> pd.Da
 
 
 def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
-    """As load_chosen, of one run: the one that was begun last if there are several, which a line says."""
+    """Return the same as load_chosen for the run that was started last; report it if there are several."""
     if any(path.suffix == ".parquet" for path in chosen.runs):
-        options.error("--runs: give the folder of a run, or what the names of its tables begin with")
+        options.error("--runs: give the folder of a run, or the prefix of its tables")
     frames = load_chosen(options, chosen, *kinds)
     last = frames[0].iloc[-1]
     if (frames[0]["fingerprint"] != last["fingerprint"]).any():
-        print(f"of several runs the last: {last['label']}, {last['fingerprint'][:12]}", file=sys.stderr)
+        print(f"using the last of several runs: {last['label']}, {last['fingerprint'][:12]}", file=sys.stderr)
     return [frame[frame["fingerprint"] == last["fingerprint"]] for frame in frames]
 
 
 def caption(rows: pd.DataFrame, shows: str | None) -> str:
-    """What is seen (a script's docstring, less its command), and of which runs: arms, how many, fingerprints."""
+    """Return a caption: the script's docstring without its command, and each arm's number of runs and fingerprints."""
     runs = rows.drop_duplicates("fingerprint")
     arms = runs.assign(arm=runs["label"].map(arm_of)).groupby("arm", sort=False)["fingerprint"]
     lines = [
@@ -172,31 +172,31 @@ def caption(rows: pd.DataFrame, shows: str | None) -> str:
 
 
 def arm_of(label: str, but: tuple[str, ...] = SEEDS) -> str:
-    """A run's label without its seeds, or what else words begin with: runs that share it repeat each other."""
+    """Return a run's label without the words that begin with `but`, by default seeds: equal for repetitions."""
     words = [word for word in label.split() if not word.startswith(but)]
     return " ".join(words) or label
 
 
 def arms_of(labels: Iterable[str], but: tuple[str, ...] = SEEDS) -> dict[str, str]:
-    """Of each label its arm, less the words that all of several arms share."""
+    """Return the arm of each label, without the words that all arms share if there are several."""
     arms = {label: arm_of(label, but).split() for label in dict.fromkeys(labels)}
     common = set.intersection(*map(set, arms.values())) if len({*map(tuple, arms.values())}) > 1 else set()
     return {label: " ".join(word for word in arm if word not in common) or label for label, arm in arms.items()}
 
 
 def heading(arm: str) -> str:
-    """A word of the arm a line, numbers in three digits."""
+    """Return an arm's name with one word per line, numbers rounded to three digits."""
     return re.sub(r"(?<==)[-+.\de]{5,}$", lambda number: f"{float(number[0]):.3g}", arm.replace(" ", "\n"), flags=re.M)
 
 
 def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
-    """Where a curve ends that has diverged: at its last finite value, for its last one seldom is."""
+    """Mark the end of a diverged curve at its last finite value."""
     alive = np.isfinite(y)
     axes.plot(x[alive].iloc[-1:], y[alive].iloc[-1:], "x", **style)
 
 
 def save_table(markdown: str, name: str) -> Path:
-    """Writes figures/NAME.md; prints and returns its path."""
+    """Write figures/NAME.md; print and return its path."""
     FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.md"
     path.write_text(markdown)
@@ -205,7 +205,7 @@ def save_table(markdown: str, name: str) -> Path:
 
 
 def save(figure: Figure, name: str, caption: str) -> Path:
-    """Writes the figure as PNG and PDF, its caption as Markdown; prints and returns the path of the PNG."""
+    """Write the figure as PNG and PDF and its caption as Markdown; print and return the path of the PNG."""
     FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.png"
     for suffix in (".png", ".pdf"):

@@ -146,7 +146,7 @@ def test_spike_scores_of_runs_that_go_on_are_no_results(tmp_path: Path, monkeypa
     training(tmp_path, 0).update(state="running")
     with pytest.raises(SystemExit):
         figa3_spike_scores.main(["--runs", str(tmp_path)])
-    assert "--runs: none of these has ended" in capsys.readouterr().err
+    assert "--runs: none of these runs has ended" in capsys.readouterr().err
     training(tmp_path, 1)
     (axes,) = drawn(figa3_spike_scores, monkeypatch, "--runs", str(tmp_path)).axes
     assert len(axes.get_xticklabels()) == 1

@@ -149,7 +149,7 @@ def test_of_several_runs_the_last_is_drawn_and_named(tmp_path: Path, monkeypatch
     measured(tmp_path, "a" * 12, max_blocks=1)
     last = measured(tmp_path, "b" * 12, max_blocks=1, seed=3)
     *_, reach, _ = drawn(theorem1_bounds, monkeypatch, "--runs", str(tmp_path)).axes
-    assert capsys.readouterr().err == "of several runs the last: seed=3, bbbbbbbbbbbb\n"
+    assert capsys.readouterr().err == "using the last of several runs: seed=3, bbbbbbbbbbbb\n"
     heights = [bar.get_height() for bar in reach.containers[0]]
     assert heights == pytest.approx(list(load_table([last], "bounds").query("norm == 'RMSNorm'")["absmax"]))
 
@@ -158,7 +158,7 @@ def test_tables_are_read_from_a_run_that_has_them(study: RunFolder, tmp_path: Pa
     write_rows(make_folder(tmp_path), [training_row(0)])
     for path, said in (
         (tmp_path, "no run there has any quality"),
-        (table_path(study, "quality"), "give the folder of a run, or what the names of its tables begin with"),
+        (table_path(study, "quality"), "give the folder of a run, or the prefix of its tables"),
     ):
         with pytest.raises(SystemExit):
             cast_quality.main(["--runs", str(path)])

@@ -167,15 +167,15 @@ def test_unequal_questions_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     evaluated(tmp_path, "b", questions=3)
     with pytest.raises(SystemExit):
         table02_zero_shot.main(["--runs", str(tmp_path)])
-    assert "6 questions are not asked of every arm, of boolq, mmlu, piqa" in capsys.readouterr().err
+    assert "6 questions of boolq, mmlu, piqa were not asked of every arm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("norm=rmsnorm", "--baseline: 'norm' is not one of asked_in, label"),
-        ("asked_in=mxnorm", "asked_in=mxnorm is said of 2 arms"),
-        ("asked_in=layernorm", "asked_in=layernorm is said of 0 arms"),
+        ("asked_in=mxnorm", "asked_in=mxnorm matches 2 arms"),
+        ("asked_in=layernorm", "asked_in=layernorm matches 0 arms"),
     ],
 )
 def test_a_baseline_that_is_not_one_arm_is_refused(

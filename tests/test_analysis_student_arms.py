@@ -46,7 +46,7 @@ def test_an_arm_is_named_by_choices_or_fields_and_numbers_are_in_order() -> None
     names = arms.named(runs, ["precision", "model.num_layers"])
     ordered = [f"precision mxfp8, num_layers {depth}" for depth in (4, 6, 12)]
     assert arms.sorted_arms(names) == ordered
-    with pytest.raises(ValueError, match=r"model\.depth: neither a group nor a field of these runs"):
+    with pytest.raises(ValueError, match=r"model\.depth: is neither a group nor a field of these runs"):
         arms.named(runs, ["model.depth"])
 
 

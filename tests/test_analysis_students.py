@@ -84,7 +84,7 @@ def test_a_key_that_no_run_has_is_refused(tmp_path: Path, capsys) -> None:
     stack_folder(tmp_path / "runs")
     with pytest.raises(SystemExit):
         losses.main(["--runs", str(tmp_path / "runs"), "--columns", "colour"])
-    assert "colour: neither a group nor a field of these runs" in capsys.readouterr().err
+    assert "colour: is neither a group nor a field of these runs" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- grids

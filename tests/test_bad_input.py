@@ -23,7 +23,7 @@ REFUSED = [
     (["norm=mxnorm_p2", "norm.p=-1"], "norm.p: the exponent of the p-mean must be positive and finite, not -1.0"),
     (["model.vocab_size=256"], "model.vocab_size: 256 is smaller than the tokenizer's 257"),
     (["tracking.uri=file:///tmp/mlruns"], "would be a file store", "give sqlite:///mlflow.db or http://HOST:PORT"),
-    (["tracking.uri=ftp://host"], "tracking.uri: 'ftp://host' is none of sqlite, postgresql"),
+    (["tracking.uri=ftp://host"], "tracking.uri: 'ftp://host' does not begin with one of sqlite, postgresql"),
     (["precision=mxfp8", "train.micro_batch_size=1", "train.sequence_length=40"], "train.micro_batch_size: 40 tokens"),
     (
         ["precision=mxfp8_sr_rht_2d", "train.micro_batch_size=1", "train.sequence_length=96", TRANSFORM_OF_128],
@@ -106,16 +106,16 @@ def short(folder: Path) -> None:
 
 CORPORA = {
     "not UTF-8": (unreadable, [], r"data: .*/corpus/05\.txt is not UTF-8: .* at byte 3"),
-    "empty": (empty, [], "data: the corpus is empty: it has no text"),
+    "empty": (empty, [], "data: the corpus is empty: no document has text"),
     "short": (
         short,
         ["data.validation_fraction=0", "train.sequence_length=4096"],
-        r"train\.sequence_length: the training split is shorter than one sequence: \d+ tokens, and 4096 \+ 1",
+        r"train\.sequence_length: the training split is shorter than one sequence: \d+ tokens, but 4096 \+ 1",
     ),
     "few": (
         lambda folder: None,
         ["validation.sequences=100000"],
-        r"validation\.sequences: 100000 of 32 tokens are more than the validation split holds: \d+; ask for fewer",
+        r"validation\.sequences: 100000 sequences of 32 tokens are more than the \d+ that the validation split holds",
     ),
 }
 

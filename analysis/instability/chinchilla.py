@@ -1,7 +1,7 @@
-"""The scaling law L(N, D) = E + A / N^alpha + B / D^beta, fitted to runs, with bootstrap intervals.
+"""Fit the scaling law L(N, D) = E + A / N^alpha + B / D^beta to runs, with bootstrap intervals.
 
-The fit is that of Hoffmann et al. (2022) with the settings of the instability paper (appendix G): the least mean Huber
-loss of the residuals of log L, by L-BFGS from a grid of starts, in float64.
+The fit is that of Hoffmann et al. (2022) with the settings of the instability paper (appendix G): minimise the mean
+Huber loss of the residuals of log L, by L-BFGS from a grid of starts, in float64.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 
 DELTA = 1e-3  # where the Huber loss turns from quadratic to linear, in nats of log L
 STARTS = [(a, b, 0.5, 0.4, 0.4) for a, b in product((5, 10, 15, 20), repeat=2)]  # log A, log B, log E, alpha, beta
-COLD_START = STARTS[5]  # of a resample, beside the fit to all runs: they met in one minimum wherever it was tried
-MIN_SIZES = 3  # of N and of D: two points lie on any power law with a constant
+COLD_START = STARTS[5]  # of each resample, beside the fit to all runs; in all trials both reached one minimum
+MIN_SIZES = 3  # different values of N and of D; a power law with a constant fits any two points
 
 Point = tuple[float, ...]
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -27,7 +27,7 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 @dataclass(frozen=True)
 class Chinchilla:
-    """N: parameters, D: tokens, L: loss in the runs' own unit."""
+    """The constants of the law; N: parameters, D: tokens, L: loss in the unit of the runs."""
 
     A: float
     B: float
@@ -37,22 +37,22 @@ class Chinchilla:
 
     @property
     def a(self) -> float:
-        """Exponent of the optimal N by compute: N ~ C^a, D ~ C^(1 - a)."""
+        """Return the exponent of the optimal N by compute C: N ~ C^a, D ~ C^(1 - a)."""
         return self.beta / (self.alpha + self.beta)
 
     def loss(self, params: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         return self.E + self.A / params**self.alpha + self.B / tokens**self.beta
 
     def optimal_params(self, flops: np.ndarray) -> np.ndarray:
-        """N of the least loss with C = 6 N D FLOPs (Hoffmann et al., Eq. 4)."""
+        """Return the N with the lowest loss for C = 6 N D FLOPs (Hoffmann et al., Eq. 4)."""
         ratio = (self.alpha * self.A) / (self.beta * self.B)
         return ratio ** (1 / (self.alpha + self.beta)) * (flops / 6) ** self.a
 
 
 def fit(runs: pd.DataFrame, loss: str = "loss") -> Chinchilla:
-    """The law of `runs`, a row a run: columns params, tokens, and the one that `loss` names.
+    """Return the law fitted to `runs`, one row per run: columns params, tokens, and the one that `loss` names.
 
-    Raises ValueError: a column is missing, a value is not positive and finite, the runs are too few, or their losses
+    Raises ValueError if a column is missing, a value is not positive and finite, there are too few runs, or the losses
     do not fall with N or with D.
     """
     params, tokens, losses = columns(runs, loss)
@@ -68,9 +68,9 @@ def fit(runs: pd.DataFrame, loss: str = "loss") -> Chinchilla:
 
 
 def bootstrap(runs: pd.DataFrame, loss: str = "loss", resamples: int = 300, seed: int = 0) -> pd.DataFrame:
-    """Fits to `resamples` draws of the runs with replacement: columns A, B, E, alpha, beta, a.
+    """Return the fits to `resamples` bootstrap samples of the runs, one per row: columns A, B, E, alpha, beta, a.
 
-    Runs of the same N and D are drawn together: a run that a table lists twice is no second run. Raises as `fit` does.
+    Runs of the same N and D are drawn together: a run that a table lists twice is not a second run. Raises as `fit`.
     """
     if resamples < 1:
         raise ValueError(f"resamples: must be positive, not {resamples}")
@@ -86,7 +86,7 @@ def bootstrap(runs: pd.DataFrame, loss: str = "loss", resamples: int = 300, seed
 
 
 def columns(runs: pd.DataFrame, loss: str) -> list[np.ndarray]:
-    """params, tokens and loss as float64, checked as `fit` says."""
+    """Return params, tokens and loss as float64 [runs] each; raise ValueError as described in `fit`."""
     names = ["params", "tokens", loss]
     need_columns(runs, names)
     values = runs[names].apply(pd.to_numeric, errors="coerce").to_numpy(float)
@@ -105,7 +105,7 @@ def columns(runs: pd.DataFrame, loss: str) -> list[np.ndarray]:
 
 
 def need_columns(runs: pd.DataFrame, names: Iterable[str]) -> None:
-    """Raises ValueError for a column that is missing, with the nearest that is there."""
+    """Raise ValueError for a missing column, suggesting the most similar one."""
     for name in names:
         if name not in runs:
             near = difflib.get_close_matches(name, map(str, runs), n=1)
@@ -114,7 +114,7 @@ def need_columns(runs: pd.DataFrame, names: Iterable[str]) -> None:
 
 
 def objective(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray) -> Objective:
-    """Mean Huber loss in units of DELTA^2, and its gradient, at (log A, log B, log E, alpha, beta)."""
+    """Return a function of (log A, log B, log E, alpha, beta): mean Huber loss in units of DELTA^2, and gradient."""
     log_n, log_d, log_l = np.log(params), np.log(tokens), np.log(losses)
 
     def value(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -133,9 +133,10 @@ def objective(params: np.ndarray, tokens: np.ndarray, losses: np.ndarray) -> Obj
 
 
 def best(function: Objective, starts: Iterable[Point]) -> Chinchilla:
-    """The lowest of the minima that L-BFGS finds from the starts.
+    """Return the lowest of the minima that L-BFGS finds from the starts.
 
-    On one thread: SciPy hands matrices of 10 x 10 to BLAS, whose threads wait for each other on a machine that is busy.
+    It runs on one thread: SciPy passes 10 x 10 matrices to BLAS, whose threads would wait for each other on a busy
+    machine.
     """
     limits = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-14, "gtol": 1e-9}
     with threadpool_limits(1, "blas"):

@@ -1,7 +1,7 @@
-"""The instability paper's claims about students, judged by the rules that results/prestated.md states.
+"""Judge the instability paper's claims about students by the rules stated in results/prestated.md.
 
-The unit is the data seed: the replicas of an arm that share one are averaged first. Intervals hold for all claims of a
-figure at once (95 %, Bonferroni). Open replicas are in no fraction.
+The unit is the data seed: the replicas of an arm that share a data seed are averaged first. Intervals hold for all
+claims of a figure jointly (95 %, Bonferroni). Open replicas are excluded from all fractions.
 
 python -m analysis.instability.claims --runs runs/overflow --figure 3
 """
@@ -24,22 +24,23 @@ from mxstudy import results
 
 REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
 LEAST_UNITS, MOST_UNITS = 4, 400
-HALF_OF_FIGURE_6 = 2 / 9  # at 5e-4 six runs of MXFP8 against two of FP32, of nine sizes
-UNSTABLE_IN_FIGURE_6 = 2 / 9  # at 5e-4 in FP32
+HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
+UNSTABLE_IN_FIGURE_6 = 2 / 9  # of nine sizes, two are unstable at 5e-4 in FP32
 LAST_BIN = "last_bin"
 FILLED = 0.75
 FILLED_COLUMNS = ("arm", "filled", "of these diverged", "from step", "to step", "filled at the end", "share at the end")
 FILLED_LEGEND = """\
 Filled: at least 75 % of the first block's gains are in the last bin in a measurement before the divergence, or in the
-whole run; of these diverged: less those that are open. From, to: medians over replicas of the first and the last such
-step. At the end: in the last measurement before a divergence, of the replicas that diverged; its median."""
+whole run if there is none; of these diverged: without open replicas. From, to: medians over replicas of the first and
+the last such step. At the end: in the last measurement before a divergence, of the replicas that diverged; its
+median."""
 
 RATE, WIDTH = "lr", "config.model.hidden_size"
 DATA_SEED, INITIAL_SEED = "config.data_seed", "config.seed"
 PAIRED_COLUMNS = ("width", "learning rate", "FP32", "MX mix", "pairs", "FP32 alone", "MX mix alone")
 PAIRED_LEGEND = """\
-Diverged, of all that are not open. Pairs: replicas of one width, rate, data seed and initial seed of which neither is
-open; alone: of these, those that diverge in that precision and not in the other."""
+Diverged: of all replicas that are not open. Pairs: two replicas with the same width, rate, data seed and initial seed,
+neither of them open. Alone: the pairs that diverge in that precision only."""
 
 Arm = Mapping[str, object]
 Quantity = Callable[[pd.DataFrame, pd.DataFrame], pd.Series]
@@ -50,7 +51,7 @@ def diverged(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
 
 
 def unstable(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """Return 1 for runs that diverged or are open, whose loss is over 10 times its best at the end; else 0."""
+    """Return 1 for runs that diverged or are open (loss over 10 times its best at the end), else 0."""
     return runs["diverged"].fillna(1.0)
 
 
@@ -61,18 +62,18 @@ def came_back(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
 
 
 def first_gains(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """The largest share of the first block's gains in the last bin that was measured before the divergence."""
+    """Return each run's largest share of the first block's gains in the last bin, before its divergence."""
     return of_replicas(runs, last_bin, last_bin[first_gain(last_bin)], "max")
 
 
 def first_gain(last_bin: pd.DataFrame) -> str:
-    """The column with the share of the first block's gains."""
+    """Return the column with the share of the first block's gains in the last bin."""
     (name,) = (name for name in last_bin if name.startswith("layers.0.") and name.endswith(f".norm.weight/{COUNT}"))
     return str(name)
 
 
 def inputs(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
-    """The share of the linears' inputs in the last bin: mean over layers, and over measurements before divergence."""
+    """Return each run's share of linears' inputs in the last bin, before divergence: mean over layers and steps."""
     shares = last_bin.filter(regex=rf"^layers\.\d+\.(up|down)\.input/{COUNT}$").mean(axis=1)
     return of_replicas(runs, last_bin, shares, "mean")
 
@@ -86,9 +87,10 @@ def of_replicas(runs: pd.DataFrame, measured: pd.DataFrame, values: pd.Series, h
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """`arm`, less `baseline` if there is one, in `of`. `reproduced`, `contradicted`: where the interval has to lie.
+    """A claim about the quantity `of` in `arm`, minus that in `baseline` if there is one.
 
-    `pairs`: the columns that a replica and its partner in the other arm share beside the data seed; none: all count.
+    `reproduced`, `contradicted`: ranges in which the interval must lie for that verdict. `pairs`: the columns, beside
+    the data seed, in which a replica and its partner in the other arm agree; if empty, replicas are not paired.
     """
 
     figure: int
@@ -105,7 +107,7 @@ class Claim:
 def more(
     figure: int, source: str, says: str, of: Quantity, arm: Arm, baseline: Arm, pairs: Sequence[str] = ()
 ) -> Claim:
-    """Return the claim that a quantity is larger, by any amount; contradicted below half of what figure 6 shows."""
+    """Return the claim that a quantity is larger by any amount; contradicted if below half of figure 6's difference."""
     return Claim(figure, source, says, of, arm, (0, np.inf), ((-np.inf, HALF_OF_FIGURE_6),), baseline, pairs)
 
 
@@ -121,7 +123,7 @@ XAVIER, TORCH = {"config.model.init": "xavier"}, {"config.model.init": "torch"}
 
 
 def stable(width: int) -> Claim:
-    """Return the claim that FP32 is stable; the limit is the paper's own two of nine sizes in FP32 at 5e-4."""
+    """Return the claim that FP32 is stable; the limit is what the paper shows for FP32 at 5e-4, two of nine sizes."""
     return Claim(
         6,
         "appendix C.1",
@@ -180,9 +182,10 @@ CLAIMS = (
 
 
 class Finding(NamedTuple):
-    """`arm`, `baseline`: by data seed; `low`, `high`: of the mean, or of the mean difference; NaN if there is none.
+    """A judged claim. `arm`, `baseline`: means by data seed. `value`: the mean, or the mean difference.
 
-    `widths`: those that a claim with pairs is about.
+    `low`, `high`: its interval, NaN if there is none. `price`: the data seeds that would decide. `widths`: the widths
+    that a claim with pairs covers.
     """
 
     arm: pd.Series
@@ -197,7 +200,7 @@ class Finding(NamedTuple):
 
 
 def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
-    """`runs` of `students.arms.ended`; `claims`: as many are judged at once."""
+    """Judge a claim. `runs`: from `students.arms.ended`. `claims`: number of claims that are judged jointly."""
     level = 1 - (1 - CONFIDENCE) / claims
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
     ours, theirs = (values[chosen(runs, arm)] for arm in (claim.arm, claim.baseline))
@@ -224,9 +227,9 @@ def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int
 def partners(
     ours: pd.Series, theirs: pd.Series, runs: pd.DataFrame, pairs: Sequence[str]
 ) -> tuple[pd.Series, pd.Series, list[int]]:
-    """Return of both what has a partner that is not open, and the widths.
+    """Return the replicas of both arms whose partner is not open, and the widths that are covered.
 
-    The widths are those for which both arms have at least `LEAST_UNITS` data seeds, or as many as any width has.
+    A width is covered if both arms share at least `LEAST_UNITS` data seeds there, or as many as any width has.
     """
     one, other = (runs.loc[part.index, [WIDTH, DATA_SEED]].drop_duplicates() for part in (ours, theirs))
     seeds = one.merge(other)[WIDTH].value_counts()
@@ -240,11 +243,11 @@ def partners(
 def interval(
     claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float, seeds: int
 ) -> tuple[float, float]:
-    """Return the interval that `seeds` data seeds would have, were their means and spread what these have."""
+    """Return the interval that `seeds` data seeds would give if they had the mean and spread of `units`."""
     mean = float(units.mean())
     half = float(stats.t.ppf((1 + level) / 2, seeds - 1) * units.std(ddof=1) / np.sqrt(seeds))
     low, high = mean - half, mean + half
-    if claim.of in (diverged, unstable, came_back):  # data seeds that agree leave Student's no width
+    if claim.of in (diverged, unstable, came_back):  # Student's interval has no width if all data seeds agree
         grown = seeds / len(units)
         p, p_low, p_high = wilson(ours, grown, level)
         if claim.baseline:
@@ -255,14 +258,14 @@ def interval(
 
 
 def wilson(outcomes: pd.Series, grown: float, level: float) -> tuple[float, float, float]:
-    """Return the fraction and its interval, of `grown` times as many outcomes."""
+    """Return the fraction of outcomes, and Wilson's interval for `grown` times as many outcomes."""
     p, n, z = float(outcomes.mean()), grown * len(outcomes), float(stats.norm.ppf((1 + level) / 2))
     middle, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     return p, (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
 
 
 def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
-    """Which runs are of the arm: none, where it says nothing."""
+    """Return which runs belong to the arm; an empty arm has none."""
     is_of = pd.Series(bool(arm), index=runs.index)
     for column, value in arm.items():
         is_of &= runs[column] == value if column in runs else False
@@ -270,7 +273,7 @@ def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
 
 
 def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, level: float) -> str:
-    """How many data seeds would tell, were their mean and spread what these have."""
+    """Return how many data seeds would decide the claim if they had the mean and spread of these."""
     for seeds in range(max(len(units), LEAST_UNITS), MOST_UNITS + 1):
         low, high = interval(claim, units, ours, theirs, level, seeds)
         if any(a < low and high < b for a, b in (claim.reproduced, *claim.contradicted)):
@@ -279,7 +282,7 @@ def needed(claim: Claim, units: pd.Series, ours: pd.Series, theirs: pd.Series, l
 
 
 def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
-    """Return Markdown: a line for each claim, then each data seed's numbers."""
+    """Return Markdown: one line per claim, then the numbers of each data seed."""
     claims = [claim for claim in CLAIMS if claim.figure == figure]
     found = {claim: judged(claim, runs, last_bin, len(claims)) for claim in claims}
     level = 100 * (1 - (1 - CONFIDENCE) / len(claims))
@@ -302,9 +305,9 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
 
 
 def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
-    """Return Markdown: for each arm the replicas whose first block's gains are mostly in the last bin, and when.
+    """Return Markdown: for each arm, how many replicas have most of the first block's gains in the last bin, and when.
 
-    A description, added after the runs were seen: it decides nothing.
+    This is a description that was added after the runs were seen; it decides no claim.
     """
     name = first_gain(last_bin)
     rows = []
@@ -334,9 +337,9 @@ def of_widths(widths: Sequence[int]) -> str:
 
 
 def paired(runs: pd.DataFrame) -> str:
-    """Return Markdown: by width and learning rate how many diverged in FP32 and in MX mix, and in one of them alone.
+    """Return Markdown: by width and learning rate, how many diverged in FP32, in MX mix, and in only one of them.
 
-    A description: it decides nothing.
+    This is a description; it decides no claim.
     """
     rows = []
     for (width, rate), own in runs.groupby([WIDTH, RATE]):

@@ -1,9 +1,9 @@
-"""How much of gains, activations and weights lies in the last bin, above the loss (instability paper, figure 3).
+"""Shares of gains, activations and weights in the last bin, above the loss (instability paper, figure 3).
 
-In the last bin: larger than the format's largest number once divided by a block's scale, by the paper's floor rule.
-Lines: medians over replicas, of gains those of each layer, else means over layers; bands: their middle half. Dotted:
-what it is for normal numbers, exactly. Where gains are not in MX blocks it is what would happen if they were. Thin
-lines: losses of replicas that diverged.
+In the last bin: larger than the format's largest number after division by the block scale, by the paper's floor rule.
+Lines: medians over replicas, for gains one per layer, otherwise of means over layers; bands: their middle half. Dotted:
+the exact share of normal numbers. For gains that are not in MX blocks: the share if they were. Thin lines: losses of
+replicas that diverged.
 
 python -m analysis.instability.fig03_overflow --runs runs/overflow
 """
@@ -27,7 +27,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73")
 
 
 def rows_of(last_bin: pd.DataFrame) -> list[Row]:
-    """In percent."""
+    """Return the figure's rows, shares in percent."""
     shares = 100 * last_bin.filter(like=f"/{COUNT}")
     normal = {f"normal numbers\n({fmt})": shares[f"gaussian.{fmt}/{COUNT}"].max() for fmt in formats(shares)}
     identity = last_bin[["fingerprint", "replica", "step"]]
@@ -49,7 +49,7 @@ def formats(shares: pd.DataFrame) -> list[str]:
 
 
 def gain_of(name: str, gains: Sequence[str]) -> str:
-    """Its layer, and where that has several norms, what its own is before."""
+    """Return the name of a gain: its layer, and what its norm precedes if the layer has several norms."""
     layer = ".".join(name.split(".")[:2])
     alone = sum(gain.startswith(f"{layer}.") for gain in gains) == 1
     return layer.replace("s.", " ") + ("" if alone else f", {name.partition('.norm.')[0].split('.')[-1]}")

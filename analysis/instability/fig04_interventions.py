@@ -1,8 +1,8 @@
-"""What is changed shortly before a run diverges, and whether it then does not (instability paper, figure 4).
+"""Whether an intervention shortly before a run diverges prevents the divergence (instability paper, figure 4).
 
-Left, a panel a point at which runs are forked: so many steps before they diverge, or at that fraction of the way there;
-lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. none is the control: the
-same run once more.
+Left: one panel per point at which runs are forked, given in steps before the divergence or as a fraction of the way to
+it; lines: medians over the forks. Right: the fraction that diverges, with Wilson's 95 % interval. The control is none:
+the same run repeated without a change.
 
 python -m analysis.instability.fig04_interventions --runs runs/interventions
 """
@@ -29,13 +29,13 @@ WORDS = ("intervention", "at")
 NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "less the control's, paired", "final loss")
 MARKERS = "os^v"
 LEGEND = """\
-Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps; open:
-it is up there at the end, and too late to say so. The 95 % are Wilson's. Steps from the fork: to each divergence. Final
-loss: median and quartiles."""
+Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps. Open:
+the loss is up there at the end, but for fewer steps. 95 %: Wilson's interval. Steps from the fork: to each divergence.
+Final loss: median and quartiles."""
 
 
 def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """With `intervention`, and `diverged`: 1, 0, or NaN where that is open."""
+    """Return the forks with columns `intervention` and `diverged`: 1, 0, or NaN if that is open."""
     named = runs.set_index("fingerprint")["choice.intervention"]
     diverged = forks["diverged_at"].notna().astype(float)
     return forks.assign(
@@ -46,12 +46,12 @@ def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def interventions(forks: pd.DataFrame) -> list[str]:
-    """The control first."""
+    """Return the names of the interventions, the control first."""
     return sorted(forks["intervention"].unique(), key=lambda name: (name != CONTROL, name))
 
 
 def title(point: str) -> str:
-    """Of 'before 10', '0.88', 'step 300'."""
+    """Return the title of a point: 'before 10', '0.88' or 'step 300'."""
     kind, _, number = point.partition(" ")
     return {"before": f"{number} steps before divergence", "step": point}.get(
         kind, f"at {kind} of the way to divergence"
@@ -82,7 +82,7 @@ def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
 
 
 def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], colors: dict[str, str]) -> None:
-    """A row an intervention, which is also the lines' legend; a marker a point."""
+    """Draw one row per intervention, whose coloured name is also the lines' legend, and one marker per point."""
     for place, (name, color) in enumerate(colors.items()):
         for number, point in enumerate(points):
             known = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"].dropna()
@@ -100,7 +100,7 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
 
 
 def marker(number: int, color: str) -> dict[str, Any]:
-    """Of the points the first is filled."""
+    """Return the marker of a point; that of the first point is filled."""
     face = color if number == 0 else "white"
     return {
         "marker": MARKERS[number % len(MARKERS)],

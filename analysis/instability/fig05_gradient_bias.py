@@ -1,10 +1,9 @@
-"""How far gradients are from FP32's, above the loss (instability paper, figure 5 and Eq. 5).
+"""How far gradients are from those in FP32, above the loss (instability paper, figure 5 and Eq. 5).
 
 Ratio: ||g - h|| / ||h||, a lower bound on the operator norm of zeta, and its square, which the paper's public code
-logs. Same weights: h is FP32's gradient at the run's own weights and batch. Coupled: that of an FP32 run with the same
-seeds at the same step, as in the paper. Dotted: two gradients of one length that have nothing to do with each other.
-Lines: medians over replicas; bands: their middle half. Thin lines: replicas that
-diverged.
+logs. Same weights: h is the FP32 gradient at the run's own weights and batch. Coupled: h is the gradient of an FP32 run
+with the same seeds at the same step, as in the paper. Dotted: the value for two unrelated gradients of equal length.
+Lines: medians over replicas; bands: their middle half. Thin lines: replicas that diverged.
 
 python -m analysis.instability.fig05_gradient_bias --runs runs/gradient_bias
 """
@@ -18,7 +17,7 @@ import pandas as pd
 from analysis.students.measures import Row, make_measures
 
 COLORS = {"same weights": "#0072B2", "coupled": "#D55E00"}
-QUANTITIES = {  # of the whole model: title, unrelated gradients of one length, axis
+QUANTITIES = {  # quantity of the whole model -> title, value for unrelated gradients of equal length, scale of the axis
     "ratio": ("zeta: ratio", 2**0.5, "log"),
     "squared_ratio": ("zeta: squared\nratio", 2.0, "log"),
     "cosine": ("cosine", 0.0, "linear"),

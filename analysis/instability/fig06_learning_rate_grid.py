@@ -1,7 +1,7 @@
 """Losses by learning rate and precision, coloured by the student's size (instability paper, figure 6).
 
 Lines: medians over the replicas of a size. Thin lines: the replicas that diverged, with a cross where they stop being
-finite; how many they are is in the corner. Cosine: from the rate that is given down to a hundredth of it.
+finite; their number is in the corner. Cosine: from the given rate down to a hundredth of it.
 
 python -m analysis.instability.fig06_learning_rate_grid --runs runs/learning_rate_grid
 """
@@ -60,9 +60,9 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
 
 
 def pairs(runs: pd.DataFrame) -> str:
-    """As Markdown: how many replicas diverged that in another precision, of the same size, rate and seeds, did not.
+    """Return Markdown: for each two precisions, the pairs of equal size, rate and seeds of which only one diverged.
 
-    Those of one size are no independent runs, so the last lines count sizes.
+    Replicas of one size are not independent runs, so the last lines count sizes.
     """
     runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"])).dropna(subset="diverged")
     wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
@@ -76,7 +76,7 @@ def pairs(runs: pd.DataFrame) -> str:
 
 
 def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...]:
-    """A row; `less`: differences of which one at least is not 0."""
+    """Return a row of the table; `less`: differences one - other, at least one of them not 0."""
     above, below = int((less > 0).sum()), int((less < 0).sum())
     p = stats.binomtest(above, above + below).pvalue
     return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"

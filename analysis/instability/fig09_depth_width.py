@@ -1,8 +1,7 @@
-"""Spikes (top) and divergence (bottom) by depth and width, a column a precision (instability paper, figure 9).
+"""Spikes (top) and divergence (bottom) by depth and width, one column per precision (instability paper, figure 9).
 
-Spikes: losses over 100 times the one before, on average in a replica. Divergence: in what share of the replicas the
-loss stays over 10 times its best for more than 500 steps; below it how many these are, less those that are too late to
-tell.
+Spikes: losses over 100 times the one before, mean over replicas. Divergence: share of the replicas whose loss stays
+over 10 times its best for more than 500 steps; in each cell their number, out of those that are not open.
 
 python -m analysis.instability.fig09_depth_width --runs runs/depth_width
 """
@@ -43,7 +42,7 @@ def draw(runs: pd.DataFrame) -> Figure:
 
 
 def heat(axes: Axes, values: pd.Series, texts: pd.Series, top: float) -> AxesImage:
-    """By depth and width: the colour from 0 to `top`, and the text."""
+    """Draw values by depth and width as colours from 0 to `top`, with a text in each cell."""
     table, words = values.unstack(), texts.unstack()
     image = axes.imshow(table.to_numpy(), cmap="Reds", vmin=0, vmax=top, aspect="auto", origin="lower")
     axes.set_xticks(range(table.shape[1]), [f"{width:g}" for width in table.columns])

@@ -1,6 +1,6 @@
-"""Training loss (top) and gradient norm (bottom) of every run, a column an arm, tokens per parameter by colour.
+"""Training loss (top) and gradient norm (bottom) of every run, one column per arm, coloured by tokens per parameter.
 
-As in the instability paper, figures 1, 12 and 16 to 20. A cross: where a run ends that has diverged.
+As in the instability paper, figures 1, 12 and 16 to 20. Cross: end of a diverged run.
 
 python -m analysis.instability.loss_and_gradient_norm --runs runs/olmo_precision_grid
 """
@@ -18,7 +18,7 @@ from matplotlib.ticker import NullFormatter
 
 from analysis.style import ONE_COLUMN, SEEDS, TWO_COLUMNS, arms_of, cross, heading, make_figure, plt
 
-SIZES = ("model=", "model.", "train.")  # words of a label that say how large a run is, not how it trains
+SIZES = ("model=", "model.", "train.")  # words of a label about the size of a run, not about how it trains
 ARMS_ABREAST = 4
 
 

@@ -1,4 +1,4 @@
-"""Runs of many sizes, from run folders or from losses that a paper's authors published: N, D and loss, by arm."""
+"""Read N, D and loss of runs of many sizes, by arm, from run folders or from losses that a paper's authors publish."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pandas as pd
 from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
 
-LOSS = "min_val_loss"  # of the losses that the paper's authors published, the one that gives their constants
+LOSS = "min_val_loss"  # the column of the authors' published losses that gives the paper's constants
 
-# The arms of the instability paper as its authors' losses name them, and what each is here.
+# Precision here -> the arm's name in the published losses of the instability paper.
 PRECISIONS = {
     "mxfp6_e2m3_bf16_act": "e2m3_bfloat16",
     "mxfp8_bf16_act": "e4m3_bfloat16",
@@ -24,7 +24,7 @@ PRECISIONS = {
 
 
 def source_options(options: argparse.ArgumentParser) -> None:
-    """--losses beside --runs."""
+    """Add --losses as an alternative to --runs."""
     source = options.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--losses", type=Path, metavar="FILE.csv", help="weight_activation, params, tokens, min_val_loss"
@@ -33,10 +33,10 @@ def source_options(options: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.ArgumentParser, chosen: argparse.Namespace, shows: str | None) -> tuple[pd.DataFrame, str]:
-    """A row a run (weight_activation, params, tokens, min_val_loss), and what the caption says of them."""
+    """Return one row per run (weight_activation, params, tokens, min_val_loss), and the text of the caption."""
     if chosen.losses:
         if chosen.only or chosen.without:
-            options.error("--only, --without: they choose from --runs; a file of losses has no labels")
+            options.error("--only, --without: only apply to --runs; a file of losses has no labels")
         return from_csv(chosen.losses, shows)
     return from_runs(load_chosen(options, chosen, "runs")[0], shows)
 
@@ -49,7 +49,10 @@ def from_csv(path: Path, shows: str | None) -> tuple[pd.DataFrame, str]:
 
 
 def from_runs(table: pd.DataFrame, shows: str | None = None) -> tuple[pd.DataFrame, str]:
-    """The finished runs of a runs table under the names of the CSV; other arms are a precision and a norm."""
+    """Return the finished runs of a runs table with the columns and arm names of the CSV, and the caption.
+
+    Arms that the CSV does not have are named 'PRECISION NORM'.
+    """
     train = ["config.train.batch_size", "config.train.sequence_length"]
     need_columns(table, ["parameters", "best_validation_loss", *train])
     done = table[table["state"] == "finished"]

@@ -1,6 +1,6 @@
 """Scaling laws by format: loss against compute, and the constants (instability paper, table 2 and figures 13 to 15).
 
-Points: the lowest validation loss of each run, N by colour. Line: the least loss that the fitted law has at C = 6 N D.
+Points: the lowest validation loss of each run, coloured by N. Line: the lowest loss of the fitted law for C = 6 N D.
 Intervals: 95 % of the fits to resampled runs.
 
 python -m analysis.instability.table02_scaling_fits --losses validation_losses.csv
@@ -29,7 +29,7 @@ FORMATS = {"A": ".2e", "B": ".2e", "E": ".2f", "alpha": ".2f", "beta": ".2f", "a
 COLUMNS = "weights / activations", "runs", "constant", "our fit", "95 % interval", "paper", "every printed digit agrees"
 NUMBERS = {"runs", "our fit", "paper"}
 
-# The rows of table 2: weights, activations, what is printed. In the last two only the forward is quantised.
+# The rows of table 2: weights, activations, printed constants. In the last two, only the forward is quantised.
 PRINTED = {
     "e2m3_bfloat16": ("MXFP6 E2M3", "bfloat16", "1.84e+03 8.77e+03 0.52 0.50 0.51 0.51"),
     "e4m3_bfloat16": ("MXFP8 E4M3", "bfloat16", "2.82e+03 2.04e+04 0.54 0.52 0.55 0.51"),
@@ -45,7 +45,7 @@ def title(arm: str) -> str:
 
 
 def by_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The runs of each arm, without those that have no loss; the paper's arms in the order of its table."""
+    """Return the runs of each arm that have a loss; the paper's arms come first, in the order of its table."""
     need_columns(runs, ("weight_activation", LOSS))
     arms = dict(list(runs.dropna(subset=LOSS).groupby(runs["weight_activation"].astype(str), sort=False)))
     if not arms:
@@ -55,7 +55,7 @@ def by_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def pick(arms: dict[str, pd.DataFrame], names: Sequence[str] | None) -> dict[str, pd.DataFrame]:
     for name in set(names or ()) - arms.keys():
-        raise ValueError(f"--arms: no run is of {name}; choose from {', '.join(arms)}")
+        raise ValueError(f"--arms: there is no arm {name}; choose from {', '.join(arms)}")
     return {name: arms[name] for name in names or arms}
 
 
@@ -70,7 +70,7 @@ def fit_arms(arms: dict[str, pd.DataFrame]) -> dict[str, Chinchilla]:
 
 
 def constants(arms: dict[str, pd.DataFrame], laws: dict[str, Chinchilla], resamples: int) -> pd.DataFrame:
-    """A row a constant of every arm: arm, runs, constant, ours, low, high, printed, agrees; numbers as text."""
+    """Return one row per arm and constant: arm, runs, constant, ours, low, high, printed, agrees; numbers as text."""
     rows = []
     for arm, law in laws.items():
         intervals = bootstrap(arms[arm], LOSS, resamples).quantile([0.025, 0.975])
@@ -121,7 +121,7 @@ def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser(NAME, __doc__, source_options)
-    options.add_argument("--resamples", type=int, default=300, help="of the runs, for the intervals")
+    options.add_argument("--resamples", type=int, default=300, help="number of resamples for the intervals")
     options.add_argument("--arms", nargs="+", metavar="ARM", help="such as e4m3_bfloat16; all if not given")
     chosen = options.parse_args(arguments)
     try:

@@ -1,7 +1,7 @@
-"""Validation losses of each mitigation less those of bf16, by budget and tokens per parameter.
+"""Validation losses of each mitigation minus those of bf16, by budget and tokens per parameter.
 
-As the instability paper prints them in its tables 1, 4 and 5: the lowest validation loss in bf16, and for each pair of
-formats, weights / activations, how much is added to it. In brackets what is printed there for that size and budget.
+As in tables 1, 4 and 5 of the instability paper: the lowest validation loss in bf16, and for each pair of formats,
+weights / activations, the difference from it. In brackets: the number printed there for that size and budget.
 
 python -m analysis.instability.table04_mitigations --losses validation_losses.csv
 python -m analysis.instability.table04_mitigations --runs runs/mitigations
@@ -22,7 +22,7 @@ from mxstudy import results
 
 PRINTED = Path(__file__).parent / "printed_tables_1_4_5.csv"
 BASELINE = "bfloat16_bfloat16"
-TOLERANCE = {"tokens_per_parameter": 0.01, "flops": 0.02}  # relative: by which a size here is one that is printed
+TOLERANCE = {"tokens_per_parameter": 0.01, "flops": 0.02}  # relative tolerances to match a size here with a printed one
 SHOWN = {
     "e2m3_bfloat16": "E2M3 / bf16",
     "e4m3_bfloat16": "E4M3 / bf16",
@@ -33,14 +33,14 @@ SHOWN = {
 
 
 def differences(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a size: flops, params, tokens_per_parameter, the baseline's loss, and of each arm the difference to it.
+    """Return one row per size: flops, params, tokens_per_parameter, the baseline's loss, each arm's difference from it.
 
-    Runs of an arm and size that differ in nothing but the seed are averaged. Raises ValueError: no run is in bf16.
+    Runs of the same arm and size are averaged. Raises ValueError if no run is in bf16.
     """
     need_columns(runs, ("weight_activation", "params", "tokens", LOSS))
     sizes = runs.pivot_table(index=["params", "tokens"], columns="weight_activation", values=LOSS)
     if BASELINE not in sizes:
-        raise ValueError(f"no run is in bf16 ({BASELINE}), and the others are shown by their difference to it")
+        raise ValueError(f"no run is in bf16 ({BASELINE}), from which the differences of the others are taken")
     arms = [arm for arm in SHOWN if arm in sizes]
     table = sizes[arms].sub(sizes[BASELINE], axis=0).assign(**{BASELINE: sizes[BASELINE]}).reset_index()
     table = table.dropna(subset=BASELINE)
@@ -51,7 +51,7 @@ def differences(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def printed_beside(table: pd.DataFrame) -> pd.DataFrame:
-    """Of each row of `table` what is printed of that size: NaN where nothing is."""
+    """Return, for each row of `table`, the numbers that the paper prints for that size; NaN where it prints none."""
     printed = pd.read_csv(PRINTED)
     beside = pd.DataFrame(np.nan, table.index, [BASELINE, *SHOWN])
     for place, row in table.iterrows():

@@ -1,9 +1,9 @@
 """MXNorm as an approximation of RMSNorm (MXNorm paper, figure 2).
 
-Left: scales of the blocks after each norm (bars side by side, Gaussian rows of all standard deviations together), and
-of the same rows without a norm (grey, by standard deviation). Middle: elements before their scale, as a density: after
-a norm all standard deviations are the same. Right: r^2 of the decoded tensors against RMSNorm + MXCast, by blocks a
-row; bars: one standard deviation over draws.
+Left: block scales after each norm (bars side by side, Gaussian rows of all standard deviations together), and of the
+same rows without a norm (grey, by standard deviation). Middle: elements before scaling, as a density: after a norm,
+all standard deviations give the same. Right: r^2 of the decoded tensors against RMSNorm + MXCast, by blocks per row;
+bars: one standard deviation over draws.
 
 python -m analysis.mxnorm.fig02_approximation --runs runs/approximation
 """
@@ -21,9 +21,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 
-ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # as style knows them
+ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # keys of style.ARMS
 DASHES = ("-", "--", ":")
-MISSING = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # to r^2 = 1, where the axis has ticks
+MISSING = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # 1 - r^2 at the ticks of the axis
 GREYS = ("0.35", "0.55", "0.7")
 
 
@@ -64,9 +64,9 @@ def draw_elements(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def density(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Share of elements by unit of value in bins of half the grid's widest step, and the bins' edges.
+    """Return the share of elements per unit of value, in bins of half the grid's widest step, and the bins' edges.
 
-    A value of the grid stands for all that rounds to it, evenly from middle to middle between neighbours.
+    A value of the grid stands for all numbers that round to it, spread evenly between the midpoints to its neighbours.
     """
     counts = rows.groupby("value")["count"].sum()
     values = counts.index.to_numpy()
@@ -79,7 +79,7 @@ def density(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
-    """1 - r^2 on a logarithmic axis that points downwards, with the labels of r^2."""
+    """Draw 1 - r^2 on a logarithmic axis that points downwards, labelled with r^2."""
     color, sizes = colors(ARMS.values()), sorted(rows["block_size"].unique())
     for (block_size, p), one in rows.groupby(["block_size", "p"]):
         spread = one.groupby("blocks")["r_squared"].agg(["mean", "std"])

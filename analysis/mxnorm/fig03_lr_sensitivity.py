@@ -1,7 +1,7 @@
-"""Final loss by learning rate, a line a norm, a panel a model (MXNorm paper, figure 3 and section 4.1).
+"""Final loss by learning rate, one line per norm, one panel per model (MXNorm paper, figure 3 and section 4.1).
 
-Top: mean validation loss, and from the lowest to the highest of the seeds (band); crosses at the edge: diverged runs.
-Bottom: highest less lowest of the seeds, which is what a difference between norms has to be seen against.
+Top: mean validation loss, with a band from the lowest to the highest seed; crosses at the edge: diverged runs.
+Bottom: highest minus lowest seed, the spread with which a difference between norms must be compared.
 
 python -m analysis.mxnorm.fig03_lr_sensitivity --runs runs/lr_sensitivity
 """
@@ -22,7 +22,7 @@ from mxstudy import results
 MODEL, NORM, RATE, LOSS = "choice.model", "choice.norm", "config.optimizer.lr", "validation_loss"
 WORDS = ("model", "norm", "best rate")
 LOSSES = ("validation loss, 95 % interval (seeds)", "the paper's training loss")
-# The training loss at the best rate, as section 4.1 prints it.
+# The training loss at the best rate, as printed in section 4.1.
 PRINTED = {
     ("llama_125m", "rmsnorm"): "3.090 ± 0.004",
     ("llama_125m", "mxnorm_p1"): "3.113 ± 0.012",
@@ -67,7 +67,7 @@ def mark_of_seeds(runs: pd.DataFrame) -> str:
 
 
 def best(runs: pd.DataFrame) -> str:
-    """As Markdown: of each model and norm the rate of the lowest mean, and the loss there, beside the paper's."""
+    """Return Markdown: for each model and norm, the rate with the lowest mean loss, that loss, and the paper's."""
     rows = []
     for (model, norm), arm in runs.dropna(subset=LOSS).groupby([MODEL, NORM], sort=False):
         losses = arm.groupby(RATE)[LOSS]

@@ -1,7 +1,7 @@
-"""Loss (top) and largest activations (bottom) by step, a column a run (MXNorm paper, figure 5).
+"""Loss (top) and largest activations (bottom) by step, one column per run (MXNorm paper, figure 5).
 
-Around the first spike of each run (dotted): absmax over tokens of the features of the residual stream at one norm, of
-those that reach farthest. Where the watch saw no spike in any run: the largest activation at every norm of every step.
+Around the first spike of each run (dotted): absmax over tokens of the residual stream's largest features at one norm.
+If no run has a recorded spike: the largest activation at every norm over the whole training.
 
 python -m analysis.mxnorm.fig05_outlier_feature --runs runs/outlier_feature
 """
@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from analysis.style import TWO_COLUMNS, caption, figure_parser, heading, load_chosen, plt, save
 from mxstudy.results import load
 
-FEATURES = 24  # that a heat map shows
+FEATURES = 24  # number of features in a heat map
 
 
 def around_spikes(rings: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.DataFrame, int | None]]:
-    """Of each run's first spike absmax by feature (rows, the largest on top) and step (columns), and the spike's step.
+    """Return, by run, absmax around its first spike by feature (rows, largest on top) and step, and the spike's step.
 
-    `norm`: which; if None the one at which a single feature is the farthest above the others' median.
+    `norm`: name of the norm; if None, the one at which a single feature is farthest above the median.
     """
     maps: dict[str, tuple[pd.DataFrame, int | None]] = {}
     for (run, _), own in rings.groupby(["fingerprint", "label"], sort=False):
@@ -41,7 +41,7 @@ def around_spikes(rings: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.D
 
 
 def over_training(rows: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.DataFrame, int | None]]:
-    """Of each run the absmax by norm (rows) and step (columns), and no spike; `norm`: that one alone."""
+    """Return, by run, the absmax by norm (rows) and step (columns), and None for the spike; `norm`: only this one."""
     columns = [column for column in rows if column.endswith("/absmax")]
     chosen = [column for column in columns if norm is None or column == f"{norm}/absmax"]
     if not chosen:

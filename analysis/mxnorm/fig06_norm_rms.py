@@ -1,6 +1,6 @@
-"""RMS of every norm's output over training, a panel a run (MXNorm paper, figure 6).
+"""RMS of every norm's output over training, one panel per run (MXNorm paper, figure 6).
 
-An estimate that is right gives 1 wherever exact RMSNorm does (dashed). Needs runs with probe=activations.
+A correct estimate gives 1 wherever exact RMSNorm does (dashed). Needs runs with probe=activations.
 
 python -m analysis.mxnorm.fig06_norm_rms --runs runs/quickstart
 """
@@ -17,7 +17,7 @@ from analysis.style import ONE_COLUMN, make_figure, plt
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """`rows`: label, step, and of every norm `<norm>/rms` and `<norm>/rms_true`, norms in order of depth."""
+    """Draw the figure. `rows`: label, step, and `<norm>/rms` and `<norm>/rms_true` of each norm in order of depth."""
     norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
     runs = list(rows.groupby(["fingerprint", "label"], sort=False))
     size = (0.55 * ONE_COLUMN * len(runs) + 0.6, 0.75 * ONE_COLUMN)

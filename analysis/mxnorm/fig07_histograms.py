@@ -1,6 +1,6 @@
-"""What norms take in and give out at the last step: histograms, with the bound on the output (MXNorm paper, figure 7).
+"""Histograms of the norms' inputs and outputs at the last step, with the bound on the output (MXNorm paper, figure 7).
 
-The bound is that of x / rms (Lemmas 1 and 2), a vertical line in the run's colour. Needs runs with probe=activations.
+The vertical line in a run's colour is the bound of x / rms (Lemmas 1 and 2). Needs runs with probe=activations.
 
 python -m analysis.mxnorm.fig07_histograms --runs runs/quickstart --norms layers.0.attention_norm norm
 """
@@ -16,23 +16,23 @@ from matplotlib.figure import Figure
 from analysis.style import TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save
 from mxstudy.results import bin_edges
 
-LINEAR_BELOW = 2.0**-6  # the axis is logarithmic on both sides of it
+LINEAR_BELOW = 2.0**-6  # the axis is linear for magnitudes below it, logarithmic above
 TICKS = (-100.0, -1.0, 0.0, 1.0, 100.0)
 
 
 def shares(counts: Sequence[float]) -> np.ndarray:
-    """Of all elements, in each bin."""
+    """Return the share of all elements in each bin."""
     return np.asarray(counts) / np.sum(counts)
 
 
 def drawn_edges() -> np.ndarray:
-    """The outermost bins reach to infinity; they are drawn one octave wide."""
+    """Return the bins' edges for drawing: the outermost bins, which reach to infinity, are drawn one octave wide."""
     edges = bin_edges()
     return np.concatenate(([2 * edges[1]], edges[1:-1], [2 * edges[-2]]))
 
 
 def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
-    """`rows`: one a run, with `<norm>/input`, `<norm>/output` (counts by `bin_edges`) and `<norm>/bound`."""
+    """Draw the figure. `rows`: one per run, with `<norm>/input` and `<norm>/output` (counts by bin), `<norm>/bound`."""
     size = (TWO_COLUMNS, 1.5 * len(norms) + 0.6)
     figure, panels = plt.subplots(len(norms), 2, figsize=size, sharex=True, sharey=True, squeeze=False)
     color, edges, reach = colors(rows["label"]), drawn_edges(), 2 * farthest(rows, norms)
@@ -53,7 +53,7 @@ def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
 
 
 def farthest(rows: pd.DataFrame, norms: Sequence[str]) -> float:
-    """The largest magnitude that any of these histograms or bounds reaches."""
+    """Return the largest magnitude that any of these histograms or bounds reaches."""
     counts = np.sum([np.stack(rows[f"{norm}/{side}"]) for norm in norms for side in ("input", "output")], axis=(0, 1))
     filled = np.flatnonzero(counts)
     edges = drawn_edges()

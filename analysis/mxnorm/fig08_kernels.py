@@ -1,7 +1,7 @@
-"""How much faster norm and cast become with MXNorm (MXNorm paper, figure 8): a panel a format and block size.
+"""Speedup of norm and cast by MXNorm (MXNorm paper, figure 8), one panel per format and block size.
 
-Solid: MXNorm in one pass over compiled RMSNorm and cast; dotted: compiled MXNorm over the same, which is what the paper
-has; by hidden size, a colour a number of tokens. In the titles geometric means. Above 1 MXNorm is the faster one.
+Solid: MXNorm in one pass over compiled RMSNorm and cast. Dotted: compiled MXNorm over the same, as in the paper. By
+hidden size, one colour per number of tokens. Titles: geometric means. Above 1, MXNorm is faster.
 
 python -m analysis.mxnorm.fig08_kernels --runs runs/kernels.json
 """
@@ -20,7 +20,7 @@ SPEEDUPS = {"over_compiled_rmsnorm": "-", "compiled_over_compiled_rmsnorm": ":"}
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """`rows`: format, block_size, hidden_size, tokens, and each of SPEEDUPS."""
+    """Draw the figure. `rows`: format, block_size, hidden_size, tokens, and each of SPEEDUPS."""
     formats, blocks = (sorted(rows[key].unique()) for key in ("format", "block_size"))
     size = (TWO_COLUMNS * (0.2 + 0.8 * len(blocks) / 3), 0.35 * TWO_COLUMNS * len(formats))
     figure, panels = plt.subplots(len(formats), len(blocks), figsize=size, sharex=True, sharey=True, squeeze=False)

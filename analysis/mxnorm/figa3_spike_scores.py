@@ -1,4 +1,4 @@
-"""Spike scores by arm, a point a run (MXNorm paper, figure A.3; the score is its Eq. 22).
+"""Spike scores by arm, one point per run (MXNorm paper, figure A.3; the score is its Eq. 22).
 
 python -m analysis.mxnorm.figa3_spike_scores --runs runs/quickstart
 """

@@ -1,9 +1,9 @@
-"""Zero-shot scores of several arms, and what they differ by, question by question (MXNorm paper, table 2).
+"""Zero-shot scores of several arms, and their differences paired by question (MXNorm paper, table 2).
 
-Score: percent of right answers; bits: those of a character of the right answer; +- standard errors, but for a task
-with a subject of one question, which has none. An average is one of the tasks' means. Differences to the first arm or
-to --baseline have 95 % paired bootstrap intervals over questions; p is that of McNemar's exact test. The figure is of
-the differences in bits: left of the line an arm is better.
+Score: percent of right answers; bits: bits per character of the right answer; +- standard errors, except for a task
+with a subject of one question, which has none. An average is the mean of the tasks' means. Differences from the first
+arm or from --baseline have 95 % paired bootstrap intervals over questions; p is that of McNemar's exact test. The
+figure shows the differences in bits: left of the line an arm is better.
 
 python -m analysis.mxnorm.table02_zero_shot --runs runs/olmes [--baseline asked_in=rmsnorm]
 """
@@ -20,13 +20,13 @@ from analysis.style import TWO_COLUMNS, arms_of, caption, colors, figure_parser,
 from mxstudy import results
 from mxstudy.results import Difference, difference, plus_minus
 
-NAMING = ("asked_in", "label", "checkpoint", "fingerprint")  # the first that tells the arms apart names them
+NAMING = ("asked_in", "label", "checkpoint", "fingerprint")  # arms are named by the first one that is unique
 QUESTION = ["task", "form", "group", "document", "gold"]
-SCORE, BITS = "right", "bits_per_char"  # measures of a question
+SCORE, BITS = "right", "bits_per_char"  # columns with one number per question
 
 
 def named(scores: pd.DataFrame) -> dict[str, str]:
-    """Of each fingerprint the arm's name, without the words that all arms share: 'mxnorm_p2' of 'mxnorm p=2, mxfp8'."""
+    """Return the arm's name by fingerprint, without words that all arms share: 'mxnorm_p2' from 'mxnorm p=2, mxfp8'."""
     runs = scores.drop_duplicates("fingerprint").set_index("fingerprint", drop=False)
     column = next(column for column in NAMING if runs[column].is_unique)
     labels = [text.replace(" p=", "_p").replace("compute ", "compute=").replace(",", "") for text in runs[column]]
@@ -35,7 +35,7 @@ def named(scores: pd.DataFrame) -> dict[str, str]:
 
 
 def baseline_arm(scores: pd.DataFrame, names: Mapping[str, str], chosen: str | None) -> str:
-    """`chosen`: COLUMN=WORDS. Raises ValueError unless it is of one arm."""
+    """Return the name of the baseline arm. `chosen`: COLUMN=WORDS; raises ValueError unless it matches one arm."""
     if chosen is None:
         return next(iter(names.values()))
     column, _, words = chosen.partition("=")
@@ -44,7 +44,7 @@ def baseline_arm(scores: pd.DataFrame, names: Mapping[str, str], chosen: str | N
     texts = scores.drop_duplicates("fingerprint").set_index("fingerprint")[column]
     wanted = [names[run] for run, text in texts.items() if words_of(words) <= words_of(text)]
     if len(wanted) != 1:
-        raise ValueError(f"--baseline: {chosen} is said of {len(wanted)} arms, not of one; there are {[*texts]}")
+        raise ValueError(f"--baseline: {chosen} matches {len(wanted)} arms, not one; there are {[*texts]}")
     return wanted[0]
 
 
@@ -53,7 +53,7 @@ def words_of(text: str) -> set[str]:
 
 
 def answers_of(samples: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """A row a question, columns (measure, arm). Raises ValueError if two arms were not asked the same ones."""
+    """Return one row per question, columns (measure, arm). Raises ValueError if the arms' questions differ."""
     scored = samples[samples["fingerprint"].isin(names)]  # an evaluation that has not ended has no scores
     asked = scored.assign(arm=scored["fingerprint"].map(names))
     if asked.duplicated(["arm", *QUESTION]).any():
@@ -62,17 +62,17 @@ def answers_of(samples: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     alone = answers[SCORE].isna().any(axis=1)
     if alone.any():
         tasks = ", ".join(answers[alone].index.unique("task"))
-        raise ValueError(f"--runs: {alone.sum():,} questions are not asked of every arm, of {tasks}; leave out an arm")
+        raise ValueError(f"--runs: {alone.sum():,} questions of {tasks} were not asked of every arm; leave out an arm")
     return answers.astype(float)
 
 
 def form_of_bits(scores: pd.DataFrame) -> str:
-    """Cloze form where it is there: in multiple choice the right answer is a letter."""
+    """Return the form whose bits are compared: cloze if available, as in multiple choice the answer is a letter."""
     return "cf" if "cf" in set(scores["form"]) else scores["form"].iloc[0]
 
 
 def score_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """By task and below them their average, of one arm: percent right in its better form."""
+    """Yield (task, percent right in the better form) of one arm, and last their average."""
     averages = scores["task"].str.startswith("average")
     for _, row in pd.concat([scores[scores["best"] & ~averages], scores[averages].tail(1)]).iterrows():
         yield row["task"], f"{plus_minus(100 * row['score'], 100 * row['stderr'], '.1f')} ({row['form']})"
@@ -84,7 +84,7 @@ def bits_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iterator[tuple[str, str]]]) -> str:
-    """A row a task, a column an arm."""
+    """Return a Markdown table with one row per task and one column per arm."""
     columns = {f"{arm}: {unit}": dict(cells(own)) for arm, own in scores.groupby("arm", sort=False)}
     table = pd.DataFrame(columns)
     table.insert(0, "questions", scores.groupby("task")["documents"].first().map("{:,}".format))
@@ -96,7 +96,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def differences(answers: pd.DataFrame, arm: str, baseline: str, measure: str, form: str) -> dict[str, Difference]:
-    """By task in one form. Of bits also, last, the mean of the tasks' differences, those of many subjects left out."""
+    """Return the differences by task in one form; for bits also, last, their mean over tasks without subjects."""
     pair = answers[measure][[arm, baseline]].xs(form, level="form")
     by_task = {task: groups_of(own, "group") for task, own in pair.groupby("task")}
     found = {task: difference(groups) for task, groups in by_task.items()}
@@ -110,7 +110,7 @@ def groups_of(pair: pd.DataFrame, level: str) -> list[tuple[list[float], list[fl
 
 
 def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mapping[str, Difference], form: str) -> str:
-    """A row a task: of every form the scores, and p; of one the bits."""
+    """Return a Markdown table with one row per task: differences of scores and p in every form, of bits in one."""
     columns = {"questions": {task: f"{one.documents:,}" for task, one in bits.items()}}
     for each in answers.index.unique("form"):
         scores = differences(answers, arm, baseline, SCORE, each)
@@ -132,15 +132,15 @@ def interval(found: Difference, times: float, digits: int) -> str:
 
 
 def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
-    """`bits`: by arm and task. The average stands apart, below the tasks."""
+    """Draw the differences in `bits`, by arm and task; the average is set apart below the tasks."""
     tasks = list(next(iter(bits.values())))
     heights = {task: -place - 0.5 * task.startswith("average") for place, task in enumerate(tasks)}
     figure, axes = plt.subplots(figsize=(TWO_COLUMNS * 0.75, 0.9 + 0.28 * len(tasks)))
     color = colors(bits)
     for number, (arm, found) in enumerate(bits.items()):
-        aside = 0.5 * ((len(bits) - 1) / 2 - number) / len(bits)
+        offset = 0.5 * ((len(bits) - 1) / 2 - number) / len(bits)
         values, lows, highs = zip(*((one.value, one.low, one.high) for one in found.values()), strict=True)
-        places = [heights[task] + aside for task in found]
+        places = [heights[task] + offset for task in found]
         axes.hlines(places, lows, highs, color=color[arm], linewidth=1.4)
         axes.plot(values, places, "o", color=color[arm], markersize=4, label=arm)
     axes.axvline(0, color="black", linewidth=0.8)
@@ -153,7 +153,7 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_table02_zero_shot", __doc__)
-    help_text = f"the arm to compare with, by {', '.join(NAMING)}, such as asked_in=rmsnorm"
+    help_text = f"the arm to compare with; COLUMN is one of {', '.join(NAMING)}, such as asked_in=rmsnorm"
     options.add_argument("--baseline", metavar="COLUMN=WORDS", help=help_text)
     chosen = options.parse_args(arguments)
     scores, samples = load_chosen(options, chosen, "scores", "samples")

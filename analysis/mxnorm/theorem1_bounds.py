@@ -1,9 +1,9 @@
-"""Where MXNorm's estimate goes for long rows, and how far its output reaches (MXNorm paper, Theorem 1, Lemmas 1 and 2).
+"""Limit of MXNorm's estimate for long rows, and bound of its output (MXNorm paper, Theorem 1, Lemmas 1 and 2).
 
-Top: the estimate over the true RMS by blocks a row, mean and one standard deviation over rows, with the limit of each
+Top: the estimate over the true RMS by blocks per row, mean and one standard deviation over rows, with the limit of each
 distribution by quadrature (dotted); and that standard deviation alone. Bottom: the largest |x / rms| with its bound
-(outline), and the estimate over the true RMS, for a lone spike, Gaussian rows, and Gaussian rows in which four features
-are 10, 100 or 1000 times as large.
+(outline), and the estimate over the true RMS, for a single spike, Gaussian rows, and Gaussian rows in which four
+features are 10, 100 or 1000 times as large.
 
 python -m analysis.mxnorm.theorem1_bounds --runs runs/approximation
 """
@@ -63,7 +63,7 @@ def draw_spread(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def lines(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame, dict[str, Any]]]:
-    """Each distribution and p, its rows, and how it is drawn."""
+    """Return each distribution and p, with its rows sorted by blocks, and its line style."""
     found = []
     for name, color in DISTRIBUTIONS.items():
         for p, (marker, line) in POWERS.items():
@@ -74,12 +74,12 @@ def lines(rows: pd.DataFrame) -> list[tuple[str, float, pd.DataFrame, dict[str, 
 
 
 def draw_by_input(axes: Axes, rows: pd.DataFrame, column: str, outline: str | None = None) -> None:
-    """A group of bars an input, a bar a norm."""
+    """Draw one group of bars per input, one bar per norm."""
     color, inputs = colors(ARMS.values()), list(dict.fromkeys(rows["input"]))
     for i, (name, arm) in enumerate(ARMS.items()):
         one = rows[rows["norm"] == name].set_index("input").loc[inputs]
         places = np.arange(len(inputs)) + 0.27 * (i - 1)
-        bottom = 0.0 if outline else 1.0  # ratios start from 1, on a logarithmic axis to both sides
+        bottom = 0.0 if outline else 1.0  # bars of ratios start at 1, on a logarithmic axis
         axes.bar(places, one[column] - bottom, 0.25, bottom, color=color[arm], label=name)
         if outline:
             axes.bar(places, one[outline], 0.25, fill=False, edgecolor=color[arm], linewidth=0.8)

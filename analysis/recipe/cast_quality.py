@@ -1,8 +1,8 @@
-"""What each format, scale rule and rounding does to a tensor: gain, SQNR, last bin.
+"""Effect of each format, scale rule and rounding on a tensor: gain, SQNR, last bin.
 
-Gain: the slope of the decoded tensor against the original, less 1; bars: two standard errors over draws. SQNR: signal
+Gain: the slope of the decoded tensor against the original, minus 1; bars: two standard errors over draws. SQNR: signal
 to quantisation noise. Last bin: elements beyond the format's max times the scale, which are clamped. Half away from
-zero is shown for operands that were rounded to bf16 first, as microxcaling does: FP32 tensors have next to no ties.
+zero is shown for operands that were rounded to bf16 first, as in microxcaling: FP32 tensors have almost no ties.
 
 python -m analysis.recipe.cast_quality --runs runs/approximation
 """
@@ -20,8 +20,8 @@ from matplotlib.ticker import FuncFormatter
 from analysis.style import TWO_COLUMNS, load_last, make_figure, plt
 
 RULES = {"floor": "#D55E00", "ceil": "#E69F00", "even": "#56B4E9", "rceil": "#0072B2", "E4M3": "#009E73"}
-SHIFTS = {"floor": -0.27, "ceil": -0.09, "even": 0.09, "rceil": 0.27, "E4M3": 0.0}  # of the places of their points
-ROUNDINGS = {  # rounding and pre_round: marker, name
+SHIFTS = {"floor": -0.27, "ceil": -0.09, "even": 0.09, "rceil": 0.27, "E4M3": 0.0}  # horizontal offset of the points
+ROUNDINGS = {  # (rounding, pre_round) -> marker, name
     ("even", False): ("o", "half to even"),
     ("away", True): ("^", "bf16 first, half away"),
 }
@@ -34,7 +34,7 @@ TITLES = {
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """A row a quantity, a column an input; formats from left to right, a colour a scale rule, a marker a rounding."""
+    """Draw one row per quantity and one column per input; x: format, colour: scale rule, marker: rounding."""
     figure, panels = plt.subplots(3, len(TITLES), figsize=(TWO_COLUMNS, 5.2), sharex=True, sharey="row")
     formats = list(dict.fromkeys(rows["format"]))
     for (gain, sqnr, last_bin), (name, title) in zip(panels.T, TITLES.items(), strict=True):
@@ -55,7 +55,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def series(rows: pd.DataFrame, formats: list[str]) -> list[tuple[dict[str, Any], pd.Series, pd.DataFrame]]:
-    """For each scale rule and rounding: how its points look, where they lie, and its rows."""
+    """Return, for each scale rule and rounding, the style of its points, their x, and its rows."""
     found = []
     for rule, color in RULES.items():
         for (rounding, pre_round), (marker, _) in ROUNDINGS.items():
@@ -67,7 +67,7 @@ def series(rows: pd.DataFrame, formats: list[str]) -> list[tuple[dict[str, Any],
 
 
 def in_percent(axes: Axes, label: str, limits: tuple[float, float]) -> None:
-    """Logarithmic on both sides of 0.1 %."""
+    """Make the axis logarithmic above 0.1 % and below -0.1 %, linear between."""
     axes.set_yscale("symlog", linthresh=0.1)
     axes.set(ylabel=label, ylim=limits)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,4 +1,4 @@
-"""The element formats as Markdown (MXFP8 recipe, table 1), beside what the paper prints.
+"""The element formats as a Markdown table (MXFP8 recipe, table 1), beside the paper's numbers.
 
 python -m analysis.recipe.formats_table --runs runs/approximation
 """
@@ -14,7 +14,7 @@ from analysis.style import figure_parser, load_last, save_table
 from mxstudy import results
 
 COLUMNS = ("format", "max", "min subnormal", "binades", "scale", "the paper prints")
-# Maximum, smallest number, binades. The smallest of E3M2 is a misprint: its own binades need 2^-4.
+# Maximum, smallest number, binades. The smallest of E3M2 is a misprint: the printed binades need 2^-4.
 PRINTED = {
     "E4M3": "1.75 * 2^8, 2^-9, 17.8",
     "E5M2": "1.75 * 2^15, 2^-16, 31.8",

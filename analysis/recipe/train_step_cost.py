@@ -1,7 +1,7 @@
-"""What a training step in emulated MXFP8 costs over the same step in bf16: time and peak memory, a colour a model.
+"""Cost of a training step in emulated MXFP8 relative to bf16: time and peak memory, one colour per model.
 
-Time: medians over rounds, and half the range between the quartiles. The dashed line is bf16's. mxfp8: our kernels;
-plain: the same, module by module, compiled by PyTorch; torchao: its MXTensor.
+Time: medians over rounds, with half the interquartile range. Dashed line: bf16. mxfp8: our kernels; plain: the same
+computed module by module, compiled by PyTorch; torchao: its MXTensor.
 
 python -m analysis.recipe.train_step_cost --runs runs/train_step.json
 """
@@ -21,7 +21,10 @@ BASELINE = "bf16"
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """`rows`: arm, over_bf16 and its spread, peak_over_bf16, None on CPU; setting.model, .ffn and .vocabulary."""
+    """Draw the figure.
+
+    `rows`: arm, over_bf16, over_bf16_spread, peak_over_bf16 (None on CPU), setting.model, .ffn and .vocabulary.
+    """
     arms = [arm for arm in dict.fromkeys(rows["arm"]) if arm != BASELINE]
     models = {
         "{}, FFN {}, vocabulary {:,}".format(*sizes): cases.set_index("arm").reindex(arms)

@@ -1,7 +1,7 @@
-"""Arms of the student-teacher study: what makes one, how its replicas ended, and what of that is different elsewhere.
+"""Arms of the student-teacher study: their names, how their replicas ended, and differences between arms.
 
-A replica has diverged where its loss stays over 10 times its best for more than 500 steps. One whose loss is up there
-at its end, but for fewer steps, is open: it is counted apart and is in no fraction.
+A replica has diverged if its loss stays over 10 times its best for more than 500 steps. A replica whose loss is up
+there at its end, but for fewer steps, is open: it is counted separately and excluded from all fractions.
 """
 
 from __future__ import annotations
@@ -21,36 +21,39 @@ COLUMNS = (
     *("first spike", "diverged at", "final loss", "quartiles"),
 )
 LEGEND = """\
-Spikes: losses over 100 times the one before, all of them, and in how many replicas; not back: replicas that were not
-below 10 times the best before a spike within 500 steps of it; in the last 500 steps: spikes too late to say so. Open:
-up at the end, and too late to say whether they diverged; they are in no fraction. 95 %: Wilson's interval. First spike,
-diverged at: median steps, of the replicas that have one. Final loss: median and quartiles, infinite where it is not
-finite."""
+Spikes: losses over 100 times the one before, in all, and the number of replicas that have one; not back: replicas with
+a spike after which the loss did not fall below 10 times the best before it within 500 steps; in the last 500 steps:
+spikes too late to judge this. Open: replicas whose loss is up at the end, too late to tell whether they diverged; they
+are excluded from all fractions. 95 %: Wilson's interval. First spike, diverged at: median steps of the replicas that
+have one. Final loss: median and quartiles; losses that are not finite count as infinite."""
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """Replicas of the stacks that are done; `diverged` 1, 0, or NaN where that is open."""
+    """Return the replicas of the ended stacks, with column `diverged`: 1, 0, or NaN if open."""
     done = runs[runs["state"].isin(ENDED)]
     diverged = done["outcome.diverged_at"].notna().astype(float)
     return done.assign(diverged=diverged.mask(done["outcome.rising_at"].notna() & (diverged == 0)))
 
 
 def column_of(runs: pd.DataFrame, key: str) -> pd.Series:
-    """A group's choices or a field's values, as words. Raises ValueError where the runs have neither."""
+    """Return a group's choices or a field's values as text. Raises ValueError if the runs have neither."""
     name = next((name for name in (f"choice.{key}", f"config.{key}", key) if name in runs), None)
     if name is None:
-        raise ValueError(f"{key}: neither a group nor a field of these runs")
+        raise ValueError(f"{key}: is neither a group nor a field of these runs")
     return runs[name].map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Of each run the keys' last words with their values: 'activation gelu, norm none'."""
+    """Return each run's name from the last word of each key and its value: 'activation gelu, norm none'."""
     words = [column_of(runs, key).map(lambda value, key=key: f"{key.split('.')[-1]} {value}") for key in keys]
     return pd.Series([", ".join(row) for row in zip(*words, strict=True)] if words else "", runs.index, dtype=object)
 
 
 def sorted_arms(names: pd.Series) -> list[str]:
-    """Key by key, numbers by value and all else as it comes first; as they come where not all have as many keys."""
+    """Return the names sorted key by key, numbers by value, words by first occurrence.
+
+    If the names have different numbers of keys, their order is kept.
+    """
     found = [name.split(", ") for name in dict.fromkeys(names)]
     if len({len(words) for words in found}) != 1:
         return list(dict.fromkeys(names))
@@ -62,7 +65,7 @@ def sorted_arms(names: pd.Series) -> list[str]:
 
 
 def ranked(words: Sequence[str]) -> dict[str, float]:
-    """Of each 'key value' its place in the order."""
+    """Return the rank of each 'key value': the value if all are numbers, else the index."""
     try:
         return {word: float(word.split()[-1]) for word in words}
     except (ValueError, IndexError):
@@ -70,13 +73,13 @@ def ranked(words: Sequence[str]) -> dict[str, float]:
 
 
 def table(runs: pd.DataFrame, arms: pd.Series) -> str:
-    """As Markdown, a line an arm; `runs` of `ended`."""
+    """Return Markdown with one line per arm; `runs`: from `ended`."""
     rows = ([arm, *cells(runs[arms == arm])] for arm in sorted_arms(arms))
     return results.markdown(COLUMNS, rows, left=["arm"]) + f"\n\n{LEGEND}\n"
 
 
 def cells(runs: pd.DataFrame) -> list[str]:
-    """Of one arm's replicas."""
+    """Return the cells of one arm's line, without its name."""
     known = runs["diverged"].dropna()
     interval = results.fraction(int(known.sum()), len(known)) if len(known) else None
     losses = runs["loss"].astype(float).where(np.isfinite(runs["loss"].astype(float)), np.inf)
@@ -102,9 +105,9 @@ def middle_step(steps: pd.Series) -> str:
 
 
 def by_seeds(runs: pd.DataFrame) -> dict[tuple[int, int], bool]:
-    """Whether the replicas of an arm diverged, by data seed and initial seed; open ones are left out.
+    """Return whether each replica of an arm diverged, by (data seed, initial seed); open replicas are left out.
 
-    Raises ValueError where two replicas have the same seeds, and so are no one arm.
+    Raises ValueError if two replicas have the same seeds, so that they cannot be of one arm.
     """
     known = runs.dropna(subset="diverged")
     seeds = [(int(data), int(initial)) for initial, data in zip(*(known[name] for name in SEEDS), strict=True)]
@@ -114,7 +117,7 @@ def by_seeds(runs: pd.DataFrame) -> dict[tuple[int, int], bool]:
 
 
 def difference(runs: pd.DataFrame, baseline: pd.DataFrame) -> results.PairedDifference | None:
-    """How much more often those diverged, over the seeds that both have; None where they share none."""
+    """Return how much more often `runs` diverged than `baseline`, over shared seeds; None if no seeds are shared."""
     ours, theirs = by_seeds(runs), by_seeds(baseline)
     return results.paired_difference(ours, theirs) if ours.keys() & theirs.keys() else None
 
@@ -126,7 +129,7 @@ def shown(effect: results.PairedDifference | None) -> str:
 
 
 def of_arms(runs: pd.DataFrame, arms: pd.Series, shows: str | None) -> str:
-    """A caption: what is seen, less the script's command, and the stacks that each arm is of."""
+    """Return a caption: the script's docstring without its command, and the stacks of each arm."""
     said = [(shows or "").partition("python -m")[0].strip(), ""]
     for arm in sorted_arms(arms):
         own = runs[arms == arm]

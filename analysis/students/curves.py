@@ -1,6 +1,6 @@
-"""Curves of a stack's replicas in one panel: median and band over them, and a thin line for each that diverged.
+"""Draw curves of replicas in one panel: median and band over them, and a thin line for each that diverged.
 
-Most of what is seen here has thousands of steps: neighbouring ones are drawn as one point.
+Most curves have thousands of steps; neighbouring steps are drawn as one point.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from analysis.students.arms import REPLICA
 from analysis.style import ARMS, OTHERS, TWO_COLUMNS, plt
 
 POINTS = 300
-DOTTED = 10  # with fewer points each is seen
+DOTTED = 10  # curves with fewer points have a marker at each
 QUANTILES = (0.25, 0.5, 0.75)
 BASELINES = ("fp32", "bf16")
 THIN: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.55}
-HEADROOM = 100.0  # times the highest loss at the start: above it a loss is gone
+HEADROOM = 100.0  # the axis ends at this multiple of the highest loss at the start
 
 
 def by_replica(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The column by step (rows) and replica (columns), NaN where there is no finite number."""
+    """Return the column by step (rows) and replica (columns), NaN if not finite."""
     wide = rows.pivot(index="step", columns=REPLICA, values=column).astype(float)
     return wide.where(np.isfinite(wide))
 
 
 def losses_by_replica(metrics: pd.DataFrame) -> pd.DataFrame:
-    """So too, but where a replica is not finite its loss is infinite, and stays so after the stack's end."""
+    """Return the losses by step (rows) and replica (columns), infinite where not finite and to the end after that."""
     is_alive = np.isfinite(metrics[["loss", "grad_norm"]]).all(axis=1)
     losses = metrics.assign(loss=metrics["loss"].where(is_alive, np.inf))
     wide = losses.pivot(index="step", columns=REPLICA, values="loss").astype(float)
@@ -41,14 +41,14 @@ def losses_by_replica(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def bins(values: pd.DataFrame) -> np.ndarray:
-    """Of each row the first step of its point; an odd number of rows has a median that needs no interpolation."""
+    """Return, for each row, the first step of its point; points have an odd number of rows, so medians are exact."""
     steps = values.index.to_numpy()
     size = -(-len(steps) // POINTS) | 1
     return np.asarray(steps[np.arange(len(steps)) // size * size])
 
 
 def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **style: Any) -> None:
-    """Of replicas in columns: the quartiles over them, of each the median over neighbouring steps."""
+    """Draw median and quartiles over replicas (columns), each first reduced to medians over neighbouring steps."""
     middles = values.groupby(bins(values)).quantile(0.5, interpolation="lower")
     low, middle, high = np.nanquantile(middles.to_numpy(), QUANTILES, axis=1, method="inverted_cdf")
     if spread and values.shape[1] > 1:
@@ -58,7 +58,7 @@ def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **st
 
 
 def lost_lines(axes: Axes, values: pd.DataFrame, runs: pd.DataFrame, color: Any, of: str = "median") -> None:
-    """Of each replica that diverged the median or max of neighbouring values, and a cross where these are infinite."""
+    """Draw each diverged replica's median or max of neighbouring values, with a cross where they become infinite."""
     lost = [tuple(replica) for replica in runs.loc[runs["diverged"] > 0, REPLICA].to_numpy()]
     points = values[lost].groupby(bins(values)).agg(of)
     for replica in lost:
@@ -74,9 +74,9 @@ def finite(values: np.ndarray, instead: float = np.nan) -> np.ndarray:
 
 
 def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame], colors: dict[str, Any]) -> None:
-    """Losses of each arm's replicas, of `students.arms.ended`; in the corner how many of them diverged.
+    """Draw the losses of each arm's replicas (from `students.arms.ended`), and how many diverged in the corner.
 
-    FP32 and bf16 are what others are compared with: dashed, and on top.
+    The baselines FP32 and bf16 are dashed and on top.
     """
     for place, (name, runs) in enumerate(arms.items()):
         losses = losses_by_replica(metrics.merge(runs[REPLICA]))
@@ -88,13 +88,13 @@ def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame],
 
 
 def note(axes: Axes, said: str, at: tuple[float, float], color: Any = "black") -> None:
-    """In the panel, in fractions of it, on white."""
+    """Write text in the panel at the point `at`, in fractions of the panel, on white."""
     paper = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
     axes.annotate(said, at, xycoords="axes fraction", ha="right", va="top", fontsize=6, color=color, bbox=paper)
 
 
 def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:
-    """One logarithmic axis for all panels, high enough to see that a loss passes what it was at the start."""
+    """Give all panels the same logarithmic axis, high enough to see that a loss exceeds its start."""
     values = losses.loc[np.isfinite(losses["loss"]) & (losses["loss"] > 0), ["step", "loss"]]
     if not len(values):
         return
@@ -104,14 +104,14 @@ def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:
 
 
 def strokes(arms: Sequence[str]) -> dict[str, Any]:
-    """The colour of each arm: that of the first word that style.ARMS knows, else the next one that is free."""
+    """Return the colour of each arm: that of its first word in style.ARMS, else the next unused one."""
     others = cycle(("#D55E00", "#0072B2", "#009E73", *OTHERS))
     known = {arm: next((color for word, color in ARMS.items() if word in arm.split()), None) for arm in arms}
     return {arm: color or next(others) for arm, color in known.items()}
 
 
 def grid(rows: Sequence[str], columns: Sequence[str], height: float = 1.5, **shared: Any) -> tuple[Figure, np.ndarray]:
-    """Panels with the columns' names above and the rows' names at the right."""
+    """Return a figure and its panels, with the columns' names above and the rows' names at the right."""
     width = max(0.55 * TWO_COLUMNS, min(TWO_COLUMNS, 2.3 * len(columns)))
     size = (width, 0.75 + height * len(rows))
     figure, panels = plt.subplots(len(rows), len(columns), figsize=size, squeeze=False, sharex=True, **shared)
@@ -126,7 +126,7 @@ def grid(rows: Sequence[str], columns: Sequence[str], height: float = 1.5, **sha
 
 
 def legend(figure: Figure, colors: dict[str, Any], thin: bool = True) -> None:
-    """Above all panels, an entry a line's colour and one for the thin lines."""
+    """Add a legend above all panels, with one entry per colour and one for the thin lines."""
     entries = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
     if thin:
         entries.append(Line2D([], [], color="black", marker="x", markersize=3.5, label="diverged replica", **THIN))

@@ -1,10 +1,10 @@
-"""How often each arm diverged, how much more often than two baselines and one reference, and each factor's main effect.
+"""How often each arm diverged, its differences from two baselines and a reference, and each factor's main effect.
 
-Diverged: the loss stays over 10 times its best for more than 500 steps; replicas that are up at their end for fewer are
-left out. Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same seeds, 95 %; filled where
-that interval is without 0, hollow where one cannot tell. The reference is MXFP8 with LayerNorm, gain in bf16,
-ties to even and scales by floor, from which every control differs in one thing. Bottom: main effects, averaged over all
-combinations of the other factors, whose intervals count pairs of seeds and not runs.
+Diverged: the loss stays over 10 times its best for more than 500 steps; replicas whose loss is up at their end for
+fewer steps are left out. Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same seeds,
+with 95 % intervals; filled if the interval excludes 0, otherwise hollow. The reference is MXFP8 with LayerNorm, gain
+in bf16, ties to even and scales by floor; every control differs from it in one thing. Bottom: main effects, averaged
+over all combinations of the other factors; their intervals count pairs of seeds, not runs.
 
 python -m analysis.students.decisive --runs runs/decisive
 """
@@ -26,7 +26,7 @@ from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
 PRECISION, NORM = "mxfp8", "layernorm_bias"  # of the factorial arms
-FACTORS = {  # by name: of which field, the level that others are compared with, these others
+FACTORS = {  # name -> field, reference level, other levels
     "gain": ("student.gain", "bf16", ("mx", "fp32")),
     "rounding": ("precision.rounding", "even", ("away",)),
     "scale rule": ("precision.scale_rule", "floor", ("rceil",)),
@@ -47,7 +47,7 @@ Interval = Any  # has value, low and high: a Fraction, a PairedDifference or an 
 
 
 def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
-    """`students.arms.ended`, with a column a factor and `arm`, which says everything but the teacher."""
+    """Return `students.arms.ended` with one column per factor, and `arm`, which names everything except the teacher."""
     done = ended(runs)
     done = done.assign(**{name: column_of(done, key) for name, (key, _, _) in FACTORS.items()})
     precision, norm = column_of(done, "precision"), column_of(done, "norm")
@@ -65,7 +65,10 @@ def fractions(runs: pd.DataFrame) -> Interval | None:
 
 
 def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval | None]:
-    """Of an arm's replicas with one teacher the difference to the baseline's with that teacher; its own has none."""
+    """Return a function of an arm's replicas with one teacher: their difference from the baseline with that teacher.
+
+    It returns None for the baseline itself, and if the baseline has no such replicas.
+    """
 
     def of(own: pd.DataFrame) -> Interval | None:
         theirs = runs[(runs["arm"] == baseline) & (runs["teacher"] == own["teacher"].iloc[0])]
@@ -75,7 +78,7 @@ def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval
 
 
 def effects(runs: pd.DataFrame) -> dict[str, dict[str, Effect | None]]:
-    """By factor and level, and then by teacher; ALL is over all of them."""
+    """Return main effects by 'FACTOR: LEVEL less REFERENCE', then by teacher; ALL stands for all teachers."""
     own = runs[runs["factorial"]]
     found: dict[str, dict[str, Effect | None]] = {}
     for factor, (_, reference, levels) in FACTORS.items():
@@ -90,7 +93,7 @@ def effects(runs: pd.DataFrame) -> dict[str, dict[str, Effect | None]]:
 
 
 def draw(runs: pd.DataFrame) -> Figure:
-    """`runs` of `with_factors`. Raises ValueError where two replicas of an arm have the same seeds."""
+    """Draw the figure. `runs`: from `with_factors`. Raises ValueError if two replicas of an arm have equal seeds."""
     arms, main = list(dict.fromkeys(runs["arm"])), effects(runs)
     above, below = 0.6 + 0.19 * len(arms), 0.7 + 0.28 * len(main)
     figure = plt.figure(figsize=(TWO_COLUMNS, above + below))
@@ -114,7 +117,7 @@ def draw(runs: pd.DataFrame) -> Figure:
 
 
 def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: bool) -> None:
-    """A row each from the top, a mark each of its intervals; with `zero` hollow where they have 0 in them."""
+    """Draw one row per entry, from the top, one mark per interval; with `zero`, hollow if the interval contains 0."""
     for place, intervals in enumerate(rows.values()):
         for offset, (name, interval) in zip(np.linspace(-0.22, 0.22, len(intervals)), intervals.items(), strict=True):
             if interval is None:
@@ -131,7 +134,7 @@ def forest(axes: Axes, rows: Mapping[str, Mapping[str, Interval | None]], zero: 
 
 
 def differences_table(runs: pd.DataFrame) -> str:
-    """As Markdown, a line an arm and teacher."""
+    """Return Markdown with one line per arm and teacher."""
     lines = [f"| arm | teacher | {' | '.join(BASELINES)} |", "|---|---|" + "---|" * len(BASELINES)]
     for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False):
         found = [less(runs, baseline)(own) for baseline in BASELINES.values()]

@@ -1,7 +1,7 @@
-"""Main effects of a factorial comparison: what a factor's level changes, averaged over the levels of the others.
+"""Main effects of a factorial comparison: the effect of a factor's level, averaged over the levels of the others.
 
-All arms share their seeds, so an effect is a number a pair of seeds (data seed, initial seed), and the interval is one
-over these: replicas of other arms with the same seeds are no more runs, only less noise.
+All arms share their seeds, so an effect is one number per pair of seeds (data seed, initial seed), and the interval is
+taken over these pairs: replicas of other arms with the same seeds reduce the noise but are not additional runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from analysis.compare import CONFIDENCE, SEEDS
 
 
 class Effect(NamedTuple):
-    """Mean difference of the fraction that diverged; 95 % interval; over so many pairs of seeds."""
+    """Mean difference of the fraction that diverged, with its 95 % interval and the number of pairs of seeds."""
 
     value: float
     low: float
@@ -35,9 +35,10 @@ class Effect(NamedTuple):
 
 
 def main_effect(runs: pd.DataFrame, factor: str, level: str, reference: str, others: Sequence[str]) -> Effect | None:
-    """How much more often runs of `level` diverged than those of `reference`, with the same `others` and seeds.
+    """Return how much more often runs of `level` diverged than runs of `reference` with equal `others` and seeds.
 
-    `runs` of `students.arms.ended`, columns by name; what is open is left out. None where no seeds have both.
+    `runs`: from `students.arms.ended`, with a column per factor; open replicas are left out. Returns None if no seeds
+    have both.
     """
     keys = [*SEEDS, *others]
     ours, theirs = (
@@ -50,12 +51,12 @@ def main_effect(runs: pd.DataFrame, factor: str, level: str, reference: str, oth
 
 
 def effect(by_seeds: pd.Series) -> Effect:
-    """Of differences in -1 .. 1, one a pair of seeds: `by_seeds` has (initial seed, data seed) as its index.
+    """Return the mean effect, from differences in -1 .. 1, one per pair of seeds; index: (initial seed, data seed).
 
-    The interval is the widest of three. Agresti and Min's takes pairs as independent; it adds to the n pairs two that
-    are 1, 0 and -1 with weights of 1/2, 1 and 1/2 (2005, Statistics in Medicine 24, 729), and so has a width where all
-    differences are 0. Student's over the means of the data seeds knows that runs share a teacher, and over those of the
-    initial seeds that they share initial weights; each where there are at least two.
+    The interval is the widest of three. Agresti and Min's treats pairs as independent; it adds two pseudo-pairs, which
+    are 1, 0 and -1 with weights 1/2, 1 and 1/2 (2005, Statistics in Medicine 24, 729), so its width is positive even if
+    all differences are 0. Student's t over the means of the data seeds takes into account that runs share a teacher,
+    and over the means of the initial seeds that they share initial weights; each needs at least two means.
     """
     values, n = by_seeds.to_numpy(dtype=float), len(by_seeds)
     center = values.sum() / (n + 2)

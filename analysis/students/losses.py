@@ -1,4 +1,4 @@
-"""Losses of students over training, a panel an arm and a colour a precision.
+"""Losses of students over training, one panel per arm and one colour per precision.
 
 Lines: medians over replicas. Bands: their middle half. Thin lines: the replicas that diverged, with a cross where they
 stop being finite.
@@ -23,7 +23,7 @@ UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
 def draw(
     runs: pd.DataFrame, metrics: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], lines: Sequence[str]
 ) -> Figure:
-    """`runs` of `students.arms.ended`. Raises ValueError: these runs have no such key."""
+    """Draw the figure. `runs`: from `students.arms.ended`. Raises ValueError for a key that the runs do not have."""
     column, row, line = (named(runs, keys) for keys in (columns, rows, lines))
     units = runs["config.loss"].map(UNITS)
     one_unit = units.nunique() == 1

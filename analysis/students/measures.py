@@ -1,4 +1,4 @@
-"""What was measured on stacks while they trained, above their losses: a row a quantity, a column an arm."""
+"""Draw measurements on stacks during training above their losses: one row per quantity, one column per arm."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from analysis.style import figure_parser, load_chosen, save
 from mxstudy import results
 
 LOSS_COLOR = "#000000"
-RECENT = 20  # measurements that the last before a divergence is held against
+RECENT = 20  # number of earlier measurements with which the last before a divergence is compared
 WORDS = ("arm", "measured")
 TIMES = ("before the divergence", "the last time before it", "steps before", "above the 20 before that", "after it")
 LEGEND = """\
-Medians over replicas of each replica's median, with the least and the most. Before the divergence: all steps where
-there is none. Above the 20 before that: replicas whose last value before their divergence is above all of the 20
-measured before it, which by chance one of 21 is."""
+Medians over replicas of each replica's median, with the minimum and the maximum. Before the divergence: all steps if
+there is none. Above the 20 before that: replicas whose last value before their divergence is above all 20 values
+measured before it; by chance, this is one of 21."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """`lines`: by name the column of `frame` and the colour; `levels`: what is known beforehand, dotted, by name.
+    """A row of panels. `lines`: name -> column of `frame` and colour. `levels`: name -> constant, drawn dotted.
 
-    `thin`: diverged replicas have their own lines.
+    `thin`: whether each diverged replica has its own thin line.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Row:
 
 
 def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> Figure:
-    """Medians over replicas, bands around them, and at the bottom the losses."""
+    """Draw medians over replicas with bands around them, and the losses at the bottom."""
     names = sorted_arms(arms)
     figure, panels = grid([""] * (len(rows) + 1), names, 1.35, sharey="row")
     for name, column in zip(names, panels.T, strict=True):
@@ -71,7 +71,7 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Seque
 
 
 def medians(runs: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> str:
-    """As Markdown, a line an arm and quantity: before and after each replica's divergence."""
+    """Return Markdown with one line per arm and quantity: values before and after each replica's divergence."""
     said = []
     for arm in sorted_arms(arms):
         own = runs.loc[arms == arm, [*REPLICA, "outcome.diverged_at"]]
@@ -104,9 +104,10 @@ def spread(values: Sequence[float]) -> str:
 
 
 def around_divergence(runs: pd.DataFrame, rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Of the replicas that diverged the rows at most so many steps from there, which is step 0.
+    """Return the rows at most `steps` steps from each diverged replica's divergence, which becomes step 0.
 
-    A probe's steps keep their distance, so that replicas have them in common: the last before or at 0 is 0.
+    Steps are shifted by multiples of the probe's interval, so that replicas share them: the last row at or before the
+    divergence becomes step 0.
     """
     every = rows["step"].drop_duplicates().sort_values().diff().min()
     found = rows.merge(runs.loc[runs["diverged"] > 0, [*REPLICA, "outcome.diverged_at"]])
@@ -117,10 +118,10 @@ def around_divergence(runs: pd.DataFrame, rows: pd.DataFrame, steps: int) -> pd.
 def make_measures(
     name: str, shows: str | None, arguments: Sequence[str] | None, rows_of: Any, keys: Sequence[str], *probes: str
 ) -> None:
-    """The whole command of a script: `rows_of` makes the rows of a frame of each of `probes`."""
+    """Run the whole command of a script: `rows_of` makes the figure's rows from one frame per probe of `probes`."""
     options = figure_parser(name, shows)
-    options.add_argument("--columns", nargs="+", default=[*keys], metavar="KEY", help="groups or fields of an arm")
-    around = "only replicas that diverged, so many steps before and after that, which is step 0"
+    options.add_argument("--columns", nargs="+", default=[*keys], metavar="KEY", help="groups or fields of each arm")
+    around = "draw only diverged replicas, this many steps before and after the divergence, which becomes step 0"
     options.add_argument("--around-divergence", type=int, metavar="STEPS", help=around)
     chosen = options.parse_args(arguments)
     runs, metrics, *frames = load_chosen(options, chosen, "runs", "metrics", *probes)

@@ -1,4 +1,4 @@
-"""Data: a corpus, a tokenizer, the shards that both give, and batches of them.
+"""Data: a corpus, a tokenizer, the shards made from both, and batches drawn from the shards.
 
-Nothing is imported here: batches need torch, and the processes that tokenise start sooner without it.
+This file imports nothing: batches need torch, and the processes that tokenise start faster without it.
 """

@@ -1,9 +1,9 @@
-"""Batches: sample i of step s as a pure function of (data_seed, s, i).
+"""Batches of token windows: sample i of step s is a pure function of (data_seed, s, i).
 
-Each split is cut into windows of T + 1 tokens at stride T, so that every token but the first is a target once; a rest
-too short for a window is left out. The samples of all steps are counted through, n = s * batch_size + i; epoch
-n // windows visits every window once, in an order of its own, and runs on into the next. No state: to resume is to
-know the step, and a rank or a micro-batch computes its rows alone.
+Each split is cut into windows of T + 1 tokens at stride T, so that every token except the first is a target once; a
+remainder shorter than a window is dropped. The samples of all steps are numbered consecutively, n = s * batch_size + i.
+Epoch n // windows visits every window once, in its own order; a batch may span two epochs. Batches hold no state: to
+resume, only the step is needed, and each rank or micro-batch computes its own rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEISTEL_ROUNDS = 6
 
 
 class Batches:
-    """Raises ConfigError for a training split shorter than one sequence."""
+    """Batches of both splits of `shards`. Raises ConfigError if the training split is shorter than one sequence."""
 
     def __init__(self, shards: Shards, sequence_length: int, batch_size: int, data_seed: int) -> None:
         self.train_tokens = shards.tokens("train")
@@ -32,22 +32,22 @@ class Batches:
         require(
             self.windows > 0,
             f"train.sequence_length: the training split is shorter than one sequence: {len(self.train_tokens)} tokens, "
-            f"and {sequence_length} + 1 are needed",
+            f"but {sequence_length} + 1 are needed",
         )
 
     def train(self, step: int, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
-        """Rows start..stop of the global batch of a step: tokens_BT and targets_BT, int64 [stop - start, T], on CPU."""
+        """Return rows start..stop of a step's global batch: tokens and targets, int64 [stop - start, T], on CPU."""
         rows = np.arange(self.batch_size, dtype=np.uint64)[start:stop]
         epoch, position = np.divmod(rows + np.uint64(step * self.batch_size), np.uint64(self.windows))
         return self.gather(self.train_tokens, permute(position, self.windows, self.data_seed, epoch))
 
     def validation(self, sequences: int) -> tuple[Tensor, Tensor]:
-        """Windows evenly spread over the validation split: tokens_BT and targets_BT, int64 [sequences, T], on CPU."""
+        """Return windows spread evenly over the validation split: tokens and targets, int64 [sequences, T], on CPU."""
         windows = self.count_windows(self.validation_tokens)
         require(
             sequences <= windows,
-            f"validation.sequences: {sequences} of {self.sequence_length} tokens are more than the validation split "
-            f"holds: {windows}; ask for fewer or raise data.validation_fraction",
+            f"validation.sequences: {sequences} sequences of {self.sequence_length} tokens are more than the {windows} "
+            "that the validation split holds; ask for fewer or raise data.validation_fraction",
         )
         return self.gather(self.validation_tokens, np.arange(sequences) * windows // sequences)
 
@@ -64,7 +64,10 @@ class Batches:
 
 
 def rows_of_rank(train: Train, rank: int, world_size: int) -> range:
-    """Of the batch. Raises ConfigError where the ranks, or their micro-batches, do not come out even."""
+    """Return a rank's rows of the global batch.
+
+    Raises ConfigError if the batch does not divide evenly over the ranks, or a rank's share into micro-batches.
+    """
     share, rest = divmod(train.batch_size, world_size)
     require(rest == 0, f"train.batch_size: {train.batch_size} sequences do not divide over {world_size} ranks")
     micro = train.micro_batch_size
@@ -77,10 +80,10 @@ def rows_of_rank(train: Train, rank: int, world_size: int) -> range:
 
 
 def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:
-    """A bijection of 0..size-1 for each (seed, epoch), at the given indices; uint64 [n] in and out, no table.
+    """Apply the permutation of 0..size-1 that belongs to (seed, epoch) to the indices; uint64 [n] in and out, no table.
 
-    A Feistel network permutes the next power of four; what falls outside 0..size-1 is sent through again until it
-    does not (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
+    A Feistel network permutes the next power of four. A value outside 0..size-1 is permuted again until it is inside
+    (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
     """
     half_bits = max((size - 1).bit_length() + 1, 2) // 2
     key = mix(mix(np.full_like(epoch, seed % 2**64)) ^ epoch)
@@ -91,7 +94,7 @@ def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.nd
 
 
 def feistel(value: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
-    """A bijection of 0..4**half_bits-1 for each key; uint64 [n]."""
+    """Permute 0..4**half_bits-1 by a Feistel network, one permutation per key; uint64 [n] in and out."""
     bits, mask = np.uint64(half_bits), np.uint64(2**half_bits - 1)
     left, right = value >> bits, value & mask
     for number in range(FEISTEL_ROUNDS):
@@ -101,7 +104,7 @@ def feistel(value: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's step and finaliser (Steele, Lea, Flood, 2014): uint64 to uint64, a bijection, modulo 2**64."""
+    """Apply SplitMix64's step and finaliser (Steele, Lea, Flood, 2014): a bijection of uint64, modulo 2**64."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

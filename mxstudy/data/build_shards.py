@@ -1,4 +1,4 @@
-"""From a corpus to shard files: train or load the tokenizer, drop duplicates, split, tokenise, write, count."""
+"""Build shard files from a corpus: train or load the tokenizer, drop duplicates, split, tokenise, write, count."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from mxstudy.data.tokenizer import Tokenizer, load_tokenizer
 from mxstudy.reader import ConfigError, require
 
 MAX_FILE_TOKENS = 2**27
-BATCH_CHARACTERS = 2**20  # of documents that are tokenised together
+BATCH_CHARACTERS = 2**20  # characters of the documents that are tokenised together, at least
 REPORT_EVERY_S = 10.0
-NOTE_EVERY_S = 10.0  # at most so much work is lost by a kill
+NOTE_EVERY_S = 10.0  # a kill loses at most this much work
 
 Report = Callable[[str], None]
 Watch = Callable[[Counts, float], None]
 
 
 def ignore_counts(counts: Counts, tokens_per_s: float) -> None:
-    """Nobody watches."""
+    """Do nothing: the default `watch`."""
 
 
 @dataclass(frozen=True)
 class How:
-    """`report` gets lines of progress. `workers`: processes that tokenise; 0: this one does, on all cores.
+    """How to build: `report` receives lines of progress.
 
-    `watch` is called after every batch, with the counts and this process's tokens/s.
+    `workers`: number of processes that tokenise; 0 means this process, on all cores. `watch` is called after every
+    batch with the counts and this process's tokens/s.
     """
 
     report: Report
@@ -45,8 +46,8 @@ class How:
 
 
 def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any], folder: Path, how: How) -> None:
-    """Fill `folder` with shards, or go on where a killed process stopped: the files have the same bytes."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else a fork, by whomever, switches it off
+    """Fill `folder` with shards, or continue where a killed process stopped; either way the files are bit-identical."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise any fork in this process switches it off
     folder.mkdir(exist_ok=True)
     if clear(folder):
         return
@@ -55,34 +56,34 @@ def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any]
     loaded.save(folder / "tokenizer.json")
     how.report(f"tokenizer: {loaded.vocab_size} ids, ready after {time.monotonic() - started_s:.1f} s")
     partial = tokenize(data, loaded, folder, how)
-    known = {key: getattr(loaded, key) for key in ("vocab_size", "eos_id", "eos_token")}
-    own = {"bytes": (folder / "tokenizer.json").stat().st_size, "sha256": sha256_of(folder / "tokenizer.json")}
-    files = {name: entry for name, entry in partial.entries().items() if name != SEEN}
+    vocabulary = {key: getattr(loaded, key) for key in ("vocab_size", "eos_id", "eos_token")}
+    entry = {"bytes": (folder / "tokenizer.json").stat().st_size, "sha256": sha256_of(folder / "tokenizer.json")}
+    files = {name: file for name, file in partial.entries().items() if name != SEEN}
     manifest = {
         **origin,
-        "tokenizer": origin["tokenizer"] | known | {"sha256": loaded.identity},
+        "tokenizer": origin["tokenizer"] | vocabulary | {"sha256": loaded.identity},
         "dtype": dtype_of(loaded).str,
         "splits": partial.counts,
         "skipped_files": partial.place.skipped,
-        "files": files | {"tokenizer.json": own},
+        "files": files | {"tokenizer.json": entry},
     }
     partial.finish(manifest)
 
 
 def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) -> Partial:
-    """Write the token files."""
+    """Tokenise the corpus into token files in `folder`; return the growing shards, complete but not yet finished."""
     dtype, source = dtype_of(tokenizer), source_of(data)
     partial = Partial(folder, source.parts, MAX_FILE_TOKENS * dtype.itemsize)
     if partial.place.rows:
-        how.report(f"going on after {summary(partial.counts)}")
+        how.report(f"continuing after {summary(partial.counts)}")
     noted_s = reported_s = started_s = time.monotonic()
-    had = tokens(partial.counts)
+    tokens_before = tokens(partial.counts)
     batches = batched(read_from(source, partial.place))
     try:
         for encoded in encode_all(batches, tokenizer, dtype, how.workers):
             partial.add(encoded, data.validation_fraction)
             now_s = time.monotonic()
-            rate = (tokens(partial.counts) - had) / (now_s - started_s)
+            rate = (tokens(partial.counts) - tokens_before) / (now_s - started_s)
             if now_s - reported_s > REPORT_EVERY_S:
                 how.report(f"tokenising: {summary(partial.counts)}; {rate:,.0f} tokens/s")
                 reported_s = now_s
@@ -90,12 +91,12 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
                 partial.note(now_s - noted_s)
                 noted_s = now_s
             how.watch(partial.counts, rate)
-    except ConfigError:  # it came between two batches
+    except ConfigError:  # it was raised between two batches, so the files are consistent
         partial.note(time.monotonic() - noted_s)
         raise
     how.report(f"tokenised in {time.monotonic() - started_s:.1f} s: {summary(partial.counts)}; {rate:,.0f} tokens/s")
     documents = {split: count["documents"] for split, count in partial.counts.items()}
-    require(any(documents.values()), "data: the corpus is empty: it has no text")
+    require(any(documents.values()), "data: the corpus is empty: no document has text")
     require(documents["train"] > 0, "data.validation_fraction: it leaves no document to train on")
     return partial
 
@@ -105,12 +106,12 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def train_texts(data: config.Data) -> Iterator[str]:
-    """The training split, each text once: what a tokenizer may learn from."""
+    """Return the texts of the training split, each once: what a tokenizer may be trained on."""
     return (text for split, text in unique_documents(data) if split == "train")
 
 
 def batched(rows: Iterable[tuple[SourceLocation, str]]) -> Iterator[Batch]:
-    """The last one may be empty, and has the corpus's last place."""
+    """Yield documents in batches; the last batch may be empty, and carries the location of the corpus's end."""
     place, texts, characters = SourceLocation(), [], 0
     for place, text in rows:
         if text:

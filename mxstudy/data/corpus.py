@@ -1,7 +1,7 @@
 """A corpus: documents of text in a fixed order, and the identity that names it in a run's fingerprint.
 
-It comes in parts, which are files, and each part has rows, which are documents. Each kind of data config has a source,
-a row of SOURCES; adding a kind is adding a row.
+A corpus consists of parts, which are files, and each part of rows, which are documents. Each kind of data config has a
+source, one entry of SOURCES; to add a kind, add an entry.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mxstudy.data.hub import HuggingFaceDataset
 from mxstudy.reader import require
 
 INSTALLED = ("site-packages", "dist-packages")
-OPENED_AT_ONCE = 16  # files, on the hub perhaps
+OPENED_AT_ONCE = 16  # files, possibly on the hub
 
 OnSkip = Callable[[], None]
 
 
 class Source(Protocol):
-    """Where the documents of one kind of data config come from. `parts`: names. `limit`: rows that are taken."""
+    """The documents of one kind of data config. `parts`: their names. `limit`: number of rows to take, None for all."""
 
     limit: int | None
 
@@ -39,13 +39,13 @@ class Source(Protocol):
     def parts(self) -> Sequence[str]: ...
 
     def read(self, part: int, skip: int, on_skip: OnSkip) -> Iterator[str]:
-        """The part's documents from row `skip` on, empty ones too; `on_skip` is told of a part that is no text."""
+        """Yield the part's documents from row `skip` on, empty ones too; call `on_skip` for a part that is not text."""
 
     def identity(self) -> dict[str, Any]: ...
 
 
 class SourceLocation(NamedTuple):
-    """How far a corpus has been read: part, rows of it, rows in all, files passed over as no text."""
+    """How far a corpus has been read: part, rows of this part, rows in all, files skipped because they are not text."""
 
     part: int = 0
     row: int = 0
@@ -58,15 +58,12 @@ def source_of(data: config.Data) -> Source:
 
 
 def identity(data: config.Data) -> dict[str, Any]:
-    """What decides the text, as plain data: versions and contents, not the paths at which they lie."""
+    """Return what determines the text, as plain data: versions and content hashes, not the paths of the files."""
     return {"kind": data.kind, **source_of(data).identity()}
 
 
 def check(data: config.Data) -> None:
-    """That the corpus can be had, and has text where it is said to be: in the first row of a file of every folder.
-
-    Raises ConfigError.
-    """
+    """Read the first row of one file of every folder; raise ConfigError if it cannot be read or has no text column."""
     source = source_of(data)
     first = {name.rpartition("/")[0]: part for part, name in reversed(list(enumerate(source.parts)))}
     with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
@@ -74,15 +71,15 @@ def check(data: config.Data) -> None:
 
 
 def documents(data: config.Data) -> Iterator[str]:
-    """Every document that is not empty, in the same order each time.
+    """Return every document that is not empty, always in the same order.
 
-    Raises ConfigError, with the place, for what cannot be read.
+    Raises ConfigError, with file and row, for a document that cannot be read.
     """
     return (text for _, text in read_from(source_of(data), SourceLocation()) if text)
 
 
 def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
-    """Each text once, in corpus order, with its split; keeps a digest of each, about 130 bytes."""
+    """Yield each text once, in corpus order, with its split; keeps a digest of each text, about 130 bytes."""
     seen: set[bytes] = set()
     for text in documents(data):
         digest = digest_of(text)
@@ -92,9 +89,9 @@ def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
 
 
 def read_from(source: Source, place: SourceLocation) -> Iterator[tuple[SourceLocation, str]]:
-    """Every row from `place` on, with the place behind it.
+    """Yield every row from `place` on, each with the location after it.
 
-    After the last part, unless the limit came before it, once more the place, with an empty text.
+    After the last part, unless `limit` was reached before, yield the final location once more with an empty text.
     """
     skipped, rows = place.skipped, place.rows
 
@@ -117,7 +114,7 @@ def read_from(source: Source, place: SourceLocation) -> Iterator[tuple[SourceLoc
 
 
 class PythonSource:
-    """Every .py file of the standard library, then of the installed packages, each by its path below its root."""
+    """Every .py file of the standard library, then of the installed packages, each sorted by path below its root."""
 
     limit: int | None = None
 
@@ -181,12 +178,12 @@ class LocalFiles:
 
 
 def expand(pattern: str) -> list[Path]:
-    """The file of that name, or the files that match the pattern, sorted; folders do not match `*`."""
+    """Return the file of that name, or the files that match the glob pattern, sorted; folders never match."""
     if os.path.exists(pattern):
         require(os.path.isfile(pattern), f"data.paths: {pattern!r} is a folder; name its files: {pattern}/*")
         return [Path(pattern)]
     found = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
-    require(bool(found), f"data.paths: {pattern!r} does not exist, and as a pattern it matches no file")
+    require(bool(found), f"data.paths: {pattern!r} does not exist, and matches no file as a glob pattern")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Random tensors that stand for what a model holds: rows of activations, outputs of GELU, gains of norms."""
+"""Random tensors that imitate what a model holds: rows of activations, outputs of GELU, gains of norms."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def gaussian(shape: Sequence[int], generator: Generator) -> Tensor:
 
 
 def uniform(shape: Sequence[int], generator: Generator) -> Tensor:
-    """Of variance 1."""
+    """Return uniform numbers with mean 0 and variance 1."""
     return (torch.rand(*shape, generator=generator) - 0.5) * 12**0.5
 
 
 def laplace(shape: Sequence[int], generator: Generator) -> Tensor:
-    """Of variance 1."""
+    """Return Laplace-distributed numbers with mean 0 and variance 1."""
     magnitude = torch.empty(*shape).exponential_(2**0.5, generator=generator)
     return torch.where(torch.rand(*shape, generator=generator) < 0.5, -magnitude, magnitude)
 
 
 def log_normal(shape: Sequence[int], generator: Generator) -> Tensor:
-    """exp(N(0, 0.02)): gains of a norm a while after they were 1."""
+    """Return exp(N(0, 0.02)): like the gains of a norm that were initialised to 1 and trained for a while."""
     return torch.exp(0.02 * gaussian(shape, generator))
 
 
@@ -48,7 +48,7 @@ DISTRIBUTIONS: dict[str, Sampler] = {
 
 
 def with_outliers(x: Tensor, factor: float, features: int) -> Tensor:
-    """x [rows, size] with that many features, evenly spread, `factor` times as large in every row."""
+    """Return x [rows, size] with `features` evenly spaced features multiplied by `factor` in every row."""
     scale = torch.ones(x.shape[-1])
     scale[torch.arange(features) * (x.shape[-1] // features)] = factor
     return x * scale

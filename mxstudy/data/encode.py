@@ -1,6 +1,6 @@
-"""Documents to token ids, batch by batch and in order: in this process, or in several side by side.
+"""Encode documents as token ids, batch by batch and in order, in this process or in several in parallel.
 
-A batch's hashes are taken where its ids are, so that the process which reads and writes has no work by the byte.
+The process that tokenises a batch also hashes it, so that the process that reads and writes does no work per byte.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from mxstudy.data.content_hash import digest_of
 from mxstudy.data.corpus import SourceLocation
 from mxstudy.data.tokenizer import Tokenizer
 
-AHEAD = 3  # batches for each process that are read before the first is written
+AHEAD = 3  # batches per process that are read ahead, before the first is written
 
-_own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # of a process of the pool, from its start
+_own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # set when a process of the pool starts
 
 
 class Batch(NamedTuple):
-    """Documents that are tokenised together, and the place behind the last of them."""
+    """Documents that are tokenised together, and the location in the corpus after the last of them."""
 
     place: SourceLocation
     texts: Sequence[str]
 
 
 class Encoded(NamedTuple):
-    """Of n documents: sha256s one after the other, sizes in bytes and in tokens (int64 [n]), ids, each with EOS."""
+    """n encoded documents, concatenated.
+
+    `digests`: n sha256 of 32 bytes. `sizes`: bytes of each document, int64 [n]. `lengths`: tokens of each, EOS
+    included, int64 [n]. `ids`: token ids, each document followed by EOS.
+    """
 
     place: SourceLocation
     digests: bytes
@@ -55,11 +59,11 @@ def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
 
 
 def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, workers: int) -> Iterator[Encoded]:
-    """In the order of the batches; `workers` processes, or 0: in this one, on all cores."""
+    """Yield the encoded batches in order, from `workers` processes, or from this one on all cores if 0."""
     if not workers:
         yield from (encode(batch, tokenizer, dtype) for batch in batches)
         return
-    context = get_context("spawn")  # a fork of this process would have the locks of its threads
+    context = get_context("spawn")  # a fork would inherit locks that this process's threads hold
     with ProcessPoolExecutor(workers, context, begin, (tokenizer, dtype)) as pool:
         pending: deque[Future[Encoded]] = deque()
         try:
@@ -74,9 +78,9 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
 
 
 def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
-    """A process of the pool: one thread, deaf to the terminal's Ctrl-C, gone when its parent is."""
+    """Initialise a process of the pool: one thread, ignores Ctrl-C, exits when its parent exits."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # the parent decides what is still done
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # the parent decides what is still processed
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     _own.set((tokenizer, dtype))

@@ -1,4 +1,4 @@
-"""Rows of evaluation sets: from a local folder, or from the Hugging Face hub."""
+"""Load rows of evaluation sets from a local folder or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mxstudy.data.files import parse
 from mxstudy.reader import ConfigError, require
 
 Rows = list[dict[str, Any]]
-SHOTS = "shots"  # the split of a user's solved examples, which no hub has
+SHOTS = "shots"  # the split of a user's own solved examples; it is never on the hub
 
 
 class DataMissing(ConfigError):
-    """Rows that are neither in the folder nor to be had from the hub."""
+    """The rows are not in the folder, or cannot be loaded from the hub."""
 
 
 def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> Rows:
-    """The rows of one split, in their order.
+    """Return the rows of one split, in order.
 
-    `folder`: holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet in the columns of the hub's data set; None: from the hub,
-    `path` and `subset`. Raises DataMissing for what is not there, with the command that fetches it, and ConfigError,
-    with the place, for a file that cannot be read or has no rows.
+    `folder` holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet with the columns of the hub's data set; if None, load the
+    data set `path`, `subset` from the hub. Raises DataMissing if the rows are not there, with the command that fetches
+    them, and ConfigError, naming the file, if a file cannot be read or has no rows.
     """
     if folder is None:
         return from_hub(name, path, subset, split)
@@ -43,25 +43,25 @@ def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path
 
 
 def identity(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> dict[str, Any]:
-    """What names these rows in a fingerprint: the file's sha256, or the data set on the hub."""
+    """Return what identifies these rows in a fingerprint: the file's sha256, or the data set on the hub."""
     if folder is None:
         return {"hub": [path, subset, split]}
     return {"sha256": sha256_once(file_of(name, split, folder))}
 
 
 def option_of(split: str) -> str:
-    """Which key names the folder of those rows."""
+    """Return the config key that names the folder of a split's rows."""
     return "evaluation.shots_dir" if split == SHOTS else "evaluation.data_dir"
 
 
 def place_of(name: str, path: str, split: str, folder: Path | None) -> str:
-    """Where these rows are, for a message about one of them."""
+    """Return where these rows are, for an error message: the config key and the data set or file."""
     return f"{option_of(split)}: {path if folder is None else file_of(name, split, folder)}"
 
 
 def file_of(name: str, split: str, folder: Path) -> Path:
     option = option_of(split)
-    require(folder.is_dir(), f"{option}: {folder} is no folder")
+    require(folder.is_dir(), f"{option}: {folder} is not a folder")
     found = [file for file in sorted(folder.glob(f"{name}.{split}*")) if reader_of(file)]
     if not found:
         hub = "" if split == SHOTS else "; without data_dir the rows come from the Hugging Face hub"
@@ -75,7 +75,7 @@ def reader_of(file: Path) -> str:
 
 
 def json_lines(file: Path, option: str) -> Iterator[dict[str, Any]]:
-    """A row is a line that is not blank."""
+    """Yield a row for each line that is not blank."""
     with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.isspace():
@@ -89,16 +89,16 @@ def parquet(file: Path, option: str) -> Iterator[dict[str, Any]]:
 READERS = {".jsonl": json_lines, ".jsonl.gz": json_lines, ".parquet": parquet}
 
 
-@functools.cache  # an evaluation asks for them as it is checked, named and run
+@functools.cache  # an evaluation needs the rows three times: to check, to fingerprint and to run
 def from_hub(name: str, path: str, subset: str | None, split: str) -> Rows:
     import datasets
 
     datasets.disable_progress_bars()
     try:
         return list(datasets.load_dataset(path, subset, split=split))
-    except Exception as error:  # of the network, the hub, or the library
+    except Exception as error:  # the network, the hub and the library raise many types
         fetch = f"hf download --repo-type dataset {path}"
         raise DataMissing(
-            f"{name}: the data set {path} cannot be had ({type(error).__name__}); `{fetch}` fetches it, or "
-            "evaluation.data_dir= names a folder that has it"
+            f"{name}: the data set {path} cannot be loaded ({type(error).__name__}); fetch it with `{fetch}`, or set "
+            "evaluation.data_dir= to a folder that has it"
         ) from error

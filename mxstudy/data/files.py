@@ -1,6 +1,6 @@
-"""Files of documents: how each kind is read, from any row on, and what is refused, with its place.
+"""Read documents from text, JSON lines and Parquet files, starting at any row; errors name file and row.
 
-All of them stream: no more than a document, or a row group of a Parquet file, is held in memory.
+All readers stream: at most one document, or one row group of a Parquet file, is held in memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from mxstudy.reader import ConfigError, require, suggest
 ON_THE_HUB = "hf://"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".jsonl.zst": "jsonl", ".parquet": "parquet"}
-ROWS_AT_ONCE = 1024  # of a Parquet file
+ROWS_AT_ONCE = 1024  # rows of a Parquet file per batch
 
 
 def kind_of(name: str) -> str | None:
-    """By the end of a file's name; None for what is not read here."""
+    """Return the kind of a file by its suffix, "jsonl" or "parquet"; None for any other suffix."""
     return next((kind for suffix, kind in KINDS.items() if name.endswith(suffix)), None)
 
 
 def documents_of(path: str, kind: str, text_field: str, skip: int = 0) -> Iterator[str]:
-    """The documents of a local file, or of one on the hub, from row `skip` on, empty ones too.
+    """Yield the documents of a local file or a file on the hub, from row `skip` on, empty ones too.
 
-    Raises ConfigError, with file and row, for what cannot be read.
+    Raises ConfigError, with file and row, for a document that cannot be read.
     """
     try:
         with opened(path) as file:
@@ -44,7 +44,7 @@ def documents_of(path: str, kind: str, text_field: str, skip: int = 0) -> Iterat
 def opened(path: str) -> BinaryIO:
     if not path.startswith(ON_THE_HUB):
         return open(path, "rb")
-    from huggingface_hub import HfFileSystem  # takes a second
+    from huggingface_hub import HfFileSystem  # the import takes a second
 
     return HfFileSystem().open(path, "rb")
 
@@ -55,7 +55,7 @@ def read_text(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterato
 
 
 def read_jsonl(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterator[str]:
-    """A row is a line that is not blank."""
+    """Yield the text of each line that is not blank, from the `skip`-th such line on."""
     lines = decompressed(file, where)
     offset, rows = 0, 0
     for number, line in enumerate(lines, start=1):
@@ -68,13 +68,13 @@ def read_jsonl(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterat
 
 
 def decompressed(file: BinaryIO, where: str) -> Iterable[bytes]:
-    """Its lines."""
+    """Return the file's lines, decompressed according to the suffix of `where`."""
     compression = COMPRESSIONS.get(Path(where).suffix)
     return io.BufferedReader(pyarrow.CompressedInputStream(file, compression)) if compression else file
 
 
 def read_parquet(file: BinaryIO, where: str, text_field: str, skip: int) -> Iterator[str]:
-    """Row groups that are skipped whole are not read."""
+    """Yield the text of each row from row `skip` on; row groups that lie before it are not read."""
     table = parquet.ParquetFile(file)
     require_column(table.schema_arrow.names, text_field, where)
     number = 0
@@ -107,14 +107,14 @@ def decode(content: bytes, where: str, offset: int = 0) -> str:
 def parse(line: str, where: str, key: str = "data") -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # integers may be too long for Python, and objects nested too deep
-        raise ConfigError(f"{key}: {where}: not JSON that can be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # also for integers too long for Python, and objects nested too deep
+        raise ConfigError(f"{key}: {where}: not valid JSON: {error}") from error
     require(isinstance(row, dict), f"{key}: {where}: must be a JSON object, not {type(row).__name__}")
     return row
 
 
 def text_in(row: Mapping[str, Any], text_field: str, where: str) -> str:
-    """The text of a row; ConfigError if it has none, or none that UTF-8 can hold."""
+    """Return the text of a row; raise ConfigError if it has none, or one that cannot be encoded as UTF-8."""
     require_column(row, text_field, where)
     return checked(row[text_field], text_field, where)
 

@@ -1,11 +1,10 @@
-"""Shards that are being made: files of tokens that only grow, and a state that says how far they are good.
+"""Shards under construction: token files that only grow, and a state file that says how much of them is valid.
 
     <key>.partial/  train-00000.bin ..., validation-00000.bin ...    token ids
                     seen.bin      the sha256 of every text that was read, 32 bytes each
                     state.json    how far the corpus has been read, counts, size and sha256 of each file
 
-What a killed process wrote behind its last state is cut off; what is before it must have the sha256 that the state
-says.
+What a killed process wrote after its last state is cut off; the rest must have the sha256 that the state records.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class File:
     """A file that only grows, with the sha256 of what it holds."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        """Of a file that is there the first `size` bytes are kept. Raises OSError."""
+        """Open a file, keeping its first `size` bytes; a size of 0 creates it anew. Raises OSError."""
         self.path, self.size, self.hash = path, size, hashlib.sha256()
-        self.file: BinaryIO | None = None  # open while it grows
+        self.file: BinaryIO | None = None  # open from the first append until close
         with path.open("r+b" if size else "w+b") as file:
             file.truncate(size)
             while content := file.read(READ_AT_ONCE):
@@ -68,10 +67,10 @@ class File:
 
 
 class Partial:
-    """Begins, or goes on from the state that a killed process left in `folder`.
+    """Shards under construction in `folder`: new, or continued from the state that a killed process left.
 
-    `parts` are those of the corpus, which must not change in between. `place`, `counts`, `seconds`: so far. Raises
-    ConfigError for a file that is not what the state says.
+    `parts`: names of the corpus's parts, which must not change in between. `place`, `counts`, `seconds`: location in
+    the corpus, counts and time so far. Raises ConfigError if a file does not match the state.
     """
 
     def __init__(self, folder: Path, parts: Sequence[str], max_file_bytes: int) -> None:
@@ -93,8 +92,8 @@ class Partial:
         start_again = f"delete {self.folder} to begin again"
         require(
             state["parts"] == self.parts,
-            f"data: the files of the corpus are not those that {self.folder} was begun with; {start_again}. On the hub "
-            "data.revision can name a commit, which does not change",
+            f"data: the files of the corpus are not those that {self.folder} was begun with; {start_again}. For a data "
+            "set on the hub, set data.revision to a commit, which does not change",
         )
         for name, entry in state["files"].items():
             path = self.folder / name
@@ -106,7 +105,7 @@ class Partial:
         for name, entry in state["files"].items():
             require(
                 self.files[name].entry() == entry,
-                f"{self.folder / name}: its sha256 is not the one that was noted when it was written; {start_again}",
+                f"{self.folder / name}: its sha256 is not the one recorded when it was written; {start_again}",
             )
         self.place, self.counts, self.seconds = SourceLocation(*state["place"]), state["counts"], state["seconds"]
         with (self.folder / SEEN).open("rb") as digests:
@@ -114,7 +113,7 @@ class Partial:
                 self.seen.add(content)
 
     def add(self, encoded: Encoded, validation_fraction: float) -> None:
-        """The documents of a batch that were not seen before, each to the end of its split."""
+        """Append the documents of a batch that were not seen before, each to the end of its split."""
         self.files[SEEN].append(encoded.digests)
         new = self.seen.add(encoded.digests)
         held_out = for_validation(encoded.digests, validation_fraction)
@@ -128,7 +127,7 @@ class Partial:
         self.place = encoded.place
 
     def append(self, ids: np.ndarray, split: Split) -> None:
-        """To the split's last file, and on to the next when it is full."""
+        """Append ids to the split's last file, continuing in a new file when it is full."""
         content = memoryview(ids.tobytes())
         while content:
             index, used = divmod(self.counts[split]["tokens"] * ids.itemsize, self.max_file_bytes)
@@ -142,7 +141,7 @@ class Partial:
                 self.files[name].close()
 
     def note(self, seconds: float) -> None:
-        """Makes what was written durable, then says so. `seconds`: spent since the last time."""
+        """Make what was written durable, then write the state. `seconds`: time spent since the last call."""
         for file in self.files.values():
             file.sync()
         self.seconds += seconds
@@ -150,11 +149,11 @@ class Partial:
         replace(self.folder / STATE, json.dumps(state | {"files": self.entries()}, indent=1))
 
     def entries(self) -> dict[str, dict[str, Any]]:
-        """Size and sha256 of each file, by name."""
+        """Return size and sha256 of each file, by name."""
         return {name: file.entry() for name, file in sorted(self.files.items())}
 
     def finish(self, manifest: dict[str, Any]) -> None:
-        """Leaves nothing but the shards, and the manifest that says so."""
+        """Write the manifest, which marks the shards as complete, and remove the files used to build them."""
         for file in self.files.values():
             file.close()
         replace(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
@@ -162,7 +161,7 @@ class Partial:
 
 
 def clear(folder: Path) -> bool:
-    """Whether the shards there are complete; then what they were made with is removed."""
+    """Return whether the shards in `folder` are complete; if so, remove the files used to build them."""
     complete = (folder / MANIFEST).exists()
     for name in (STATE, SEEN) if complete else ():
         (folder / name).unlink(missing_ok=True)
@@ -174,7 +173,7 @@ def no_counts() -> Counts:
 
 
 def replace(path: Path, text: str) -> None:
-    """All of it or nothing, whenever the machine dies."""
+    """Replace a file's text atomically and durably: after a crash it holds the old text or the new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with unfinished.open("w", encoding="utf-8") as file:
         file.write(text)

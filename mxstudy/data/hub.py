@@ -1,8 +1,8 @@
-"""Data sets of the Hugging Face hub: streamed from there, from a mirror, or from any local folder of data files.
+"""Data sets of the Hugging Face hub, streamed from the hub, from a mirror, or from any local folder of data files.
 
-`datasets` finds the files of a subset and split, by the rules of the hub; Parquet and JSON lines are then read by us,
-file by file and from any row on, so that a preparation can go on where it was killed. Other kinds of files `datasets`
-reads itself, as one sequence of rows.
+`datasets` finds the files of a subset and split by the hub's rules. Parquet and JSON lines are then read by
+mxstudy.data.files, file by file and from any row on, so that a killed preparation can continue. Other kinds of files
+are read by `datasets` itself, as one sequence of rows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mxstudy.data.content_hash import sha256_of, sha256_once
 from mxstudy.data.files import documents_of, kind_of, text_in
 from mxstudy.reader import ConfigError, require, suggest
 
-SAVED = ("state.json", "dataset_dict.json")  # what Dataset.save_to_disk leaves
+SAVED = ("state.json", "dataset_dict.json")  # files that Dataset.save_to_disk writes
 COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 
 
 class HuggingFaceDataset:
-    """A data set by its name on the hub, or a local folder: of data files, or as Dataset.save_to_disk writes it."""
+    """A data set named on the hub, or a local folder of data files or of what Dataset.save_to_disk wrote."""
 
     def __init__(self, data: config.HuggingFace) -> None:
         self.data, self.limit = data, data.max_documents
         require(
             data.mirror is None or os.path.isdir(data.mirror),
-            f"data.mirror: {data.mirror!r} is no folder; {download(data, 'FOLDER')} fills one",
+            f"data.mirror: {data.mirror!r} is not a folder; {download(data, 'FOLDER')} fills one",
         )
         self.is_local = data.mirror is None and os.path.isdir(data.name)
         require(
@@ -42,7 +42,7 @@ class HuggingFaceDataset:
         self.root = data.name if self.is_local else data.mirror  # None: the hub
 
     def identity(self) -> dict[str, Any]:
-        """A mirror is what it mirrors: its fingerprint, and its shards, are those of the hub's data set."""
+        """Return name and revision, or content hashes for a local data set; a mirror has the identity of the hub's."""
         if not self.is_local:
             return {"name": self.data.name, "revision": self.data.revision}
         folder = Path(self.data.name)
@@ -51,7 +51,7 @@ class HuggingFaceDataset:
 
     @cached_property
     def parts(self) -> Sequence[str]:
-        """The files below the root, on the hub with the commit; or the data set as a whole."""
+        """Return the files, relative to the root (on the hub, with the commit), or the name of the whole data set."""
         root = f"{os.path.abspath(self.root)}/" if self.root else "hf://datasets/"
         return [path.removeprefix(root) for path in self.files] if self.by_file else [self.data.name]
 
@@ -107,7 +107,7 @@ class HuggingFaceDataset:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What the libraries raise, which may be anything, as ConfigError; what is ours passes."""
+        """Turn the errors of the libraries into a ConfigError that names the config key; pass on our own."""
         try:
             yield
         except ConfigError:
@@ -117,8 +117,8 @@ class HuggingFaceDataset:
                 key = "name" if self.is_local else "mirror"
                 raise ConfigError(f"data.{key}: cannot load {self.root!r} in that folder: {error}") from error
             raise ConfigError(
-                f"data.name: cannot load {self.data.name!r} on the Hugging Face hub (it is no local folder), revision "
-                f"{self.data.revision!r}: {error}\n  where there is no network, data.mirror=FOLDER names a local copy: "
+                f"data.name: cannot load {self.data.name!r} on the Hugging Face hub (not a local folder), revision "
+                f"{self.data.revision!r}: {error}\n  without a network, set data.mirror=FOLDER to a local copy: "
                 f"{download(self.data, 'FOLDER')}"
             ) from error
 
@@ -128,9 +128,9 @@ def download(data: config.HuggingFace, folder: str) -> str:
 
 
 def check_download(mirror: Path, name: str, revision: str) -> None:
-    """That a file is what `hf download --local-dir` noted of it: commit, and sha256 where the hub keeps one.
+    """Raise ConfigError if a mirrored file does not match the commit and sha256 that `hf download --local-dir` noted.
 
-    A mirror that was made otherwise has no notes, and nothing to compare with.
+    The hub has a sha256 for some files only. A mirror that was made in another way has no notes and is not checked.
     """
     notes = mirror / ".cache" / "huggingface" / "download" / f"{name}.metadata"
     if not notes.is_file():

@@ -4,8 +4,8 @@
                                tokenizer.json
                                manifest.json    counts, sha256 of every file, identities of corpus and tokenizer
 
-The key is a hash of all that decides the tokens. Documents are in corpus order, each followed by EOS; a text that
-came before is dropped; the text's own hash decides its split.
+The key is a hash of everything that determines the tokens. Documents are in corpus order, each followed by EOS;
+repeated texts are dropped; the hash of a text decides its split.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from mxstudy.data.content_hash import Split, sha256_of
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.reader import ConfigError, require
 
-SHARDS_VERSION = 1  # raised when the same origin would give other files
-CHUNK_TOKENS = 2**24  # that are counted at a time
+SHARDS_VERSION = 1  # to be raised when the same origin would give different files
+CHUNK_TOKENS = 2**24  # tokens counted at a time
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Prepared token files, opened by `prepare`. The manifest is the same, key for key, whenever it is made again."""
+    """Prepared token files, opened by `prepare`. Building them again gives the same manifest, key for key."""
 
     folder: Path
     manifest: dict[str, Any]
 
     def tokens(self, split: Split) -> Tokens:
-        """Memory-mapped: uint16 if the ids fit, else uint32."""
+        """Return the split's token ids, memory-mapped: uint16 if all ids fit, else uint32."""
         names = sorted(name for name in self.manifest["files"] if name.startswith(f"{split}-"))
         return Tokens([self.folder / name for name in names], np.dtype(self.manifest["dtype"]))
 
@@ -52,7 +52,7 @@ class Shards:
         return tokenization.open_tokenizer(self.folder / "tokenizer.json", self.manifest["tokenizer"]["eos_token"])
 
     def unigram_entropy_nats(self, split: Split) -> float:
-        """Entropy of the split's own token frequencies: the best loss of a model that ignores the context."""
+        """Return the entropy of the split's token frequencies, nats: the best loss of a model without context."""
         counts = np.zeros(self.manifest["tokenizer"]["vocab_size"], dtype=np.int64)
         for file in self.tokens(split).files:
             for start in range(0, len(file), CHUNK_TOKENS):
@@ -63,7 +63,7 @@ class Shards:
 
 
 class Tokens:
-    """The token ids of one split, one after the other over its files: `tokens[start:stop]` is a 1-d array."""
+    """The token ids of one split, concatenated over its files: `tokens[start:stop]` is a 1-d array."""
 
     def __init__(self, paths: list[Path], dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
@@ -81,7 +81,7 @@ class Tokens:
 
 
 def locate(data: config.Data, tokenizer: config.Tokenizer, cache_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of the shards, whether they are there or not, and all that decides their tokens."""
+    """Return the folder of the shards, whether it exists or not, and everything that determines their tokens."""
     origin = {
         "version": [SHARDS_VERSION, SCHEMA_VERSION],
         "data": hashed(data),
@@ -100,12 +100,12 @@ def prepare(
     workers: int = 0,
     watch: Watch = ignore_counts,
 ) -> Shards:
-    """The shards of a corpus under a tokenizer: made on the first call, opened on every later one.
+    """Return the shards of a corpus under a tokenizer: built on the first call, opened on every later one.
 
-    Safe to call from several processes at once and to kill at any moment: the work is done in a folder beside, under
-    a lock, and renamed when it is complete; the next call goes on with what was done. `report` gets lines of
-    progress; `workers` and `watch` are those of `How`. Raises ConfigError for a corpus or a tokenizer that cannot be
-    read, and for a corpus without training text.
+    Safe to call from several processes at once and to kill at any moment: the shards are built in a temporary folder
+    under a lock, which is renamed when complete; the next call continues the work. `report` receives lines of
+    progress; `workers` and `watch` are those of `How`. Raises ConfigError if the corpus or the tokenizer cannot be
+    read, or if the corpus has no training text.
     """
     folder, origin = locate(data, tokenizer, cache_dir)
     if not folder.exists():
@@ -119,7 +119,7 @@ def prepare(
 
 
 def open_shards(folder: Path) -> Shards:
-    """Raises ConfigError naming the file that is missing, unreadable or of another size than the manifest says."""
+    """Open prepared shards; raise ConfigError for a file that is missing, unreadable or not as large as recorded."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -129,12 +129,12 @@ def open_shards(folder: Path) -> Shards:
         file = folder / name
         require(file.is_file(), f"{file}: missing; {remedy(folder)}")
         size = file.stat().st_size
-        require(size == entry["bytes"], f"{file}: {size} bytes, not {entry['bytes']}; {remedy(folder)}")
+        require(size == entry["bytes"], f"{file}: {size} bytes, not the manifest's {entry['bytes']}; {remedy(folder)}")
     return Shards(folder, manifest)
 
 
 def verify(shards: Shards) -> None:
-    """Read every file and compare it with the manifest; raises ConfigError naming the broken one."""
+    """Compare the sha256 of every file with the manifest; raise ConfigError naming a file that differs."""
     manifest = open_shards(shards.folder).manifest
     require(manifest == shards.manifest, f"{shards.folder / 'manifest.json'}: changed since it was opened")
     for name, entry in manifest["files"].items():
@@ -151,11 +151,11 @@ def remedy(folder: Path) -> str:
 
 @contextmanager
 def exclusive(path: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of that file; the system releases it when the process dies, however it dies."""
+    """Hold an exclusive lock on a file; the operating system releases it when the process ends for any reason."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"waiting for another process that prepares {path.stem}")
+            report(f"waiting for another process that is preparing {path.stem}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

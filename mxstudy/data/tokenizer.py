@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, a BPE trained on the corpus, or any tokenizer.json.
+"""Tokenizers between text and ids: bytes, a BPE trained on the corpus, or any tokenizer.json.
 
-Whatever the kind, it is a `tokenizers.Tokenizer` and the id that ends a document, and can be saved as a
-tokenizer.json that gives the same ids anywhere. No special token is ever found in, or added to, a document's text.
+Every kind consists of a `tokenizers.Tokenizer` and the id that ends a document, and can be saved as a tokenizer.json
+that gives the same ids anywhere. Special tokens are never recognised in a document's text nor added to it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mxstudy.reader import ConfigError, require
 
 EOS = "<|endoftext|>"
 USUAL_EOS = (EOS, "<|end_of_text|>", "</s>", "<eos>")
-SMALLEST_BPE = 257  # a token for each byte, and EOS
+SMALLEST_BPE = 257  # one token per byte, and EOS
 
 
 class Tokenizer:
-    """`vocab_size`: one more than the largest id. `identity`: sha256 of the tokenizer.json that `save` writes."""
+    """A tokenizer. `vocab_size`: largest id + 1. `identity`: sha256 of the tokenizer.json that `save` writes."""
 
     def __init__(self, backend: tokenizers.Tokenizer, eos_token: str = EOS) -> None:
         eos_id = backend.token_to_id(eos_token)
@@ -42,23 +42,23 @@ class Tokenizer:
         self.identity = hashlib.sha256(self.json.encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process as its JSON, which holds all of it."""
+        """Pickle as JSON, which holds the whole tokenizer."""
         return from_json, (self.json, self.eos_token)
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, uint32 [tokens], without EOS; in parallel on all cores."""
+        """Return the ids of each text without EOS, uint32 [tokens] (uint8 for bytes); parallel on all cores."""
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json: all of it or nothing."""
+        """Write tokenizer.json atomically."""
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         unfinished.write_text(self.json, encoding="utf-8")
         unfinished.replace(path)
 
 
 class ByteTokenizer(Tokenizer):
-    """Id b is byte b, 256 is EOS: what `tokenizers` would give for its vocabulary without merges, at memory speed."""
+    """Bytes as ids: id b is byte b, 256 is EOS; the ids that `tokenizers` gives without merges, at memory speed."""
 
     def __init__(self) -> None:
         vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
@@ -74,7 +74,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def byte_characters() -> list[str]:
-    """How a byte-level vocabulary (GPT-2) writes each byte: as itself if it prints, else as a character from 256 on."""
+    """Return GPT-2's character for each byte: the byte itself if printable, else a character from code point 256 on."""
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printing else next(others)) for byte in range(256)]
@@ -90,10 +90,10 @@ def byte_level(model: models.Model) -> tokenizers.Tokenizer:
 def load_tokenizer(
     tokenizer: config.Tokenizer, train_texts: Callable[[], Iterator[str]], cache_path: Path
 ) -> Tokenizer:
-    """The tokenizer of a config; a BPE is trained on `train_texts` unless `cache_path` holds it, and is left there.
+    """Return the tokenizer of a config; a BPE is read from `cache_path`, or trained on `train_texts` and saved there.
 
-    Raises ConfigError for a vocabulary without room for the bytes, and for a pretrained one that is not found or
-    whose EOS is not known.
+    Raises ConfigError for a vocabulary with fewer than 257 ids, and for a pretrained tokenizer that is not found or
+    whose EOS token is not known.
     """
     if isinstance(tokenizer, config.Bytes):
         return ByteTokenizer()
@@ -105,12 +105,12 @@ def load_tokenizer(
 
 
 def open_tokenizer(path: Path, eos_token: str = EOS) -> Tokenizer:
-    """What `Tokenizer.save` wrote."""
+    """Return the tokenizer that `Tokenizer.save` wrote."""
     return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), eos_token)
 
 
 def identity(tokenizer: config.Tokenizer) -> dict[str, Any]:
-    """What decides the ids beside the corpus, as plain data; of a pretrained tokenizer its contents, not its place."""
+    """Return what determines the ids beside the corpus, as plain data; a pretrained tokenizer by content, not path."""
     if isinstance(tokenizer, config.Pretrained):
         loaded = load_pretrained(tokenizer)
         return {"kind": tokenizer.kind, "sha256": loaded.identity, "eos_token": loaded.eos_token}
@@ -122,7 +122,7 @@ def from_json(json: str, eos_token: str) -> Tokenizer:
 
 
 def train_bpe(tokenizer: config.TrainedBPE, texts: Iterator[str]) -> Tokenizer:
-    """Byte-level BPE; its ids depend on the texts alone. A small corpus gives fewer ids than `vocab_size`."""
+    """Train a byte-level BPE; the ids depend on the texts alone. A small corpus gives fewer ids than `vocab_size`."""
     require(
         tokenizer.vocab_size >= SMALLEST_BPE,
         f"tokenizer.vocab_size: a byte-level BPE has at least {SMALLEST_BPE} ids, not {tokenizer.vocab_size}",
@@ -139,7 +139,7 @@ def train_bpe(tokenizer: config.TrainedBPE, texts: Iterator[str]) -> Tokenizer:
 
 
 def first_bytes(texts: Iterator[str], size: int) -> Iterator[str]:
-    """The texts up to `size` bytes of UTF-8, the last one cut, at a character."""
+    """Yield texts up to `size` bytes of UTF-8 in all; the last one is cut at a character boundary."""
     for text in texts:
         content = text.encode()[:size]
         yield content.decode(errors="ignore")
@@ -151,24 +151,24 @@ def first_bytes(texts: Iterator[str], size: int) -> Iterator[str]:
 def load_pretrained(tokenizer: config.Pretrained) -> Tokenizer:
     backend = find_pretrained(tokenizer.name)
     candidates = USUAL_EOS if tokenizer.eos_token is None else (tokenizer.eos_token,)
-    known = [token for token in candidates if backend.token_to_id(token) is not None]
+    present = [token for token in candidates if backend.token_to_id(token) is not None]
     require(
-        bool(known),
+        bool(present),
         f"tokenizer.eos_token: {tokenizer.name!r} has none of {', '.join(map(repr, candidates))}; "
         f"set it to the token that ends a document, perhaps one of its special tokens: {special_tokens(backend)}",
     )
-    return Tokenizer(backend, known[0])
+    return Tokenizer(backend, present[0])
 
 
 def find_pretrained(name: str) -> tokenizers.Tokenizer:
-    """By file, by folder, else by its name on the Hugging Face hub."""
+    """Return the tokenizer named by a file, a folder, or else a repository on the Hugging Face hub."""
     path = Path(name, "tokenizer.json") if os.path.isdir(name) else Path(name)
     local = os.path.exists(name)
-    require(not local or path.is_file(), f"tokenizer.name: the folder {name!r} holds no tokenizer.json")
+    require(not local or path.is_file(), f"tokenizer.name: the folder {name!r} has no tokenizer.json")
     try:
         return tokenizers.Tokenizer.from_file(str(path)) if local else tokenizers.Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises nothing narrower
-        problem = "is not a tokenizer.json" if local else "is no local path, nor found on the Hugging Face hub"
+        problem = "is not a tokenizer.json" if local else "is neither a local path nor found on the Hugging Face hub"
         raise ConfigError(f"tokenizer.name: {name!r} {problem}: {error}") from error
 
 

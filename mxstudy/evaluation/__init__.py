@@ -1,1 +1,1 @@
-"""What a checkpoint knows: the OLMES tasks, scored through lm-eval."""
+"""Evaluate checkpoints: the OLMES tasks, scored through lm-eval."""

@@ -1,4 +1,4 @@
-"""A checkpoint by whatever names it, what it says of itself, and its decoder."""
+"""Find a checkpoint, describe it, and load it as a decoder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint says of itself. `max_length`: of the sequences that it was trained on, in tokens.
+    """The description of a checkpoint. `max_length`: tokens of the sequences that it was trained on.
 
-    `shapes`: of the weights that it holds, by our names. `data`: what it was trained on; None where nothing says.
-    `seed`: what its random signs are drawn by.
+    `shapes`: shapes of its weights, under our names. `data`: the data that it was trained on; None if unknown.
+    `seed`: the seed of its random signs.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Trained:
 
 
 def find(text: str, runs_dir: Path) -> Path:
-    """The folder of a checkpoint, native or Hugging Face's.
+    """Return the folder of a checkpoint, native or in Hugging Face's format.
 
-    `text`: that folder, a run's folder, a fingerprint or its beginning, or an MLflow run id; of a run its newest
-    checkpoint. Raises ConfigError for what names none.
+    `text`: that folder, or a run by its folder, its fingerprint or a prefix of it, or its MLflow run id; a run stands
+    for its newest checkpoint. Raises ConfigError if `text` names no checkpoint.
     """
     path = Path(text)
     if (path / "checkpoint.json").is_file() or (path / "config.json").is_file():
         return path
     require(
         not path.exists() or (path / "status.json").is_file(),
-        f"checkpoint: {path} is neither a run's folder, nor a checkpoint's, nor a Hugging Face model's",
+        f"checkpoint: {path} is neither the folder of a run, nor of a checkpoint, nor of a Hugging Face model",
     )
     return newest(named_run(text, runs_dir, "checkpoint"))
 
@@ -61,18 +61,18 @@ def find(text: str, runs_dir: Path) -> Path:
 def newest(run: RunFolder) -> Path:
     latest = max(run.checkpoints.glob(f"{CHECKPOINT}*"), default=None)
     if latest is None:
-        raise ConfigError(f"checkpoint: {run.path} has none yet; it is {run.status().state}")
+        raise ConfigError(f"checkpoint: the run {run.path} has none yet; its state is {run.status().state}")
     return latest
 
 
 def describe(path: Path) -> Trained:
-    """Of a folder that `find` found; of its weights the headers alone are read.
+    """Return the description of the checkpoint in a folder that `find` returned, reading only headers of the weights.
 
-    Raises ConfigError for a tokenizer that is missing or does not fit, and for files that cannot be read.
+    Raises ConfigError if the tokenizer is missing or does not fit, or if a file cannot be read.
     """
     trained = (native if (path / "checkpoint.json").is_file() else foreign)(path)
     ids, rows = trained.tokenizer.vocab_size, trained.model.vocab_size
-    require(ids <= rows, f"checkpoint: the tokenizer of {trained.name} has {ids} ids, its embedding {rows}")
+    require(ids <= rows, f"checkpoint: the tokenizer of {trained.name} has {ids} ids, but its embedding {rows} rows")
     return trained
 
 
@@ -80,7 +80,7 @@ def native(path: Path) -> Trained:
     run, about = RunFolder(path.parent.parent), read_about(path)
     trained = read_run(about["config"])
     if not isinstance(trained, config.Pretrain):
-        raise ConfigError(f"checkpoint: {path} is of a study {about['config']['study']!r}, which trains no decoder")
+        raise ConfigError(f"checkpoint: {path} is of study {about['config']['study']!r}, which trains no decoder")
     tokenizer = tokenizer_of(run.tokenizer_path, getattr(trained.tokenizer, "eos_token", None))
     name = f"{about['fingerprint'][:12]}/{path.name}"
     length, compute = trained.train.sequence_length, trained.train.compute
@@ -89,9 +89,9 @@ def native(path: Path) -> Trained:
 
 
 def foreign(path: Path) -> Trained:
-    """A Hugging Face Llama, in bf16.
+    """Return the description of a Hugging Face Llama, to be computed in bf16.
 
-    Its `torch_dtype` is not asked: it is what the weights are stored in, FP32 often, and not what was computed in.
+    Its `torch_dtype` is ignored: it is the dtype in which the weights are stored, often FP32, not the compute dtype.
     """
     model, norm, length = hugging_face.read_config(path)
     plan = read(config.Precision, {"schedule": [{"plan": {BLOCKS: "bf16"}}]})
@@ -107,9 +107,9 @@ def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
 
 
 def identity(path: Path) -> dict[str, Any]:
-    """What names that model in a fingerprint: the run, when it was begun, and the step; or the files.
+    """Return what identifies the model in a fingerprint: run, start time and step; or the files of a foreign model.
 
-    Weights are too large to be read for it: their files' sizes and times stand for them.
+    Weights are too large to be hashed here: sizes and modification times of their files stand for them.
     """
     if (path / "checkpoint.json").is_file():
         about, status = read_about(path), RunFolder(path.parent.parent).status()
@@ -120,12 +120,12 @@ def identity(path: Path) -> dict[str, Any]:
 
 
 def step_of(path: Path) -> int:
-    """The training step that comes next; 0 of a Hugging Face model, which does not say."""
+    """Return the next training step; 0 for a Hugging Face model, which does not record it."""
     return int(read_about(path)["step"]) if (path / "checkpoint.json").is_file() else 0
 
 
 def title(trained: Trained) -> str:
-    """What it is asked in: 'mxnorm p=2, mxfp8, compute bf16'."""
+    """Return how the model is evaluated: 'mxnorm p=2, mxfp8, compute bf16'."""
     p, folded = getattr(trained.norm, "p", None), getattr(trained.norm, "fold_gain", False)
     norm = trained.norm.kind + (f" p={p:g}" if p else "") + (" folded" if folded else "")
     rows = dict.fromkeys(trained.precision.schedule[-1].plan.values())
@@ -133,9 +133,9 @@ def title(trained: Trained) -> str:
 
 
 def build(trained: Trained, device: torch.device) -> Decoder:
-    """The decoder without weights, on the meta device, with the formats that it is going to have on `device`.
+    """Return the decoder without weights, on the meta device, with the formats that it will have on `device`.
 
-    Raises ConfigError for a norm and a precision that do not fit each other, or the weights that there are.
+    Raises ConfigError if norm and precision do not fit each other or the checkpoint's weights.
     """
     with torch.device("meta"):
         model = Decoder(trained.model, trained.norm, trained.precision.settings, DTYPES[trained.compute])
@@ -145,7 +145,7 @@ def build(trained: Trained, device: torch.device) -> Decoder:
 
 
 def set_precision(model: Decoder, trained: Trained, device: torch.device) -> dict[str, str]:
-    """Set casts and backends to those of the schedule's last row, as a model is asked (`for_evaluation`).
+    """Set casts and backends to those of the schedule's last row, as for every evaluation (`for_evaluation`).
 
     Returns {module name: recipe}.
     """
@@ -154,15 +154,15 @@ def set_precision(model: Decoder, trained: Trained, device: torch.device) -> dic
 
 
 def check_weights(model: Decoder, trained: Trained) -> None:
-    """That each parameter has a weight of its shape, and no weight is left over."""
+    """Raise ConfigError unless each parameter has a weight of its shape and no weight is left over."""
     wanted, found = {name: parameter.shape for name, parameter in model.named_parameters()}, trained.shapes
     for name in sorted(wanted.keys() & found.keys()):
         there, asked = tuple(found[name]), tuple(wanted[name])
-        require(there == asked, f"checkpoint: {name} of {trained.name} is {there}, and by its config {asked}")
+        require(there == asked, f"checkpoint: {name} of {trained.name} is {there}, but {asked} by its config")
     kind = trained.norm.kind
     for names, problem in (
-        (sorted(found.keys() - wanted.keys()), f"has, and {kind} does not take,"),
-        (sorted(wanted.keys() - found.keys()), f"does not have, and {kind} needs,"),
+        (sorted(found.keys() - wanted.keys()), f"has weights that {kind} does not take:"),
+        (sorted(wanted.keys() - found.keys()), f"lacks weights that {kind} needs:"),
     ):
         of_norms = all("norm." in name for name in names)
         key, remedy = ("norm", "; norm=as_trained fits it") if of_norms else ("checkpoint", "")
@@ -171,13 +171,13 @@ def check_weights(model: Decoder, trained: Trained) -> None:
 
 
 def load(path: Path, trained: Trained, device: torch.device) -> Decoder:
-    """The decoder with a checkpoint's weights, in the norm and the precision that `trained` has by now.
+    """Return the decoder with a checkpoint's weights, in the norm and the precision of `trained`.
 
-    A gain is a gain, whatever its norm divides by: the norm may be another one than the weights were trained with, if
-    it has the same parameters. Raises ConfigError and CheckpointError.
+    These may differ from those in training: any norm with the same parameters can take the weights, as a gain means
+    the same whatever the norm divides by. Raises ConfigError and CheckpointError.
     """
     model = build(trained, device).to_empty(device=device)
-    set_precision(model, trained, device)  # once more: what it draws by has to be on the device
+    set_precision(model, trained, device)  # again, because its random seeds have to be on the device
     if (path / "checkpoint.json").is_file():
         load_weights(path, model)
     else:

@@ -1,7 +1,7 @@
-"""Evaluation of a model that is being trained: eager, without gradients, and leaving nothing behind.
+"""Evaluate a model during its training: eagerly, without gradients, and without any effect on the training.
 
-It is asked as its checkpoint would be (`mxstudy.model.precision.for_evaluation`), not as it is trained and validated.
-Where the model has no answer but NaN there are no scores.
+The model computes as its checkpoint would (`mxstudy.model.precision.for_evaluation`), not as in training and
+validation. If its log-likelihoods are NaN, there are no scores.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from mxstudy.model.precision import evaluated
 def build_evaluation(
     settings: config.EvaluationDuringTraining, model: Decoder, tokenizer: Tokenizer, max_length: int
 ) -> Callable[[], dict[str, float]]:
-    """What asks the model as it is, and gives back its scores by name."""
+    """Return a function that evaluates the model in its current state and returns its scores by name."""
     asked = [
         (task, form, questions.build_questions(task, form, settings))
         for task in questions.at_hand(settings, print)
         for form in settings.forms
     ]
 
-    @torch.compiler.set_stance("force_eager")  # blocks compiled for other shapes would not be those of the training
+    @torch.compiler.set_stance("force_eager")  # so that no block is recompiled for other shapes than those of training
     def evaluate() -> dict[str, float]:
         lm = NativeLM(Scorer(model, max_length, settings.tokens_per_batch), tokenizer)
         try:
             with evaluated(model):
                 return values_of(scores_of(pd.concat([samples_of(lm, *one) for one in asked])))
-        except NotANumber as error:  # whether the training diverges is for its next loss to say
+        except NotANumber as error:  # the next training loss decides whether the run has diverged
             print(f"evaluation: no scores: {error}", flush=True)
             return {}
         finally:
             if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()  # a run's peak is that of its steps
+                torch.cuda.reset_peak_memory_stats()  # a run's peak memory is that of its training steps
 
     return evaluate

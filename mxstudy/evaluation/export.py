@@ -1,7 +1,7 @@
-"""A native checkpoint as a Hugging Face Llama, and how far that one's answers are from those of the native model.
+"""Export a native checkpoint as a Hugging Face Llama, and measure how far its outputs are from the native model's.
 
-An RMSNorm model in bf16 or FP32 is the same function there. Hugging Face's Llama divides by the exact RMS and casts
-nothing, so an MXNorm model, or one that was trained in MX formats, is another one: by how much is measured on text.
+An RMSNorm model in bf16 or FP32 stays the same function. Hugging Face's Llama divides by the exact RMS and casts
+nothing, so the export of an MXNorm model, or of one trained in MX formats, differs; the difference is measured on text.
 
 python -m mxstudy.evaluation.export --checkpoint RUN --to FOLDER [--dtype bfloat16] [--text FILE]
 """
@@ -28,11 +28,11 @@ from mxstudy.reader import ConfigError, read, require
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 SEQUENCES = 8
-ROWS = {"bfloat16": "bf16", "float32": "fp32"}  # of weights, to that of the compute
+ROWS = {"bfloat16": "bf16", "float32": "fp32"}  # dtype of the weights -> precision row of the computation
 
 
 class Departure(NamedTuple):
-    """Losses in nats a token, and the largest difference of a token's log-probability in nats."""
+    """Both models' losses in nats per token, and the largest difference of a token's log-probability in nats."""
 
     native_loss: float
     exported_loss: float
@@ -40,15 +40,15 @@ class Departure(NamedTuple):
 
 
 def read_back(folder: Path, dtype: str) -> Trained:
-    """The native model that computes what Hugging Face's Llama does with the export."""
+    """Return the native model that computes what Hugging Face's Llama computes with the exported weights."""
     plan = read(config.Precision, {"schedule": [{"plan": {"layers.*": ROWS[dtype]}}]})
     return replace(checkpoints.describe(folder), precision=plan, compute=ROWS[dtype])
 
 
 def sequences(trained: Trained, file: Path | None) -> Tensor:
-    """The first ones of a text, by default Python's help texts: int64 [SEQUENCES at most, T + 1].
+    """Return the first sequences of a text, by default Python's help texts: int64 [SEQUENCES at most, T + 1].
 
-    Raises ConfigError for a text that is too short, or none.
+    Raises ConfigError if the text is too short or not UTF-8.
     """
     try:
         text = file.read_text(encoding="utf-8") if file else "\n".join(pydoc_data.topics.topics.values())
@@ -56,14 +56,14 @@ def sequences(trained: Trained, file: Path | None) -> Tensor:
         raise ConfigError(f"--text: {file} is not UTF-8: {error.reason} at byte {error.start}") from error
     tokens = torch.from_numpy(trained.tokenizer.encode_batch([text])[0].astype("int64"))
     length = trained.max_length + 1
-    require(len(tokens) >= length, f"--text: {len(tokens)} tokens are less than a sequence, {length}")
+    require(len(tokens) >= length, f"--text: {len(tokens)} tokens are fewer than one sequence of {length}")
     return tokens[: len(tokens) // length * length].view(-1, length)[:SEQUENCES]
 
 
 def departure(
     path: Path, trained: Trained, folder: Path, dtype: str, tokens_BT: Tensor, device: torch.device
 ) -> Departure:
-    """Of the export in `folder`."""
+    """Return how far the export in `folder` departs from the native checkpoint `path` on the tokens [B, T + 1]."""
     tokens_BT = tokens_BT.to(device)
     models = (path, trained), (folder, read_back(folder, dtype))
     native, exported = (log_probs(checkpoints.load(*model, device), tokens_BT) for model in models)
@@ -72,7 +72,7 @@ def departure(
 
 @torch.inference_mode()
 def log_probs(model: Decoder, tokens_BT: Tensor) -> Tensor:
-    """Of every token after the first, row by row: float32 [B, T - 1]."""
+    """Return the log-probability of every token after the first, computed row by row: float32 [B, T - 1]."""
     rows = []
     for tokens_T in tokens_BT:
         found_TV = model(tokens_T[None, :-1])[0].float().log_softmax(-1)
@@ -83,13 +83,13 @@ def log_probs(model: Decoder, tokens_BT: Tensor) -> Tensor:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--checkpoint", required=True, help="a run's folder, a checkpoint's, a fingerprint, an MLflow run"
+        "--checkpoint", required=True, help="folder of a run or checkpoint, fingerprint, or MLflow run id"
     )
     parser.add_argument("--to", type=Path, required=True, help="a new folder")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--dtype", choices=ROWS, default="float32", help="of the weights")
+    parser.add_argument("--dtype", choices=ROWS, default="float32", help="dtype of the weights")
     parser.add_argument(
-        "--text", type=Path, help="what the two models are compared on; Python's help texts if not given"
+        "--text", type=Path, help="text on which the two models are compared (default: Python's help texts)"
     )
     chosen = parser.parse_args(arguments)
     device = resolve_device("auto")
@@ -103,9 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = departure(path, trained, chosen.to, chosen.dtype, tokens_BT, device)
     except (ConfigError, OSError) as error:
         sys.exit(str(error))
-    print(f"{chosen.to}: {trained.name} as a Llama of Hugging Face's, weights in {chosen.dtype}")
+    print(f"{chosen.to}: {trained.name} as a Hugging Face Llama, weights in {chosen.dtype}")
     asked_in = checkpoints.title(trained)
-    print(f"loss here ({asked_in}) {found.native_loss:.4f} nats a token, there {found.exported_loss:.4f}")
+    print(f"loss: native ({asked_in}) {found.native_loss:.4f} nats per token, exported {found.exported_loss:.4f}")
     print(f"largest difference of a token's log-probability: {found.largest:.2g} nats")
 
 

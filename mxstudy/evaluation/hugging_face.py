@@ -1,7 +1,7 @@
-"""A native Llama as a Hugging Face one, and back: the same tensors under other names, fused linears taken apart.
+"""Convert a native Llama to Hugging Face's format and back: same tensors, other names, fused linears split.
 
-An RMSNorm model is the same function there. Hugging Face's Llama divides by the exact RMS: to an MXNorm model it is
-another function, and casts there are none.
+An RMSNorm model stays the same function. Hugging Face's Llama divides by the exact RMS and casts nothing, so an MXNorm
+or quantised model becomes a different function.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mxstudy.reader import ConfigError, read, require
 
 ARCHITECTURE = "LlamaForCausalLM"
 CONFIG, TOKENIZER, ABOUT_TOKENIZER = "config.json", "tokenizer.json", "tokenizer_config.json"
-SAYS = (CONFIG, TOKENIZER, ABOUT_TOKENIZER)  # what a model is, beside its weights
+SAYS = (CONFIG, TOKENIZER, ABOUT_TOKENIZER)  # the files that describe a model, beside its weights
 WHOLE = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-# In a layer: ours, and what is fused in it, in order.
+# In each layer: our tensor -> Hugging Face's tensors that are fused in it, in order.
 FUSED = {
     "attention.wqkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
     "attention.wqkv.norm.weight": ("input_layernorm.weight",),
@@ -38,7 +38,7 @@ FUSED = {
     "feed_forward.w13.norm.weight": ("post_attention_layernorm.weight",),
     "feed_forward.w2.weight": ("mlp.down_proj.weight",),
 }
-SHAPES = {  # theirs to ours
+SHAPES = {  # key in Hugging Face's config -> key in ours
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_size",
     "num_hidden_layers": "num_layers",
@@ -51,16 +51,16 @@ SHAPES = {  # theirs to ours
 def export(
     model: Decoder, norm: config.Norm, tokenizer: Tokenizer, sequence_length: int, folder: Path, dtype: str = "float32"
 ) -> None:
-    """model.safetensors, config.json, tokenizer.json and tokenizer_config.json into a new folder.
+    """Write model.safetensors, config.json, tokenizer.json and tokenizer_config.json to a new folder.
 
-    `dtype`: of the weights, float32 or bfloat16. Raises ConfigError for a decoder that is no Llama, and for a folder
-    that is there.
+    `dtype`: dtype of the weights, float32 or bfloat16. Raises ConfigError if the decoder is not a Llama, or if the
+    folder exists.
     """
     hf_config = config_of(model.config, norm, sequence_length) | {
         "torch_dtype": dtype,
         "eos_token_id": tokenizer.eos_id,
     }
-    require(not folder.exists(), f"{folder}: is there already; give a new folder")
+    require(not folder.exists(), f"{folder}: exists already; give a new folder")
     folder.mkdir(parents=True)
     state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -71,9 +71,9 @@ def export(
 
 
 def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:
-    """config.json. Raises ConfigError for what Llama has no word for."""
+    """Return the content of config.json. Raises ConfigError for a model that Llama's config cannot describe."""
     for name, wanted in {"mlp": "swiglu", "qk_norm": False}.items():
-        require(getattr(model, name) == wanted, f"model.{name}: Llama has {wanted}, not {getattr(model, name)}")
+        require(getattr(model, name) == wanted, f"model.{name}: a Llama has {wanted}, not {getattr(model, name)}")
     require(not isinstance(norm, config.LayerNorm), "norm: Llama has no LayerNorm; RMSNorm and MXNorm can be exported")
     return {
         "architectures": [ARCHITECTURE],
@@ -91,7 +91,7 @@ def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) ->
 
 
 def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
-    """Their names; views of the model's tensors."""
+    """Return Hugging Face's state dict: views of the model's tensors."""
     own, state = model.state_dict(), {}
     for name, theirs in WHOLE.items():
         state[theirs] = own[name]
@@ -103,9 +103,9 @@ def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
 
 
 def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dict[str, Tensor]:
-    """Our names: what `Decoder.load_state_dict` takes.
+    """Return the state dict that `Decoder.load_state_dict` takes.
 
-    Raises ConfigError where a tensor is missing or left over, and for shapes that cannot be fused.
+    Raises ConfigError if a tensor is missing or left over, or if shapes cannot be fused.
     """
     left, own = dict(state), {}
     tied = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -113,23 +113,23 @@ def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dic
     def take(name: str) -> Tensor:
         if name not in left and name in tied:
             return state[tied[name]]
-        require(name in left, f"checkpoint: {name} is missing, or this is no Llama")
+        require(name in left, f"checkpoint: {name} is missing; is this a Llama?")
         return left.pop(name)
 
     for layer in range(model.num_layers):
         for name, parts in FUSED.items():
             tensors = [take(f"model.layers.{layer}.{part}") for part in parts]
             rows = {tuple(tensor.shape[1:]) for tensor in tensors}
-            require(len(rows) == 1, f"checkpoint: {' and '.join(parts)} of layer {layer} differ in their rows' size")
+            require(len(rows) == 1, f"checkpoint: {' and '.join(parts)} of layer {layer} have rows of different sizes")
             own[f"layers.{layer}.{name}"] = torch.cat(tensors)
     own |= {name: take(theirs) for name, theirs in reversed(WHOLE.items())}
     rest = [name for name in left if not name.endswith("rotary_emb.inv_freq")]
-    require(not rest, f"checkpoint: nothing here takes {', '.join(rest[:3])}")
+    require(not rest, f"checkpoint: has unknown tensors {', '.join(rest[:3])}")
     return own
 
 
 def sizes(name: str, model: config.Decoder) -> list[int]:
-    """Rows of the linears that are fused in one of ours."""
+    """Return the numbers of rows of the linears that are fused in one of our tensors."""
     kv_size = model.hidden_size // model.num_heads * model.num_kv_heads
     return {
         "attention.wqkv.weight": [model.hidden_size, kv_size, kv_size],
@@ -138,9 +138,9 @@ def sizes(name: str, model: config.Decoder) -> list[int]:
 
 
 def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
-    """Of a Hugging Face Llama, with the longest sequence in tokens.
+    """Return decoder config, norm config and longest sequence in tokens of a Hugging Face Llama.
 
-    Raises ConfigError for another architecture, for what our decoder does not have, and for a file that is broken.
+    Raises ConfigError for another architecture, for a feature that our decoder does not have, and for a broken file.
     """
     path = folder / CONFIG
     require(path.is_file(), f"checkpoint: {folder} has no {CONFIG}")
@@ -173,9 +173,9 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
 
 
 def read_eos(folder: Path) -> str | None:
-    """What ends a document: the token that the tokenizer's config names, else the first that the model's has the id of.
+    """Return the token that ends a document: named in the tokenizer's config, else the first id in the model's config.
 
-    None where neither says.
+    Returns None if neither has one.
     """
     about = folder / ABOUT_TOKENIZER
     named = read_json(about).get("eos_token") if about.is_file() else None
@@ -199,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path, read_file: Callable[[Path], dict[str, Tensor]] = load_file) -> dict[str, Tensor]:
-    """All tensors of its safetensors files. Raises ConfigError where there are none, and for a file that is broken."""
+    """Return all tensors of a folder's safetensors files. Raises ConfigError if there are none or a file is broken."""
     files = sorted(folder.glob("*.safetensors"))
     require(bool(files), f"checkpoint: {folder} has no *.safetensors")
     state: dict[str, Tensor] = {}
@@ -212,7 +212,7 @@ def read_state(folder: Path, read_file: Callable[[Path], dict[str, Tensor]] = lo
 
 
 def headers(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file on the meta device: what is known of them without reading them."""
+    """Return the tensors of a safetensors file on the meta device: only names and shapes are read."""
     with safe_open(file, framework="pt") as opened:
         shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118  it is no dict
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""A native decoder as lm-eval sees a language model: it scores continuations, and needs no conversion."""
+"""Let lm-eval use a native decoder as its language model, without conversion; it only scores continuations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from mxstudy.evaluation.scorer import Request, Scorer
 
 
 class NativeLM(LM):
-    """No BOS, as OLMES has it; contexts are never empty. `done`: told after each batch how many requests it scored."""
+    """lm-eval's model over a Scorer, without BOS as in OLMES; contexts must not be empty.
+
+    `done` is called after each batch with the number of requests that were scored in it.
+    """
 
     def __init__(self, scorer: Scorer, tokenizer: Tokenizer, done: Callable[[int], None] | None = None) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class NativeLM(LM):
         return [(scored.nats, scored.is_greedy) for scored in self.scorer.score(asked, self.done)]
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Each text once, however often it is asked for."""
+        """Return the token ids of each text; repeated texts are encoded once."""
         once = list(dict.fromkeys(texts))
         ids = dict(
             zip(once, (tuple(found.tolist()) for found in self.tokenizer_of_run.encode_batch(once)), strict=True)
@@ -37,13 +40,13 @@ class NativeLM(LM):
         return [ids[text] for text in texts]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        raise NotImplementedError("whole texts are not scored through lm-eval here")
+        raise NotImplementedError("whole texts cannot be scored through lm-eval here; use the study perplexity")
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        raise NotImplementedError("continuations are scored here, not sampled; tasks that generate cannot run")
+        raise NotImplementedError("tasks that generate text cannot run: continuations are only scored here")
 
 
 def split_at_words(context: str, continuation: str) -> tuple[str, str]:
-    """Spaces at the context's end belong to the continuation, as in lm-eval: tokens begin with their space."""
+    """Move spaces at the context's end to the continuation, as lm-eval does: tokens begin with their space."""
     bare = context.rstrip()
     return bare, context[len(bare) :] + continuation

@@ -1,4 +1,7 @@
-"""From log-likelihoods of a question's options to whether it is answered right (OLMES, arXiv 2406.08446, section 3)."""
+"""Decide from the log-likelihoods of its options whether a question is answered correctly (OLMES, section 3).
+
+OLMES is arXiv 2406.08446.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from mxstudy.evaluation.templates import Question
 
 Scores = Sequence[float]
 
-# What an option is chosen by: its log-likelihood in nats, the same by characters (its leading space counts) or UTF-8
-# bytes, or less its log-likelihood after `UNCONDITIONAL` alone.
+# The score by which an option is chosen: its log-likelihood in nats; the same divided by its number of characters
+# (the leading space counts) or UTF-8 bytes; or the same minus its log-likelihood after `UNCONDITIONAL` alone.
 UNCONDITIONAL = "Answer:"
 METRICS: dict[str, Callable[[Question, Scores, Scores], list[float]]] = {
     "raw": lambda question, nats, alone: list(nats),
@@ -23,13 +26,13 @@ METRICS: dict[str, Callable[[Question, Scores, Scores], list[float]]] = {
 
 
 class NotANumber(ValueError):
-    """A log-likelihood is NaN: that is no answer, and not a wrong one either."""
+    """A log-likelihood is NaN, so that the answer is neither right nor wrong."""
 
 
 def is_right(metric: str, question: Question, nats: Scores, alone: Scores = ()) -> bool:
-    """Whether the first of the best options is the right one; `alone` are the unconditional log-likelihoods.
+    """Return whether the best option, of equal ones the first, is the right one.
 
-    Raises NotANumber.
+    `alone`: the unconditional log-likelihoods, for the metric uncond. Raises NotANumber.
     """
     scores = METRICS[metric](question, nats, alone)
     if any(math.isnan(score) for score in scores):
@@ -38,5 +41,5 @@ def is_right(metric: str, question: Question, nats: Scores, alone: Scores = ()) 
 
 
 def bits_per_char(question: Question, nats: Scores) -> float:
-    """Of the right answer, its leading space a character: smooth where scores are at chance."""
+    """Return the right answer's bits per character, leading space included: smooth even where scores are at chance."""
     return -nats[question.gold] / math.log(2) / len(question.continuations[question.gold])

@@ -1,6 +1,6 @@
-"""The ten OLMES tasks: their data, how many documents of it, their metric, their prompts (OLMES, arXiv 2406.08446).
+"""The ten OLMES tasks: data set, number of documents, metric and prompts of each (OLMES, arXiv 2406.08446).
 
-RACE is not one of them: it is here for the MXFP8 recipe's list of nine, in the cloze form of the others.
+RACE is an eleventh, which is not in OLMES: the MXFP8 recipe's list of nine has it, here in the others' cloze form.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ SUBSET_SEED, SUBSET_SIZE, SUBSET_ABOVE = 1234, 1000, 1500
 
 @dataclass(frozen=True)
 class Task:
-    """`path`, `name`, `split`: on the Hugging Face hub. `metric`: in cloze form; multiple choice is always `raw`.
+    """A task. `path`, `name`, `split`: of its data set on the Hugging Face hub.
 
-    `subjects`: the column by which it is many tasks, whose scores are averaged; what is described as such has shots of
-    its own in `shots_split`, and is never cut to a subset.
+    `metric`: the metric of the cloze form; multiple choice always uses `raw`. `subjects`: the column that divides the
+    task into subjects whose scores are averaged; such a task has its own shots in `shots_split`, and is never reduced
+    to a subset.
     """
 
     path: str
@@ -64,7 +65,10 @@ TASKS = {
 
 
 def subset(rows: Sequence[Any], task: Task) -> list[Any]:
-    """The rows that OLMES scores, in its order: of more than 1,500 a thousand by seed 1234; with subjects all."""
+    """Return the rows that OLMES scores, in its order: 1,000 drawn with seed 1234 if there are more than 1,500.
+
+    A task with subjects keeps all rows.
+    """
     if task.subjects or len(rows) <= SUBSET_ABOVE:
         return list(rows)
     return random.Random(SUBSET_SEED).sample(list(rows), SUBSET_SIZE)

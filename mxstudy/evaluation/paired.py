@@ -1,4 +1,4 @@
-"""Two checkpoints on the same questions: the difference of their scores, and whether it can be told from chance."""
+"""Compare two checkpoints on the same questions: the difference of their scores, and whether it is significant."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from mxstudy.reader import require
 
-DRAWS, CONFIDENCE, SEED = 10_000, 0.95, 0
-PART = 1_000_000  # numbers drawn at once
+DRAWS, CONFIDENCE, SEED = 10_000, 0.95, 0  # of the bootstrap
+PART = 1_000_000  # numbers drawn at a time
 
 Scores = Sequence[float]
 
 
 class Difference(NamedTuple):
-    """`low`, `high`: 95 % interval of the mean; `p`: McNemar's exact test, None where the numbers are no 0 and 1."""
+    """A mean difference. `low`, `high`: its 95 % interval. `p`: McNemar's exact test, None if scores are not 0 or 1."""
 
     value: float
     low: float
@@ -26,13 +26,13 @@ class Difference(NamedTuple):
 
 
 def difference(groups: Sequence[tuple[Scores, Scores]]) -> Difference:
-    """Mean of ours less theirs, document by document, with its paired bootstrap interval (percentiles, 10,000 draws).
+    """Return the mean of ours - theirs over documents, with its paired bootstrap interval (percentiles, 10,000 draws).
 
-    `groups`: (ours, theirs) of one task, or of each of its subjects, whose means are averaged: documents are drawn
-    within them. Raises ConfigError for scores that cannot be paired.
+    `groups`: (ours, theirs) of one task, or of each of its subjects; documents are drawn within each group, and the
+    groups' means are averaged. Raises ConfigError if the scores cannot be paired.
     """
     for ours, theirs in groups:
-        require(len(ours) == len(theirs) > 0, f"comparison: {len(ours)} documents here, {len(theirs)} there")
+        require(len(ours) == len(theirs) > 0, f"comparison: cannot pair {len(ours)} documents with {len(theirs)}")
     less = [np.subtract(ours, theirs, dtype=np.float64) for ours, theirs in groups]
     draw = np.random.default_rng(SEED)
     means = np.mean([draw_means(draw, one) for one in less], axis=0)
@@ -43,13 +43,16 @@ def difference(groups: Sequence[tuple[Scores, Scores]]) -> Difference:
 
 
 def draw_means(draw: np.random.Generator, values: np.ndarray) -> np.ndarray:
-    """Means of so many samples of `values`, with replacement, as large as they are."""
+    """Return the means of DRAWS bootstrap samples of `values`, each as large as `values`: float64 [DRAWS]."""
     parts = np.array_split(np.arange(DRAWS), 1 + DRAWS * len(values) // PART)
     return np.concatenate([values[draw.integers(len(values), size=(len(part), len(values)))].mean(1) for part in parts])
 
 
 def mcnemar_p(groups: Sequence[tuple[Scores, Scores]]) -> float | None:
-    """Two-sided: of the documents that only one of the two answers right, are as many ours as theirs?"""
+    """Return the two-sided p of McNemar's exact test; None if a score is not 0 or 1.
+
+    It tests whether each checkpoint answers as many of the documents right that the other answers wrong.
+    """
     pairs = [pair for ours, theirs in groups for pair in zip(ours, theirs, strict=True)]
     if not {score for pair in pairs for score in pair} <= {0.0, 1.0}:
         return None

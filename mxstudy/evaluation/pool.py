@@ -1,4 +1,4 @@
-"""Batches spread over processes, each with the model on a device of its own."""
+"""Score batches in several processes, each with the model on its own device."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from mxstudy.train.runtime import configure_torch, gpus_there
 
 Found = list[tuple[int, Scored]]
 
-_own: ContextVar[Scorer] = ContextVar("own")  # of a process of the pool, from its start
+_own: ContextVar[Scorer] = ContextVar("own")  # set when a process of the pool starts
 
 
 def devices_of(device: torch.device, processes: int) -> list[torch.device]:
-    """One for each process. Raises ConfigError where there are not so many GPUs."""
+    """Return a device for each process. Raises ConfigError if there are fewer GPUs than processes."""
     if device.type == "cpu":
         return [device] * processes
     there = gpus_there()
-    require(processes <= there, f"processes: {processes} were asked for, and there are {there} GPUs")
+    require(processes <= there, f"processes: {processes} were asked for, but there are {there} GPUs")
     return [torch.device("cuda", number) for number in range(processes)]
 
 
 class Pool(Scorer):
-    """Scores as a Scorer does, in so many processes as there are `devices`; close it."""
+    """A Scorer that runs in one process per device; call `close` at the end."""
 
     def __init__(self, path: Path, trained: Trained, devices: Sequence[torch.device], tokens_per_batch: int) -> None:
         self.max_length, self.tokens_per_batch, self.truncated = trained.max_length, tokens_per_batch, 0
@@ -44,7 +44,7 @@ class Pool(Scorer):
         self.executor = ProcessPoolExecutor(len(devices), context, begin, arguments)
 
     def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[Found]:
-        """In the order in which they are done. Raises BrokenProcessPool where a process died."""
+        """Return each batch's result of `run`, in order of completion. Raises BrokenProcessPool if a process died."""
         futures = [self.executor.submit(run_one, batch) for batch in batches]
         return (future.result() for future in as_completed(futures))
 

@@ -1,4 +1,4 @@
-"""The questions of a task: its rows in OLMES' order, with description and shots, in one form."""
+"""Build the questions of a task in one form: its rows in OLMES' order, with description and shots."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from mxstudy.reader import ConfigError, require, suggest
 
 
 def check(settings: Evaluation) -> None:
-    """Raises ConfigError for a task that there is not, and for questions and shots that cannot be had."""
+    """Raise ConfigError for an unknown task, and for questions or shots that cannot be loaded."""
     for name in settings.tasks:
         require(name in TASKS, f"evaluation.tasks: {name!r} is not a task; {suggest(name, TASKS)}")
-    require(bool(at_hand(settings)), "evaluation.tasks: there is none whose data can be had")
+    require(bool(at_hand(settings)), "evaluation.tasks: the data of none of them can be loaded")
 
 
 def at_hand(settings: Evaluation, say: Callable[[str], object] | None = None) -> list[str]:
-    """The tasks whose data can be had; with `skip_missing` the others are said to be left out, else DataMissing."""
+    """Return the tasks whose data can be loaded.
+
+    With `skip_missing`, report the others to `say` and leave them out; otherwise raise DataMissing.
+    """
     tasks = []
     for name in settings.tasks:
         try:
@@ -39,7 +42,7 @@ def at_hand(settings: Evaluation, say: Callable[[str], object] | None = None) ->
 
 
 def identity(settings: Evaluation) -> dict[str, Any]:
-    """Of the files or data sets that the questions come from, shots too."""
+    """Return the identity, for a fingerprint, of the files or data sets of all questions and shots, by task."""
     found = {}
     for name in at_hand(settings):
         found[name] = file_identity(name, TASKS[name].split, settings.data_dir)
@@ -49,7 +52,10 @@ def identity(settings: Evaluation) -> dict[str, Any]:
 
 
 def build_questions(name: str, form: str, settings: Evaluation) -> dict[str, list[Question]]:
-    """Of a task by its name, or those of its subjects by theirs. Raises ConfigError for data that is missing."""
+    """Return the questions of a task under its name, or of each of its subjects under the subject's name.
+
+    Raises ConfigError for missing data.
+    """
     task = TASKS[name]
     groups = by_subject(name, subset(rows_of(name, task.split, settings.data_dir), task), settings.limit)
     shots = shots_of(name, settings)
@@ -57,13 +63,13 @@ def build_questions(name: str, form: str, settings: Evaluation) -> dict[str, lis
 
 
 def rows_of(name: str, split: str, folder: str | None) -> Rows:
-    """Raises ConfigError, with the place, for a row that is no question of the task."""
+    """Return the rows of a split. Raises ConfigError, naming file and row, if one is not a question of the task."""
     task, where = TASKS[name], Path(folder) if folder else None
     rows = load_rows(name, task.path, task.name, split, where)
     for number, row in enumerate(rows, start=1):
         if wrong := what_is_wrong(row, task):
             place = evaluation_sets.place_of(name, task.path, split, where)
-            raise ConfigError(f"{place}, row {number}: no question of {name}: {wrong}")
+            raise ConfigError(f"{place}, row {number}: not a question of {name}: {wrong}")
     return rows
 
 
@@ -71,14 +77,14 @@ def what_is_wrong(row: Mapping[str, object], task: Task) -> str | None:
     try:
         parsed = task.template.parse(row)
     except KeyError as error:
-        return f"it has no {error}"
+        return f"it has no field {error}"
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     options = len(parsed.options)
     if task.subjects and task.subjects not in row:
-        return f"it has no {task.subjects!r}"
+        return f"it has no field {task.subjects!r}"
     if not 2 <= options <= len(LETTERS):
-        return f"{options} options; it takes 2 to {len(LETTERS)}"
+        return f"it has {options} options; must be 2 to {len(LETTERS)}"
     return None if 0 <= parsed.gold < options else f"its answer is none of the {options} options"
 
 
@@ -94,7 +100,7 @@ def ask(name: str, form: str, row: Mapping[str, object], shots: Sequence[Mapping
 
 
 def by_subject(name: str, rows: Rows, limit: int | None) -> dict[str, Rows]:
-    """NAME_SUBJECT to its rows; of `limit` rows in all every subject has its share, the first ones one more."""
+    """Return the rows by NAME_SUBJECT; a `limit` is divided over the subjects, the first ones getting one row more."""
     column = TASKS[name].subjects
     if column is None:
         return {name: rows[:limit]}
@@ -108,25 +114,25 @@ def by_subject(name: str, rows: Rows, limit: int | None) -> dict[str, Rows]:
 
 
 def shots_of(name: str, settings: Evaluation) -> dict[str, Rows]:
-    """By the name of the task, or of the subject's: the first rows of its own split of them, or of the user's file."""
+    """Return the shots by name of the task or subject: the first rows of the task's shots split or the user's file."""
     wanted = settings.shots_of(name)
     if wanted == 0:
         return {}
     split, folder = shots_place(name, settings)
     groups = by_subject(name, rows_of(name, split, folder), None)
     least = min(map(len, groups.values()))
-    require(least >= wanted, f"evaluation.shots: {wanted} were asked for, {name}.{split} has {least}")
+    require(least >= wanted, f"evaluation.shots: {wanted} were asked for, but {name}.{split} has {least}")
     return {group: own[:wanted] for group, own in groups.items()}
 
 
 def shots_place(name: str, settings: Evaluation) -> tuple[str, str | None]:
-    """The split, and the folder or the hub."""
+    """Return the split of the shots, and their folder, None for the hub. Raises DataMissing if there is neither."""
     own_split = TASKS[name].shots_split
     if own_split:
         return own_split, settings.data_dir
     if settings.shots_dir is None:
         raise DataMissing(
-            f"evaluation.shots: {name} has none of its own; evaluation.shots_dir= names a folder with "
+            f"evaluation.shots: {name} has none of its own; set evaluation.shots_dir= to a folder with "
             f"{name}.shots.jsonl"
         )
     return SHOTS, settings.shots_dir

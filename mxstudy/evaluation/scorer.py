@@ -1,8 +1,9 @@
 """Log-likelihoods of continuations under a native decoder: few tokens, full batches, log-softmax in FP32.
 
-Requests that share a context share its forward. A row is one sequence, [context][branch][branch]...: a token reads the
-context and its own branch before it, and a branch's positions go on where the context ends, as if it were alone there.
-What is last of a continuation is only predicted, so a letter as an option has a branch without tokens.
+Requests with the same context share its forward. A row is one sequence, [context][branch][branch]...: a token attends
+to the context and to the earlier tokens of its own branch, and each branch's positions continue from the end of the
+context, as if it were the only branch. The last token of a continuation is only predicted, never read, so an option
+that is a single letter has a branch without tokens.
 """
 
 from __future__ import annotations
@@ -22,34 +23,37 @@ from mxstudy.reader import ConfigError
 
 Tokens = tuple[int, ...]
 
-# Branches of one row, in tokens, unless its context is longer: the mask, of T x T, stays small, and where a context is
-# repeated for further branches it is no more than half of the row.
+# Largest number of branch tokens in one row, unless its context is longer: the T x T mask stays small, and a context
+# that is repeated for further branches takes at most half of the row.
 LONGEST_BRANCHES = 256
 LOGITS_AT_ONCE = 2**28  # 1 GiB in FP32
 
 
 @dataclass(frozen=True)
 class Request:
-    """`continuation` is scored after `context`. Raises ConfigError where either is empty."""
+    """A `continuation` to be scored after `context`. Raises ConfigError if either is empty."""
 
     context: Tokens
     continuation: Tokens
 
     def __post_init__(self) -> None:
         if not self.context or not self.continuation:
-            raise ConfigError(f"evaluation: {self}: both need a token at least")
+            raise ConfigError(f"evaluation: {self}: context and continuation need at least one token each")
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Sum of the continuation's log-probabilities; whether each of its tokens was the likeliest."""
+    """`nats`: sum of a continuation's log-probabilities. `is_greedy`: whether each of its tokens was likeliest."""
 
     nats: float
     is_greedy: bool
 
 
 class Branch(NamedTuple):
-    """Continuations that differ in their last token at most: the tokens before it, then (place of request, token)."""
+    """Continuations that differ at most in their last token.
+
+    `tokens`: those before it. `lasts`: (index of the request, last token) of each.
+    """
 
     tokens: Tokens
     lasts: list[tuple[int, int]]
@@ -65,14 +69,14 @@ class BatchRow(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """`truncated`: how many requests lost their beginning."""
+    """Batches of rows. `truncated`: number of requests that lost their beginning."""
 
     batches: list[list[BatchRow]]
     truncated: int
 
 
 def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) -> BatchPlan:
-    """Each request in one batch. No device is touched: batches may run anywhere, in any order."""
+    """Assign each request to one batch. No device is used: batches may run anywhere, in any order."""
     groups: dict[Tokens, dict[Tokens, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     truncated = 0
     for place, request in enumerate(requests):
@@ -87,7 +91,7 @@ def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) ->
 
 
 def rows_of(context: Tokens, branches: dict[Tokens, list[tuple[int, int]]]) -> Iterator[BatchRow]:
-    """One, or as many as the branches need."""
+    """Yield the rows of a context: one, or as many as its branches need."""
     room = limit = max(LONGEST_BRANCHES, len(context))
     row = BatchRow(context, [])
     for tokens, lasts in branches.items():
@@ -100,7 +104,7 @@ def rows_of(context: Tokens, branches: dict[Tokens, list[tuple[int, int]]]) -> I
 
 
 def batches(by_length: Iterable[BatchRow], tokens_per_batch: int) -> Iterator[list[BatchRow]]:
-    """Neighbours of a list that is sorted by length, longest first, so that little is padded."""
+    """Yield batches of neighbouring rows; `by_length` is sorted by length, longest first, to keep the padding small."""
     batch: list[BatchRow] = []
     for row in by_length:
         if batch and (len(batch) + 1) * batch[0].length > tokens_per_batch:
@@ -113,9 +117,10 @@ def batches(by_length: Iterable[BatchRow], tokens_per_batch: int) -> Iterator[li
 
 @dataclass
 class Scorer:
-    """`tokens_per_batch`: of a forward, padding included; a longer row goes alone.
+    """Scores requests. `tokens_per_batch`: tokens of a forward, padding included; a longer row runs alone.
 
-    `max_length`: of what the model reads; a longer request loses its beginning, and is counted in `truncated`.
+    `max_length`: tokens that the model reads at most; a longer request loses its beginning and is counted in
+    `truncated`.
     """
 
     model: Decoder
@@ -124,7 +129,7 @@ class Scorer:
     truncated: int = 0
 
     def score(self, requests: Sequence[Request], done: Callable[[int], None] | None = None) -> list[Scored]:
-        """In the order of the requests. `done` is told after each batch how many requests were in it."""
+        """Return the scores in the order of the requests; call `done` after each batch with its number of requests."""
         planned = plan(requests, self.max_length, self.tokens_per_batch)
         self.truncated += planned.truncated
         scored: dict[int, Scored] = {}
@@ -135,12 +140,12 @@ class Scorer:
         return [scored[place] for place in range(len(requests))]
 
     def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[list[tuple[int, Scored]]]:
-        """What `run` finds in each batch; the order is free."""
+        """Return what `run` returns for each batch, in any order."""
         return map(self.run, batches)
 
     @torch.inference_mode()
     def run(self, batch: Sequence[BatchRow]) -> list[tuple[int, Scored]]:
-        """(place, what was found there) of each request in the batch."""
+        """Return (index of the request, its score) for each request in the batch."""
         device, packed = self.model.tok_embeddings.weight.device, pack(batch)
         tokens_BT, row_P, column_P, wanted_P = (
             torch.from_numpy(ids).to(device)
@@ -148,12 +153,15 @@ class Scorer:
         )
         features_BTD = self.model.features(tokens_BT, packed.tree(device))
         nats_P, greedy_P = self.predicted(features_BTD[row_P, column_P], wanted_P)
-        nats, greedy = torch.stack((nats_P.double(), greedy_P.double())).cpu().numpy()  # all that is copied back
+        nats, greedy = torch.stack((nats_P.double(), greedy_P.double())).cpu().numpy()  # the only copy to the CPU
         sums, alls = np.add.reduceat(nats, packed.begins), np.minimum.reduceat(greedy, packed.begins) == 1
         return list(zip(packed.places, map(Scored, sums.tolist(), alls.tolist()), strict=True))
 
     def predicted(self, features_PD: Tensor, wanted_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities in FP32, and whether each is the likeliest token's. The head runs here alone."""
+        """Return the wanted tokens' log-probabilities, FP32 [P], and whether each is the likeliest token, bool [P].
+
+        The output head runs only here, for the P features that predict something.
+        """
         at_once = max(1, LOGITS_AT_ONCE // self.model.config.vocab_size)
         nats, greedy = [], []
         for features, wanted in zip(features_PD.split(at_once), wanted_P.split(at_once), strict=True):
@@ -164,10 +172,11 @@ class Scorer:
 
 
 class Packed(NamedTuple):
-    """A batch as arrays: B rows padded to T tokens; P predictions, those of one request side by side.
+    """A batch as arrays: B rows padded to T tokens, and P predictions, those of one request next to each other.
 
-    `branch_BT`: 0 in the context, -1 in the padding. A prediction, of `wanted_P`, reads the features at `row_P` and
-    `column_P`. `begins`: where each request's predictions do; `places`: its place among all requests.
+    `branch_BT`: number of the branch, 0 in the context, -1 in the padding. The token `wanted_P` is predicted from the
+    features at `row_P`, `column_P`. `begins`: index of each request's first prediction. `places`: index of each request
+    among all requests.
     """
 
     tokens_BT: np.ndarray
@@ -180,7 +189,10 @@ class Packed(NamedTuple):
     places: list[int]
 
     def tree(self, device: torch.device) -> Tree | None:
-        """Padding is a branch too, so that it has something to read. None where causal attention is the same."""
+        """Return positions and attention mask of the batch; None if plain causal attention is the same.
+
+        Padding counts as a branch, so that its tokens attend to something.
+        """
         if (self.position_BT == np.arange(self.position_BT.shape[1])).all():
             return None
         branch_BT, position_BT = (torch.from_numpy(ids).to(device) for ids in (self.branch_BT, self.position_BT))
@@ -189,10 +201,10 @@ class Packed(NamedTuple):
 
 
 def pack(batch: Sequence[BatchRow]) -> Packed:
-    """Python loops over segments, each a context or a branch; NumPy over their tokens, put end to end."""
+    """Return the batch as arrays; Python loops over segments (contexts and branches), NumPy over their tokens."""
     texts: list[Tokens] = []
-    about: list[tuple[int, int, int, int]] = []  # of a segment: row, branch, first column, first position
-    asked: list[tuple[int, int, int, Tokens]] = []  # of a request: place, segments of context and branch, continuation
+    about: list[tuple[int, int, int, int]] = []  # per segment: row, branch, first column, first position
+    asked: list[tuple[int, int, int, Tokens]] = []  # per request: index, its two segments, continuation
     for number, row in enumerate(batch):
         context, column = len(texts), len(row.context)
         texts.append(row.context)
@@ -215,7 +227,7 @@ def pack(batch: Sequence[BatchRow]) -> Packed:
 
     places, contexts, branches, continuations = zip(*asked, strict=True)
     request, offset, first = ragged(continuations)
-    ends_context = begins[1:][np.array(contexts)[request]] - 1  # a continuation's first token is predicted there
+    ends_context = begins[1:][np.array(contexts)[request]] - 1  # a continuation's first token is predicted here
     reads_P = np.where(offset == 0, ends_context, begins[np.array(branches)[request]] + offset - 1)
     row_P, column_P, wanted_P = row_N[reads_P], column_N[reads_P], flat(continuations)
     return Packed(tokens_BT, branch_BT, position_BT, row_P, column_P, wanted_P, first[:-1], list(places))
@@ -226,7 +238,7 @@ def flat(texts: Iterable[Tokens]) -> np.ndarray:
 
 
 def ragged(texts: Sequence[Tokens]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of texts put end to end: each token's text, its number in it, and where the texts begin, with the end of all."""
+    """Return, for concatenated texts, each token's text and index in it, and all texts' offsets, the end included."""
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     begins = np.concatenate(([0], lengths.cumsum()))
     text = np.repeat(np.arange(len(texts)), lengths)

@@ -1,4 +1,4 @@
-"""One task in one form, asked through lm-eval: what every option of every question scored, and what that comes to."""
+"""Run tasks through lm-eval, and compute scores from the log-likelihoods of every question's options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxstudy.evaluation.olmes import TASKS
 from mxstudy.evaluation.tasks import OlmesTask
 from mxstudy.evaluation.templates import Question
 
-MEASURES = ("right", "bits_per_char")  # of a question
+MEASURES = ("right", "bits_per_char")  # columns with one number per question
 TRUNCATED = "truncated_requests"
 
 
@@ -25,17 +25,17 @@ class Mean(NamedTuple):
 
 
 def count_requests(task: str, form: str, asked: Mapping[str, Sequence[Question]]) -> int:
-    """Log-likelihoods that `samples_of` needs."""
+    """Return the number of log-likelihoods that `samples_of` needs."""
     options = sum(len(question.continuations) for questions in asked.values() for question in questions)
     return options * (2 if TASKS[task].metric_of(form) == "uncond" else 1)
 
 
 def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Question]]) -> pd.DataFrame:
-    """A row a question: task, form, group (the task, or one of its subjects), document, contexts, continuations, gold,
-    nats, alone (unconditional nats, where the metric takes them), right, bits_per_char; truncated_requests, of all of
-    them together.
+    """Score one task in one form and return one row per question.
 
-    `asked`: questions by group. Raises ValueError for a log-likelihood that is NaN.
+    Columns: task, form, group (the task or one of its subjects), document, contexts, continuations, gold, nats, alone
+    (unconditional nats, if the metric needs them), right, bits_per_char, and truncated_requests, the total of all rows.
+    `asked`: questions by group. Raises ValueError if a log-likelihood is NaN.
     """
     metric = TASKS[task].metric_of(form)
     by_name = {group: OlmesTask(group, metric, questions) for group, questions in asked.items()}
@@ -46,7 +46,7 @@ def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Questi
 
 
 def truncated_by(lm: LM) -> int:
-    """How many requests have been longer than what the model reads; lm-eval's own do not count them."""
+    """Return how many requests were longer than the model's input; lm-eval's own models do not count them (0)."""
     return lm.scorer.truncated if isinstance(lm, NativeLM) else 0
 
 
@@ -68,11 +68,11 @@ def row_of(group: str, sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
-    """A row a task and form: score and bits_per_char with their standard errors, documents, whether it is the task's
-    best form (of equal ones mcf, as in OLMES). Below them, by form and of the best ones, the mean over all tasks but
-    those of many subjects.
+    """Return one row per task and form: score and bits_per_char with standard errors, documents, truncated requests,
+    and whether it is the task's best form (of equal ones mcf, as in OLMES).
 
-    `samples`: those of `samples_of`, of any tasks and forms.
+    Rows of averages follow, per form and over the best forms; they leave out tasks with subjects. `samples`: rows of
+    `samples_of` for any tasks and forms.
     """
     rows = [
         {"task": task, "form": form, **measured(own), "documents": len(own), TRUNCATED: own[TRUNCATED].iloc[0]}
@@ -85,7 +85,7 @@ def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def values_of(scores: pd.DataFrame) -> dict[str, float]:
-    """'arc_easy.cf/score': what a journal's row, or MLflow, has of the scores; nothing that is not a number."""
+    """Return the scores as values of a journal's row or MLflow, by names like 'arc_easy.cf/score', without NaN."""
     measures = ("score", "stderr", "bits_per_char", "bits_per_char_stderr")
     return {
         f"{row['task'].replace(' ', '_')}.{row['form']}/{measure}": row[measure]
@@ -106,13 +106,13 @@ def measured(samples: pd.DataFrame) -> dict[str, float]:
 
 
 def mean_of(samples: pd.DataFrame, measure: str) -> Mean:
-    """Over questions; where there are subjects, the mean of the subjects' means."""
+    """Return the mean over questions; with several groups (subjects), the mean of the groups' means."""
     groups = samples.groupby("group")[measure]
     return mean_of_means([Mean(*one) for one in zip(groups.mean(), groups.sem(), strict=True)])
 
 
 def mean_of_means(means: Sequence[Mean]) -> Mean:
-    """Independent ones, each counted once."""
+    """Return the unweighted mean of independent means, with its standard error."""
     stderr = math.sqrt(sum(mean.stderr**2 for mean in means)) / len(means)
     return Mean(sum(mean.value for mean in means) / len(means), stderr)
 

@@ -1,4 +1,4 @@
-"""OLMES questions as lm-eval tasks: which option was chosen by the metric, and the right one's bits per character."""
+"""OLMES questions as lm-eval tasks, with the metrics acc and bits per character of the right option."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mxstudy.compat.lm_eval import NamedTask
 from mxstudy.evaluation.metrics import UNCONDITIONAL, bits_per_char, is_right
 from mxstudy.evaluation.templates import Question
 
-Answer = tuple[float, bool]  # of lm-eval: log-likelihood in nats, whether it is greedy
+Answer = tuple[float, bool]  # lm-eval's answer: log-likelihood in nats, whether it is greedy
 
 
 class OlmesTask(NamedTask):
-    """`name`: as in the results. `metric`: a row of METRICS, by which `acc` is told.
+    """A task of lm-eval. `name`: its name in the results. `metric`: the entry of METRICS that decides `acc`.
 
-    A document is a question, shots and description already in its contexts; lm-eval has nothing to add to them.
+    A document is a question whose contexts already contain shots and description, so that lm-eval adds nothing.
     """
 
     VERSION = 1
@@ -32,7 +32,7 @@ class OlmesTask(NamedTask):
         ]
 
     def download(self, *_: Any, **__: Any) -> None:
-        """The questions are at hand."""
+        """Do nothing: the questions are already loaded."""
 
     def has_training_docs(self) -> bool:
         return False
@@ -61,7 +61,7 @@ class OlmesTask(NamedTask):
             yield from self.construct_requests(doc, "", metadata=(self.config.task, number, 1))
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
-        """One an option; for `uncond` one more each, of the continuation without the question."""
+        """Return one request per option, and for `uncond` one more each: the continuation without the question."""
         pairs = list(zip(doc["contexts"], doc["continuations"], strict=True))
         if self.metric == "uncond":
             pairs += [(UNCONDITIONAL, continuation) for continuation in doc["continuations"]]
@@ -70,7 +70,7 @@ class OlmesTask(NamedTask):
         ]
 
     def process_results(self, doc: dict[str, Any], results: Sequence[Answer]) -> dict[str, float]:
-        """Raises ValueError for a NaN, with the question."""
+        """Return acc and bits_per_char of one question. Raises ValueError, quoting the question, for a NaN."""
         question = Question(tuple(doc["contexts"]), tuple(doc["continuations"]), doc["gold"])
         nats, options = [nats for nats, _ in results], len(question.continuations)
         right = is_right(self.metric, question, nats[:options], nats[options:])

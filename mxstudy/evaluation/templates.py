@@ -1,6 +1,7 @@
-"""OLMES prompts: a row of a data set to a question, in cloze form or as multiple choice (OLMES, arXiv 2406.08446).
+"""Turn a data set's row into a question with OLMES' prompts, in cloze form or multiple choice (arXiv 2406.08446).
 
-Cloze form (cf): each option is a continuation. Multiple choice (mcf): the options are in the prompt, a letter follows.
+Cloze form (cf): each option is a continuation. Multiple choice (mcf): the prompt lists the options, and a letter is
+the continuation.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ LETTERS = "ABCDE"
 
 @dataclass(frozen=True)
 class Question:
-    """Option i is scored by the log-likelihood of continuations[i] after contexts[i]; `gold` is the right one.
+    """A question: option i is scored by the log-likelihood of continuations[i] after contexts[i]; `gold` is right.
 
-    Continuations begin with their one space. All contexts are equal but for WinoGrande's in cloze form.
+    Each continuation begins with one space. All contexts are equal, except WinoGrande's in cloze form.
     """
 
     contexts: tuple[str, ...]
@@ -27,15 +28,15 @@ class Question:
 
     @property
     def solved(self) -> str:
-        """With its right answer, as a shot."""
+        """Return the question with its right answer, as used for a shot."""
         return self.contexts[self.gold] + self.continuations[self.gold]
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a data set's row says: `cloze` is the prompt without options, `choose` the one that options follow.
+    """A parsed row. `cloze`: the prompt of the cloze form. `choose`: the prompt that the list of options follows.
 
-    `listed`: the options as they follow, where they are others than those of the cloze form.
+    `listed`: the options in that list, if they differ from those of the cloze form.
     """
 
     cloze: str
@@ -46,7 +47,7 @@ class Parsed:
 
 
 def labelled(row: Row) -> tuple[tuple[str, ...], int]:
-    """Options and the right one's index; ARC labels some of its options 1, 2, 3."""
+    """Return the options and the index of the right one; ARC labels some of its options 1, 2, 3."""
     choices = row["choices"]
     return tuple(choices["text"]), list(choices["label"]).index(row["answerKey"])
 
@@ -62,16 +63,16 @@ def openbookqa(row: Row) -> Parsed:
 
 
 def boolq(row: Row) -> Parsed:
-    """Label 1 is yes, which is option 0."""
+    """Parse a row; label 1 means yes, which is option 0."""
     ask = f"{row['passage']}\nQuestion: {row['question']}?"
     return Parsed(f"{ask}\nAnswer:", ask, ("yes", "no"), 1 - int(row["label"]))
 
 
 def hellaswag(row: Row) -> Parsed:
-    """From the public columns, or from a row whose text is clean already: `query`, `endings`.
+    """Parse a row with the public columns, or a row whose text is already clean: `query`, `endings`.
 
-    The cloze form is clean part by part, multiple choice as a whole (`clean_choice`), spaces at its lines' ends
-    included, which a row that is clean already has lost.
+    The cloze form is cleaned part by part, multiple choice as a whole (`clean_choice`); cleaning the whole keeps spaces
+    at line ends, which a row that is already clean has lost.
     """
     raw, as_is = tuple(row["endings"]), "query" in row
     ask = row["query"] if as_is else f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
@@ -80,7 +81,7 @@ def hellaswag(row: Row) -> Parsed:
 
 
 def clean(text: str) -> str:
-    """WikiHow's marks out of it: [title] ends a sentence, every other is dropped."""
+    """Return the text without WikiHow's marks: [title] becomes the end of a sentence, all others are dropped."""
     text = re.sub(r"\.? \[title\]", ". ", text.strip())
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -107,7 +108,7 @@ def socialiqa(row: Row) -> Parsed:
 
 
 def winogrande(row: Row) -> Parsed:
-    """In cloze form the sentence up to the blank, which the options fill, is context; its rest the continuation."""
+    """Parse a row; in cloze form, the sentence up to the filled blank is the context, the rest the continuation."""
     ask = f"Fill in the blank: {row['sentence'].replace('_', '___')}"
     return Parsed(row["sentence"], ask, (row["option1"], row["option2"]), int(row["answer"]) - 1)
 
@@ -137,7 +138,7 @@ def clean_choice(parsed: Parsed) -> Question:
 
 
 def with_shots(question: Question, shots: Iterable[Question], description: str | None = None) -> Question:
-    """The same question after a description and solved ones, blank lines between."""
+    """Return the question with a description and solved questions before it, separated by blank lines."""
     before = [description] if description else []
     before += [shot.solved for shot in shots]
     contexts = tuple("\n\n".join([*before, context]) for context in question.contexts)
@@ -145,7 +146,7 @@ def with_shots(question: Question, shots: Iterable[Question], description: str |
 
 
 def describe_mmlu(subject: str) -> str:
-    """Said in both forms, and without shots too."""
+    """Return MMLU's description of a subject, used in both forms, with and without shots."""
     return f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
 
 

@@ -1,4 +1,4 @@
-"""A document as requests: windows slide over it, and each of its tokens is scored once."""
+"""Split a document into requests by sliding windows, so that each of its tokens is scored once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mxstudy.evaluation.scorer import Request
 
 
 def sliding_windows(tokens: np.ndarray, eos_id: int, window: int, stride: int) -> Iterator[Request]:
-    """The model reads `window` tokens at a time, each time from `stride` tokens further on, to the document's end.
+    """Yield one request per window of `window` input tokens; each window starts `stride` tokens after the one before.
 
-    `tokens`: ids [n], any integer dtype, without EOS. The first is predicted after `eos_id`, as in training, where that
-    ends the document before. The first window scores all that it predicts, a later one what none before it has:
-    `stride` tokens or, at the end, fewer, each after `window - stride + 1` others or more, so 1 <= stride <= window.
-    A document without tokens has none.
+    `tokens`: ids [n], any integer dtype, without EOS. The first token is predicted after `eos_id`, as in training,
+    where EOS ends the preceding document. The first window scores all tokens that it predicts; each later window scores
+    those not scored before: `stride` tokens, or fewer at the end, each with at least `window - stride + 1` tokens of
+    context; so 1 <= stride <= window. A document without tokens yields nothing.
     """
     whole = np.concatenate(([eos_id], tokens)).astype(np.int64)
-    last = max(len(tokens) - window, 0)  # a window that begins here, or later, reaches the end
+    last = max(len(tokens) - window, 0)  # windows that begin here or later reach the end
     for start in range(0, last + stride, stride) if len(tokens) else ():
         scored = start - stride + window if start else 0
         context, continuation = whole[start : scored + 1], whole[scored + 1 : start + window + 1]

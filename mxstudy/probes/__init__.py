@@ -1,7 +1,7 @@
-"""Observers of a run: they read what the step leaves behind, and change nothing.
+"""Probes observe a run: they read the state after a step, and change nothing.
 
-To import this package loads no torch; nor do spikes, outcomes, fractions, histogram_bins, ring_file and names, which
-are what results need of it.
+Importing this package does not load torch; neither do its modules spikes, outcomes, fractions, histogram_bins,
+ring_file and names, which mxstudy.results uses.
 """
 
 from mxstudy.probes.spikes import spike_score

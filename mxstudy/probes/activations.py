@@ -1,8 +1,8 @@
-"""What the norms take in and give out: the RMS of their outputs, and signed histograms of both sides.
+"""Probes of the norms' activations: the RMS of their outputs, and signed histograms of inputs and outputs.
 
-Outputs are recomputed from the norm's input, which the backward keeps anyway: the model's own graph stays the same
-with probes on or off, eager or compiled. They are those of the GEMM's operand: normalised, quantised where the plan
-quantises it, without the gain.
+Outputs are recomputed from the norm's input, which is kept for the backward anyway, so that the model's graph is the
+same with probes on or off, eager or compiled. An output is measured as the GEMM's operand: normalised, quantised if the
+plan quantises it, without the gain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
 MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
-# Where an octave's bins begin, but for the first, which begins with the octave.
+# Mantissas at which an octave's bins begin, except the first bin, which begins with the octave.
 BIN_MANTISSAS = [
     int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA for k in range(1, BINS_PER_OCTAVE)
 ]
@@ -32,9 +32,10 @@ Watched = Callable[[nn.Module, Tensor], Tensor]
 
 
 def bins_of(x: Tensor) -> Tensor:
-    """The bin of every element, edges as float32, by bit arithmetic: int32, x's shape. A NaN is in an outermost bin.
+    """Return the bin of every element, int32 of x's shape, by bit arithmetic on float32; NaN is in an outermost bin.
 
-    A bin has its lower edge, not its upper; on the negative side, its magnitudes begin one bit above the inner edge.
+    A bin contains its lower edge but not its upper one; on the negative side, its magnitudes begin one bit above the
+    inner edge.
     """
     bits = x.float().view(torch.int32)
     is_negative = bits < 0
@@ -46,7 +47,7 @@ def bins_of(x: Tensor) -> Tensor:
 
 
 def count_bins(x: Tensor) -> Tensor:
-    """How many elements each bin holds: int64 [bins]. Feature by feature, so that few of them meet at one counter."""
+    """Return the number of elements in each bin: int64 [bins]; counted per feature to avoid contention of atomics."""
     bins_TD = bins_of(x.flatten(0, -2)).long()
     counts = torch.zeros(2 * FINITE_EDGES + 1, x.shape[-1], dtype=torch.int32, device=x.device)
     return counts.scatter_add_(0, bins_TD, torch.ones_like(bins_TD, dtype=torch.int32)).sum(1)
@@ -59,16 +60,16 @@ def norm_of(module: nn.Module) -> Norm:
 
 
 def norm_output(module: nn.Module, x: Tensor) -> Tensor:
-    """The norm's output as its reader gets it, float32."""
+    """Return the norm's output as the module that reads it gets it, float32."""
     norm = norm_of(module)
     output = norm.normalize(x)
     return module.read(output) if isinstance(module, NormLinear) and norm.fold_gain else output
 
 
 def exact_mean_square(norm: Norm, x: Tensor) -> Tensor:
-    """Of what the norm would put out, before its gain, if it divided by the exact RMS, sqrt(s + eps): float32.
+    """Return the mean square of the norm's output before its gain if it divided by the exact RMS, sqrt(s + eps).
 
-    In each row that is s / (s + eps), s the mean square of what goes in; the quotients themselves are not needed.
+    In each row this is s / (s + eps), where s is the mean square of the (centred) input; float32, 0-dim.
     """
     centered = center(x, row_mean(x) if norm.centers else None)
     square = centered.float().square().mean(-1)
@@ -76,23 +77,23 @@ def exact_mean_square(norm: Norm, x: Tensor) -> Tensor:
 
 
 def mean_squares(module: nn.Module, x: Tensor) -> Tensor:
-    """Of the norm's output, and of what the exact norm would put out: float32 [2]."""
+    """Return the mean squares of the norm's output and of the exact norm's output: float32 [2]."""
     return torch.stack([norm_output(module, x).square().mean(-1).mean(), exact_mean_square(norm_of(module), x)])
 
 
 def input_and_output_counts(module: nn.Module, x: Tensor) -> Tensor:
-    """Of the norm's input and output: int64 [2, bins]."""
+    """Return the histograms of the norm's input and output: int64 [2, bins]."""
     return torch.stack((count_bins(x), count_bins(norm_output(module, x))))
 
 
 @functools.cache
 def compiled(function: Watched) -> Watched:
-    """In kernels that only read the activations: by itself the compiler would store long expressions on the way."""
+    """Compile to kernels that only read the activations; by default the compiler would store long subexpressions."""
     return torch.compile(function, dynamic=False, options={"realize_opcount_threshold": 1000})
 
 
 def fused(function: Watched, module: nn.Module, x: Tensor) -> Tensor:
-    """`function(module, x)`, compiled on a GPU: eager, it would write the activations out a dozen times."""
+    """Return `function(module, x)`, compiled on a GPU, where eager code would write the activations a dozen times."""
     return (compiled(function) if x.is_cuda else function)(module, x)
 
 

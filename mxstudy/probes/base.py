@@ -1,4 +1,4 @@
-"""What a probe is, and what it may see."""
+"""The interface of a probe, and the view of a step that it gets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 
 @dataclass(frozen=True)
 class StepView:
-    """A step as it ended, to be read only: `loss` and `grad_norm` before clipping, gradients still in `model`.
+    """A read-only view of a finished step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
 
-    `first_sequence` hands out the first sequence of the step's batch, on the model's device; `tokens`: of that batch,
-    over which the loss is a mean.
+    `first_sequence` returns the first sequence of the step's batch, on the model's device. `tokens`: number of tokens
+    of that batch, over which the loss is a mean.
     """
 
     step: int
@@ -33,13 +33,13 @@ class StepView:
 
 
 class Probe(Protocol):
-    """On every `every_steps`-th step `watch` is shown each norm's input in the forward, then `measure` is called."""
+    """A probe: in every `every_steps`-th step, `watch` gets each norm's input in the forward, then `measure` runs."""
 
     name: str
     every_steps: int
 
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """`module` is the NormLinear that reads x [..., size], or a norm on its own; x must not be written."""
+        """See x [..., size], the input of `module`, a NormLinear or a norm without a linear; x must not be modified."""
 
     def measure(self, view: StepView) -> Values:
-        """What was seen since the last call, by '<norm>/<quantity>'; a row of the journal unless it is empty."""
+        """Return the values since the last call, by '<norm>/<quantity>'; they become a row of the journal if any."""

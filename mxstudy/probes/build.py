@@ -1,4 +1,4 @@
-"""The probes by their names in the config."""
+"""Build the probes that a config switches on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mxstudy.probes.timing import Timing
 from mxstudy.probes.weights import Weights
 from mxstudy.reader import require
 
-# A row for each of `probe_names`.
+# One entry for each of `probe_names`.
 PROBES: dict[str, Callable[[Any], Probe]] = {
     "norm_output_rms": NormOutputRMS,
     "activation_histograms": ActivationHistograms,
@@ -33,7 +33,10 @@ PROBES: dict[str, Callable[[Any], Probe]] = {
 
 
 def build_probes(probes: config.Probes) -> list[Probe]:
-    """Those that are on, and the ring of features where a spike would call for it; each needs a row in PROBES."""
+    """Return the probes that are on, and the ring of features if spikes are watched and need it.
+
+    Raises ConfigError for a probe without an entry in PROBES.
+    """
     settings = {name: getattr(probes, name) for name in probe_names(probes)}
     for name in settings:
         require(name in PROBES, f"probe.{name}: has no row in PROBES (mxstudy/probes/build.py); add one")
@@ -46,6 +49,6 @@ def build_probes(probes: config.Probes) -> list[Probe]:
 def build_spikes(
     probes: config.Probes, built: list[Probe], folder: Path, pin: Callable[[], str | None], losses: Sequence[float]
 ) -> SpikeWatch | None:
-    """`built`: of `build_probes`; the others as in SpikeWatch. None where it is off."""
+    """Return the spike watch, or None if it is off. `built`: from `build_probes`; other arguments: see SpikeWatch."""
     ring = next((probe for probe in built if isinstance(probe, FeatureRing)), None)
     return SpikeWatch(probes.spikes, ring, folder, pin, losses) if probes.spikes.every_steps else None

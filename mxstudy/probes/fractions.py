@@ -1,4 +1,4 @@
-"""How often something happened over seeds, with 95 % intervals, and whether two arms differ in that."""
+"""Fractions of runs in which something happened, with 95 % intervals, and differences between two arms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Seeds = tuple[int, int]  # data seed, initial seed
 
 
 class Fraction(NamedTuple):
-    """`low`, `high`: Wilson's 95 % interval, of runs that are independent."""
+    """A fraction of runs. `low`, `high`: Wilson's 95 % interval, for independent runs."""
 
     value: float
     low: float
@@ -24,8 +24,8 @@ class Fraction(NamedTuple):
 
 
 def fraction(count: int, runs: int) -> Fraction:
-    """`count` of so many runs. Raises ConfigError where there are none, or fewer than were counted."""
-    require(0 <= count <= runs and runs > 0, f"fraction: {count} of {runs} runs: must lie between 0 and 1")
+    """Return count / runs with its interval. Raises ConfigError if there are no runs, or fewer than `count`."""
+    require(0 <= count <= runs and runs > 0, f"fraction: {count} of {runs} runs is not between 0 and 1")
     from scipy import stats  # takes a second to import
 
     low, high = stats.binomtest(count, runs).proportion_ci(CONFIDENCE, method="wilson")
@@ -33,9 +33,9 @@ def fraction(count: int, runs: int) -> Fraction:
 
 
 class PairedDifference(NamedTuple):
-    """A fraction less another, between -1 and 1, over runs with the same seeds; `low`, `high`: 95 % interval.
+    """A difference of two fractions, -1 to 1, over runs with the same seeds; `low`, `high`: 95 % interval.
 
-    `data_seeds`: over how many; with one, the difference is that of its teacher and data, and no other's.
+    `data_seeds`: number of data seeds; with one, the difference holds for its teacher and data only.
     """
 
     value: float
@@ -52,13 +52,13 @@ class PairedDifference(NamedTuple):
 
 
 def paired_difference(ours: Mapping[Seeds, bool], theirs: Mapping[Seeds, bool]) -> PairedDifference:
-    """How much more often it happened to ours than to theirs, over the seeds that both arms ran.
+    """Return how much more often it happened to ours than to theirs, over the seeds that both arms have.
 
-    The interval is the widest of four. Newcombe's knows that outcomes are 0 and 1; that of McNemar's exact test holds
-    for few pairs, too; both take pairs as independent. Student's, over the means of the data seeds (Ibragimov and
-    Mueller 2010), knows that runs share a teacher, and over those of the initial seeds that they share initial weights;
-    each where there are at least two. Not a bootstrap of both levels: in simulated grids of 4 x 8 whose teachers differ
-    its 95 % hold in 85 to 90 % of all cases. Raises ConfigError for arms that share no seeds.
+    The interval is the widest of four. Newcombe's takes into account that outcomes are 0 or 1; McNemar's exact one is
+    valid for few pairs too; both treat pairs as independent. Student's t over the means of the data seeds (Ibragimov
+    and Mueller 2010) takes into account that runs share a teacher, and over the means of the initial seeds that they
+    share initial weights; each needs at least two means. A bootstrap of both levels is not used: in simulated grids of
+    4 x 8 with different teachers, its 95 % intervals cover only 85 to 90 %. Raises ConfigError if no seeds are shared.
     """
     from scipy import stats  # takes a second to import
 
@@ -79,9 +79,9 @@ def paired_difference(ours: Mapping[Seeds, bool], theirs: Mapping[Seeds, bool]) 
 
 
 def newcombe(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
-    """Interval of the first's fraction less the second's: Newcombe 1998, Statistics in Medicine 17, 2635, method 10.
+    """Return the interval of (first - second) fraction: Newcombe 1998, Statistics in Medicine 17, 2635, method 10.
 
-    The limits of both Wilson intervals, joined as the sides of a triangle whose angle is the correlation of the pairs.
+    It combines the limits of both Wilson intervals as sides of a triangle whose angle is given by the correlation.
     """
     counts = {kind: pairs.count(kind) for kind in ((True, True), (True, False), (False, True), (False, False))}
     both, first, second, neither = counts.values()
@@ -99,7 +99,10 @@ def newcombe(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
 
 
 def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> tuple[float, float]:
-    """Interval of that difference, of as many pairs that differ: it contains 0 where the exact test rejects nothing."""
+    """Return the exact interval of that difference, given the number of discordant pairs.
+
+    It contains 0 where McNemar's exact test does not reject.
+    """
     first, second = pairs.count((True, False)), pairs.count((False, True))
     differ = first + second
     if not differ:

@@ -1,4 +1,4 @@
-"""What the formats do to the gradient: the plan's against FP32's, at the same weights on the same sequence."""
+"""Compare the gradient in the plan's formats with that in FP32, at the same weights on the same sequence."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ WHOLE = "model"
 
 
 class GradientBias:
-    """'<parameter>/<quantity>', and 'model/<quantity>' over all parameters as one vector, at weights after the step.
+    """Gradient errors '<parameter>/<quantity>', and 'model/<quantity>' over all parameters, at weights after the step.
 
-    g is the gradient with the formats and the compute dtype of the run, h that of FP32 throughout; both through the
+    g is the gradient with the formats and the compute dtype of the run, h the gradient in FP32 throughout; both use the
     run's norms, estimated or not. ratio: ||g - h|| / ||h||, a lower bound on the operator norm of the noise
-    (instability paper, Eq. 5). squared_ratio: its square, which the paper's code logs, there between two trajectories.
-    cosine of g and h. norm_ratio: ||g|| / ||h||. Where h is zero they are not finite.
+    (instability paper, Eq. 5). squared_ratio: its square, which the paper's code logs, though between two trajectories.
+    cosine: that of g and h. norm_ratio: ||g|| / ||h||. If h is zero, they are not finite.
 
-    model/loss_difference_nats: the loss of g less that of h. model/cost_ms: what the measurement took. For that time
-    the GPU holds both gradients, 8 bytes a parameter, and what one sequence needs in FP32: attention with grouped
-    queries has no fused kernel there, and keeps T^2 numbers a head and layer (fewer with activation checkpointing).
+    model/loss_difference_nats: loss with the formats minus loss in FP32. model/cost_ms: time of the measurement.
+    Meanwhile the GPU holds both gradients, 8 bytes per parameter, and what one sequence needs in FP32: attention with
+    grouped queries has no fused kernel there, and keeps T^2 numbers per head and layer (fewer with activation
+    checkpointing).
     """
 
     name = "gradient_bias"
@@ -36,7 +37,7 @@ class GradientBias:
         self.every_steps = settings.every_steps
 
     def watch(self, name: str, module: torch.nn.Module, x: Tensor) -> None:
-        """Norms show too little: `measure` runs passes of its own."""
+        """Do nothing: `measure` runs its own passes."""
 
     def measure(self, view: StepView) -> Values:
         model = view.model
@@ -54,14 +55,14 @@ class GradientBias:
 
 
 def squared_norms(gradients: dict[str, Tensor], true_gradients: dict[str, Tensor]) -> Tensor:
-    """Of every parameter ||g||^2, ||h||^2 and ||g - h||^2: float64 [parameters, 3]."""
+    """Return ||g||^2, ||h||^2 and ||g - h||^2 of every parameter: float64 [parameters, 3]."""
     triples = ((g, true_gradients[name], g - true_gradients[name]) for name, g in gradients.items())
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for triple in triples for x in triple]
     return torch.stack(norms).square().view(-1, 3)
 
 
 def compare(names: list[str], squares: np.ndarray) -> Values:
-    """The quantities of a vector a row, from what `squared_norms` gives."""
+    """Return '<name>/<quantity>' for each row of `squares`, as `squared_norms` returns them."""
     return {
         f"{n}/{q}": float(value)
         for q, column in quantities(*squares.T).items()
@@ -70,7 +71,7 @@ def compare(names: list[str], squares: np.ndarray) -> Values:
 
 
 def quantities(own: np.ndarray, true: np.ndarray, difference: np.ndarray) -> dict[str, np.ndarray]:
-    """From ||g||^2, ||h||^2 and ||g - h||^2, elementwise."""
+    """Return the quantities, elementwise, from ||g||^2, ||h||^2 and ||g - h||^2."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "ratio": np.sqrt(difference / true),
@@ -81,7 +82,7 @@ def quantities(own: np.ndarray, true: np.ndarray, difference: np.ndarray) -> dic
 
 
 def wait_for(model: Decoder) -> None:
-    """Until the GPU has done what was asked before, so that the clock starts with the measurement."""
+    """Wait until the GPU has finished its earlier work, so that only the measurement is timed."""
     device = next(model.parameters()).device
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""How much memory a run holds."""
+"""Measure how much memory a run uses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ GIB = 2**30
 
 
 class Memory:
-    """rss_gib: of the process, on the host. On a GPU also allocated_gib and reserved_gib, as the step ends, and
-    peak_gib, the most that was allocated at any time since the last row. Of several ranks the most."""
+    """Memory in GiB, the maximum over ranks. rss_gib: the process's memory on the host.
+
+    On a GPU also allocated_gib and reserved_gib at the end of the step, and peak_gib, the largest allocation since the
+    last row.
+    """
 
     name = "memory"
 
@@ -23,7 +26,7 @@ class Memory:
         self.every_steps = settings.every_steps
 
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Activations are of no interest here."""
+        """Do nothing: this probe does not need activations."""
 
     def measure(self, view: StepView) -> Values:
         values = {"rss_gib": psutil.Process().memory_info().rss / GIB}
@@ -32,7 +35,7 @@ class Memory:
 
 
 def gpu_memory(device: torch.device) -> dict[str, float]:
-    """Begins the next row's peak."""
+    """Return the GPU's memory in GiB, and reset its peak for the next row."""
     read = {
         "allocated_gib": torch.cuda.memory_allocated,
         "reserved_gib": torch.cuda.memory_reserved,

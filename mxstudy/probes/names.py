@@ -1,4 +1,4 @@
-"""The names of the probes, without the probes."""
+"""List the names of the probes, without importing them."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ DEFAULTS = Probes()
 
 
 def probe_names(probes: Any = DEFAULTS) -> tuple[str, ...]:
-    """Return the names of all fields of a config.Probes, but `spikes`: that looks at the steps, and not into them."""
+    """Return the names of all fields of a config.Probes except `spikes`, which watches losses and is not a probe."""
     return tuple(field.name for field in fields(probes) if field.name != "spikes")

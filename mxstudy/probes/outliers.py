@@ -1,7 +1,7 @@
-"""Outlier features: the few features of the residual stream that dwarf all others (MXNorm paper, section 4.2).
+"""Outlier features: the few features of the residual stream much larger than all others (MXNorm paper, section 4.2).
 
-The ring remembers the absmax of every feature over the last steps, for the heat map around a spike (figure 5);
-mxstudy.probes.ring_file says what is in its file.
+The ring keeps the absmax of every feature over the last steps, for the heat map around a spike (figure 5);
+mxstudy.probes.ring_file describes its file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mxstudy.probes.ring_file import STEPS
 
 
 class OutlierFeatures:
-    """Of every norm's input over the step's tokens, '<norm>/<quantity>':
+    """Quantities '<norm>/<quantity>' of every norm's input over the step's tokens.
 
-    absmax, the largest |x|; feature, where it is; sharing_tokens, how many tokens share it, which is to say that it is
-    their largest feature too, at no less than half of absmax; rms.
+    absmax: the largest |x|. feature: index of the feature that has it. sharing_tokens: number of tokens whose largest
+    feature is the same one, with at least half of absmax. rms: over all elements.
     """
 
     name = "outlier_features"
@@ -51,7 +51,7 @@ class OutlierFeatures:
 
 
 def outlier(absmax_T: Tensor, feature_T: Tensor, square_T: Tensor) -> Tensor:
-    """absmax, feature, sharing_tokens, rms from each token's absmax, where it is, and mean squares: float64 [4]."""
+    """Return absmax, feature, sharing_tokens, rms, float64 [4], from each token's absmax, its feature, mean square."""
     absmax, token = absmax_T.max(0)
     feature = feature_T[token]
     sharing = ((feature_T == feature) & (absmax_T >= absmax / 2)).sum()
@@ -59,21 +59,21 @@ def outlier(absmax_T: Tensor, feature_T: Tensor, square_T: Tensor) -> Tensor:
 
 
 class FeatureRing:
-    """The absmax of every feature into every norm, of the last `ring_steps` steps, where the model is.
+    """A ring buffer of the absmax of every feature of every norm's input over the last `ring_steps` steps.
 
-    Every step has its own; nothing of it is a row of the journal. A run that is resumed begins with an empty one.
+    It is kept on the model's device and writes no rows to the journal. A resumed run begins with an empty ring.
     """
 
     name, every_steps = "feature_ring", 1
 
     def __init__(self, settings: config.OutlierFeatures) -> None:
-        self.after_steps = settings.ring_steps // 4  # of a spike's steps, so many follow it
+        self.after_steps = settings.ring_steps // 4  # how many of the steps in a spike's file follow the spike
         self.past: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=settings.ring_steps)
         self.now: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        absmax_D = torch.linalg.vector_norm(x.flatten(0, -2), torch.inf, dim=0)  # reads x once, abs() would write it
+        absmax_D = torch.linalg.vector_norm(x.flatten(0, -2), torch.inf, dim=0)  # reads x once; abs() would copy it
         self.now[name] = torch.maximum(self.now[name], absmax_D) if name in self.now else absmax_D
 
     def measure(self, view: StepView) -> Values:
@@ -84,13 +84,13 @@ class FeatureRing:
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """`steps` and each norm's [steps, size], in the activations' dtype, on CPU."""
+        """Return `steps` and each norm's absmax [steps, size] in the activations' dtype, on CPU."""
         steps, features = zip(*self.past, strict=True)
         norms = {name: torch.stack([step[name] for step in features]).cpu() for name in features[0]}
         return {STEPS: torch.tensor(steps)} | norms
 
     def write(self, path: Path) -> None:
-        """Whole, or not at all. Raises OSError."""
+        """Write the ring's file atomically. Raises OSError."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(exist_ok=True)

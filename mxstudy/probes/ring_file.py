@@ -1,6 +1,6 @@
-"""The file of a ring of features, as `FeatureRing` writes it; read without torch, for figures need it too.
+"""Read the file of a `FeatureRing`; does not import torch, because figures use it too.
 
-spikes/step_00001234.safetensors    `steps` int64 [n], and by each norm's name its features' absmax [n, size]
+spikes/step_00001234.safetensors    `steps` int64 [n], and under each norm's name the features' absmax [n, size]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DTYPES = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "F16": np.float
 
 
 def read_ring(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
-    """Return the steps that a ring's file covers, and of every norm float32 [steps, size]."""
+    """Return the steps that a ring's file covers, and each norm's absmax, float32 [steps, size]."""
     from safetensors import deserialize
 
     tensors = {name: numbers_of(tensor) for name, tensor in deserialize(path.read_bytes())}
@@ -24,6 +24,6 @@ def read_ring(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
 
 
 def numbers_of(tensor: dict[str, Any]) -> np.ndarray:
-    """Return a tensor of the file as NumPy has it; bfloat16, which it has not, as float32."""
+    """Return a tensor of the file as a NumPy array; bfloat16, which NumPy lacks, as float32."""
     numbers = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
     return (numbers.astype(np.uint32) << 16).view(np.float32) if tensor["dtype"] == "BF16" else numbers

@@ -1,6 +1,6 @@
-"""Both ends of the format, scales and noise of every quantised operand, beside those of a Gaussian.
+"""Measure saturation, underflow, scales and noise of every quantised operand, beside those of a Gaussian.
 
-Saturation means little by itself: under the floor rule 0.9 % of a Gaussian lies above max times its block's scale.
+Saturation means little by itself: under the floor rule, 0.9 % of a Gaussian lies above max times its block scale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mxstudy.numerics.tiles import Tiles
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.shadow import Sources, capture_linears, sources, whole_blocks
 
-# Of every operand: what it is quantised from, and along which axis.
+# Operand -> the tensor that it is quantised from, and the axis of its blocks.
 OPERANDS = {
     "forward_x": ("x_TI", 1),
     "forward_w": ("forward_weight_OI", 1),
@@ -39,13 +39,13 @@ GAUSSIAN_SHAPE, GAUSSIAN_SEED = (1024, 1024), 0
 
 
 class Saturation:
-    """'<linear>/<operand>/<quantity>' over the first sequence of the batch, at the weights after the step. Output
-    gradients are those of the batch's mean loss, as in training.
+    """Quantities '<linear>/<operand>/<quantity>' over the first sequence of the batch, at the weights after the step.
 
-    overflow_fraction: |x| > max * scale. max_fraction: became max, clamped or rounded. underflow_fraction: became zero.
-    sqnr_db. Each also as <quantity>_gaussian: of that format and cast. scale_exponent_mean, _min, _max: floor(log2 of
-    the scale) over blocks that are not all zero. A block of wgrad is B tokens: of T tokens it sees T // B blocks a
-    feature, and what is left over is cut off; scales of a whole tensor are those of the one sequence.
+    Output gradients are those of the batch's mean loss, as in training. Fractions of elements: overflow_fraction,
+    |x| > max * scale; max_fraction, became max by clamping or rounding; underflow_fraction, became zero. sqnr_db.
+    Each of these also as <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
+    floor(log2(scale)) over blocks that are not all zero. A block of wgrad is B tokens: the probe sees T // B blocks per
+    feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence.
     """
 
     name = "saturation"
@@ -54,7 +54,7 @@ class Saturation:
         self.every_steps = settings.every_steps
 
     def watch(self, name: str, module: torch.nn.Module, x: Tensor) -> None:
-        """Norms show too little: `measure` runs a pass of its own."""
+        """Do nothing: `measure` runs its own pass."""
 
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:
@@ -75,9 +75,9 @@ class Saturation:
 
 
 def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Quantized, Tensor]]:
-    """Every operand that the linear quantises: its name, the bits that its GEMM multiplies, and what they stand for.
+    """Yield, for every operand that the linear quantises, its name, the quantised operand and the original tensor.
 
-    What a transform rotates is measured as the cast meets it.
+    If a transform rotates the operand, the original is the rotated tensor, which the cast gets.
     """
     arithmetic = Linear(linear.gemms, linear.random)
     for operand, (source, axis) in OPERANDS.items():
@@ -92,7 +92,7 @@ def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Qua
 
 
 def forward_cast(arithmetic: Linear, operand: str, of: Sources) -> Tensor:
-    """Return what the forward multiplies in place of what that operand of the backward is made of, float32."""
+    """Return the dequantised operand of the forward GEMM from which a backward operand is quantised, float32."""
     if operand == "dgrad_w":
         return arithmetic.forward_cast(of.forward_weight_OI, "forward_w").dequantize()
     return arithmetic.forward_cast(of.x_TI, "forward_x", of.bound).dequantize()
@@ -108,7 +108,10 @@ def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:
 
 
 def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
-    """floor(log2) of the scales of blocks that are not all zero, float64; not finite where all are, or one is NaN."""
+    """Return mean, min and max of floor(log2(scale)) over blocks that are not all zero, float64 (0-dim).
+
+    They are not finite if all blocks are zero, or a scale is NaN.
+    """
     scales = quantized.scale_values
     tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
     counts = tiles.squeeze((tiles.split(quantized.values, pad=True) != 0).any(tiles.inner, keepdim=True))
@@ -123,7 +126,7 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 
 @functools.cache
 def gaussian_quality(cast: Cast) -> dict[str, float]:
-    """`quality` of a million numbers of N(0, 1), on the CPU, the same in every run; rounded to even, not at random."""
+    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; random rounding is replaced by ties to even."""
     x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
     cast = replace(cast, rounding="even", random_bits=24) if is_random(cast) else cast
     return {name: value.item() for name, value in quality(quantized_operand(x, cast, -1), x, cast).items()}

@@ -1,8 +1,8 @@
-"""A second pass over one sequence, beside the training: what goes into every GEMM, and gradients in other formats.
+"""A shadow pass over one sequence beside the training, to capture the GEMMs' operands or gradients in other formats.
 
-It runs eagerly, also where the blocks are compiled, with `torch.autograd.grad`, so that `.grad` stays what it is. The
-model is borrowed: what the pass sets it puts back, whatever happens. A probe measures after the optimiser, so the
-weights are those with which the next step begins; two passes of one measurement have the same.
+It runs eagerly, even if the blocks are compiled, and uses `torch.autograd.grad`, so that `.grad` does not change. The
+model is borrowed: whatever the pass sets is restored, also after an error. A probe measures after the optimiser step,
+so the weights are those with which the next step begins; both passes of one measurement use the same weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mxstudy.reader import require
 
 @dataclass(frozen=True)
 class Captured:
-    """What a linear took in [T, in], and the gradient of what it gave out [T, out], both in the compute dtype."""
+    """A linear's input [T, in] and the gradient of its output [T, out], both in the compute dtype."""
 
     linear: MXLinear
     x_TI: Tensor
@@ -35,9 +35,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class Sources:
-    """What the six operands of a linear's GEMMs are quantised from; `bound`: what no |x| exceeds, where it is known.
+    """The tensors from which the six operands of a linear's GEMMs are quantised.
 
-    After a fused norm x is its output, float32, and `forward_weight_OI` has the gain in it where the norm folds it.
+    `bound`: an upper bound of |x|, or None. After a fused norm, x is the norm's output, float32, and
+    `forward_weight_OI` includes the gain if the norm folds it.
     """
 
     x_TI: Tensor
@@ -52,17 +53,17 @@ def linears_of(model: nn.Module) -> dict[str, MXLinear]:
 
 
 def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
-    """The sequence up to its last whole block, where a wgrad has blocks along the tokens; else all of it.
+    """Return the sequence cut to whole blocks if wgrad has blocks along the tokens; else all of it.
 
-    Training cuts a whole micro-batch into blocks, and so may have sequences that no block divides. What is dropped here
-    comes last, and no earlier token sees it. Raises ConfigError where a sequence is shorter than a block.
+    Training cuts a whole micro-batch into blocks, so its sequences need not be multiples of a block. The dropped tokens
+    are the last ones, which no earlier token sees. Raises ConfigError if the sequence is shorter than a block.
     """
     block_size, length = token_block(model), sequence[0].shape[1]
     require(
         length >= block_size,
-        f"train.sequence_length: {length} tokens are less than {block_size}, of which blocks and transforms take whole "
-        f"ones, and the probes saturation and gradient_bias see one sequence; make it {block_size} or more, "
-        "or switch them off",
+        f"train.sequence_length: {length} tokens are fewer than the {block_size} of one block or transform, and the "
+        f"probes saturation and gradient_bias measure one sequence; make it {block_size} or more, "
+        "or switch these probes off",
     )
     tokens, targets = (part[:, : length // block_size * block_size] for part in sequence)
     return tokens, targets
@@ -71,9 +72,9 @@ def whole_blocks(model: nn.Module, sequence: Sequence) -> Sequence:
 def shadow_gradients(
     model: Decoder, sequence: Sequence, gemms: Gemms | None = None, compute: torch.dtype | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean cross-entropy over the sequence, nats (0-dim), and its gradient by parameter, float32.
+    """Return the mean cross-entropy over the sequence, nats (0-dim), and its gradient by parameter, float32.
 
-    `gemms`: of every linear; the plan as applied if not given. `compute`: the model's own if not given.
+    `gemms`: formats of every linear, by default those of the plan. `compute`: dtype, by default the model's.
     """
     parameters = dict(model.named_parameters())
     with borrowed(model, gemms, compute):
@@ -83,11 +84,14 @@ def shadow_gradients(
 
 
 def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str, Captured]:
-    """What goes through every linear that quantises an operand, by its name, with gradients of a mean over `tokens`."""
+    """Return inputs and output gradients of every linear that quantises an operand, by the linear's name.
+
+    The gradients are those of the summed loss divided by `tokens`.
+    """
     linears = {name: m for name, m in linears_of(model).items() if any(m.gemms.casts())}
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     with borrowed(model):
-        with ExitStack() as hooks:  # off before the backward, in which a checkpointed block runs again
+        with ExitStack() as hooks:  # removed before the backward, in which checkpointed blocks run again
             for name, linear in linears.items():
 
                 def keep(module: nn.Module, inputs: tuple[Tensor], output: Tensor, name: str = name) -> None:
@@ -103,7 +107,7 @@ def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str
 
 @torch.no_grad()
 def sources(captured: Captured) -> Sources:
-    """As `mx_linear` and `norm_linear` hand them to their GEMMs: the same bits."""
+    """Return the sources of a linear's operands, with the same bits as in `mx_linear` and `norm_linear`."""
     linear, x_TI = captured.linear, captured.x_TI
     weight_OI = linear.weight.to(x_TI.dtype)
     if not isinstance(linear, NormLinear):
@@ -122,9 +126,9 @@ def sum_loss(model: Decoder, sequence: Sequence) -> Tensor:
 
 @contextmanager
 def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | None = None) -> Iterator[None]:
-    """The model, eager and unwatched, with those formats and that compute dtype; as it was afterwards.
+    """Make the model eager and unwatched, in the given formats and compute dtype, then restore it.
 
-    Compiled code stays: it is guarded by what is put back, the same objects.
+    Compiled code stays valid: its guards check the objects that are restored, which are the same ones.
     """
     linears = list(linears_of(model).values())
     blocks = [module for module in model.modules() if isinstance(module, Block)]
@@ -135,7 +139,7 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
         for linear in linears:
             linear.gemms = gemms or linear.gemms
         for block in blocks:
-            block.fused = None  # the formats may be others
+            block.fused = None  # it was built for the plan's formats
         with (
             torch.compiler.set_stance("force_eager"),
             torch.random.fork_rng([device] if device.type == "cuda" else []),

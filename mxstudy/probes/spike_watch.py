@@ -1,4 +1,4 @@
-"""A watch over a run's loss, which notices a spike as it begins, and keeps what is needed to look into it."""
+"""Watch a run's loss, notice a spike when it begins, and keep what is needed to examine it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mxstudy.probes.spikes import SpikeDetector
 
 
 class SpikeWatch:
-    """As a spike begins, keeps the last checkpoint before it, and writes the ring of features to `folder`/spikes/.
+    """When a spike begins, keeps the last checkpoint before it and writes the ring of features to `folder`/spikes/.
 
-    A quarter of the ring later it writes that file anew, with what followed; if the run ends before, it stays as it is.
-    `pin` keeps the newest checkpoint and returns its name, None if there is none. `losses`: of the run so far.
+    A quarter of the ring's steps later, it rewrites that file with the steps that followed, unless the run has ended.
+    `pin` keeps the newest checkpoint and returns its name, None if there is none. `losses`: those of the run so far.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class SpikeWatch:
     ) -> None:
         self.detector = SpikeDetector(settings.window_steps, settings.threshold, losses)
         self.ring, self.folder, self.pin = ring, folder, pin
-        self.unfinished: dict[int, int] = {}  # the step after which a spike's file is written anew, and the spike's
+        self.unfinished: dict[int, int] = {}  # step at which a spike's file is rewritten -> step of the spike
 
     def look(self, view: StepView) -> dict[str, Any] | None:
-        """The journal's row of a spike that begins with this step: {"step", "spike": {loss, mean, std, ...}}.
+        """Return the journal's row {"step", "spike": {loss, mean, std, ...}} if a spike begins at this step, else None.
 
-        `ring` and `checkpoint` name what was kept, null where there was nothing to keep. A full disk does not end the
-        training: `ring_error` and `checkpoint_error` say so.
+        `ring` and `checkpoint` name what was kept, null if there was nothing to keep. A full disk does not stop the
+        training: it is recorded in `ring_error` and `checkpoint_error`.
         """
         if view.step in self.unfinished:
             self.keep("ring", lambda: self.write_ring(self.unfinished.pop(view.step)))

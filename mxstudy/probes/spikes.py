@@ -1,6 +1,6 @@
-"""Loss spikes, from the losses alone: the score of a finished curve (MXNorm paper, Eq. 22), and a detector.
+"""Find loss spikes from the losses alone: the score of a finished curve (MXNorm paper, Eq. 22), and a detector.
 
-It imports no torch, so that whoever reads results need not wait for it.
+This module does not import torch, so that reading results is fast.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from mxstudy.reader import require
 
 
 def spike_score(losses: Sequence[float], window: int = 8, tail: float = 0.3, threshold: float = 3.0) -> float:
-    """Area above `threshold` standard deviations: sum of max((L_t - min(L_{t-window+1..t})) / sigma - threshold, 0).
+    """Return the spike score: the sum over t of max((L_t - min(L_{t-window+1..t})) / sigma - threshold, 0).
 
     sigma is the standard deviation (ddof 0) of the raw loss over the last `tail` of the steps. A curve is cut at its
-    first non-finite value (`is_cut`); where sigma is 0, or nothing is left, the score is 0.
-    Raises ConfigError for a window or a tail that holds no step.
+    first non-finite value (`is_cut`); if sigma is 0, or nothing is left, the score is 0.
+    Raises ConfigError for a window or a tail without a step.
     """
-    require(window >= 1, f"window: at least 1 step, not {window}")
-    require(0 < tail <= 1, f"tail: a share of the steps, over 0 and at most 1, not {tail}")
+    require(window >= 1, f"window: must be at least 1 step, not {window}")
+    require(0 < tail <= 1, f"tail: must be a share of the steps, over 0 and at most 1, not {tail}")
     curve = finite_part(losses)
     if not len(curve):
         return 0.0
     last = curve[-max(1, round(tail * len(curve))) :]
-    if np.ptp(last) == 0:  # the mean of equal numbers is rounded, so that their std need not be 0
+    if np.ptp(last) == 0:  # rounding of the mean can make the std of equal numbers nonzero
         return 0.0
     sigma = last.std()
     padded = np.concatenate((np.full(window - 1, np.inf), curve))
@@ -38,7 +38,7 @@ def spike_score(losses: Sequence[float], window: int = 8, tail: float = 0.3, thr
 
 
 def is_cut(losses: Sequence[float]) -> bool:
-    """Whether a non-finite value ends the curve before its end."""
+    """Return whether the curve has a non-finite value, at which it is cut."""
     return len(finite_part(losses)) < len(losses)
 
 
@@ -49,7 +49,7 @@ def finite_part(losses: Sequence[float]) -> np.ndarray:
 
 
 class Spike(NamedTuple):
-    """The loss that stands out, mean and std (ddof 0) of those before it; NaN where there are none."""
+    """A spike's loss, and mean and std (ddof 0) of the losses before it; NaN if there are none."""
 
     loss: float
     mean: float
@@ -57,11 +57,11 @@ class Spike(NamedTuple):
 
 
 class SpikeDetector:
-    """A spike: a loss > mean + threshold * std of the `window_steps` losses before it (OLMo-core's stability monitor).
+    """Detects losses > mean + threshold * std of the `window_steps` losses before (OLMo-core's stability monitor).
 
-    None is found before the window is full. Every loss enters the window, those of spikes too. Consecutive spiking
-    steps are one spike. A loss or a gradient norm that is not finite ends a run, and is a spike at any time. The state
-    follows from the last window_steps + 1 of the losses so far.
+    No spike is found before the window is full. Every loss enters the window, those of spikes too. Consecutive spiking
+    steps are one spike. A loss or gradient norm that is not finite ends a run, and always counts as a spike. The state
+    is determined by the last window_steps + 1 of the losses so far.
     """
 
     def __init__(self, window_steps: int, threshold: float, losses: Sequence[float] = ()) -> None:
@@ -72,7 +72,7 @@ class SpikeDetector:
             self.see(loss)
 
     def see(self, loss: float, is_finite: bool = True) -> Spike | None:
-        """The spike that begins with this loss, if one does."""
+        """Add a loss; return the spike that begins with it, or None."""
         window = np.array(self.window)
         mean, std = (float(window.mean()), float(window.std())) if len(window) else (math.nan, math.nan)
         is_full, was_spiking = len(window) == self.window.maxlen, self.is_spiking
@@ -83,7 +83,7 @@ class SpikeDetector:
 
 
 def count_spikes(losses: Sequence[float]) -> int:
-    """How many the detector finds in a whole curve, by its defaults; an end that is not finite is one of them."""
+    """Return the number of spikes that a detector with default settings finds; a non-finite end counts as one."""
     defaults = Spikes()
     detector = SpikeDetector(defaults.window_steps, defaults.threshold)
     return sum(detector.see(loss, math.isfinite(loss)) is not None for loss in losses)

@@ -1,4 +1,4 @@
-"""How each rank gets along, and which of them the others wait for."""
+"""Measure the speed of each rank, and find the stragglers that the others wait for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from mxstudy.probes.memory import GIB
 from mxstudy.probes.timing import Timing, elapsed_ms, instant
 
 EVERY_STEPS = 10
-SLOW = 1.1  # times as long as the median rank, and a rank is a straggler
+SLOW = 1.1  # a rank that takes more than this times the median rank's time is a straggler
 MATMUL = {"cuda": (4096, torch.bfloat16, 8), "cpu": (256, torch.float32, 4)}  # size, dtype, how many
 
 
 class Ranks(Timing):
-    """By rank, as lists: step_ms, tokens_per_s, memory_gib (peak), own_ms, matmul_ms; stragglers, their numbers.
+    """Lists with one value per rank: step_ms, tokens_per_s, memory_gib (peak), own_ms, matmul_ms.
 
-    All ranks take the same time for a step, as they wait for each other. Told apart they are by what they do alone:
-    own_ms, fetching data and the optimizer, and matmul_ms, a matrix product of one size for all. `slowdown`: how much
-    longer the step takes for the slowest of them than it would for the median. Not measured at step 0, which compiles.
+    All ranks take the same time for a step, because they wait for each other. They are distinguished by what they do
+    alone: own_ms, fetching data and the optimizer, and matmul_ms, a matrix product of the same size on each.
+    `slowdown`: the step's time because of the slowest rank over the time with the median one. `stragglers`: their rank
+    numbers. Not measured at step 0, which compiles.
     """
 
     name = "ranks"
@@ -44,7 +45,7 @@ class Ranks(Timing):
         stragglers = (slowdowns > SLOW).nonzero().flatten().tolist()
         for straggler in stragglers if is_first() else ():
             where, times = f"rank {straggler} on {self.hosts[straggler]}", slowdowns[straggler]
-            print(f"step {view.step}: {where} makes it {times:.2f} times as long", file=sys.stderr, flush=True)
+            print(f"step {view.step}: {where} makes the step {times:.2f} times as long", file=sys.stderr, flush=True)
         tokens_per_s = self.tokens_per_step / len(steps_ms) / (steps_ms / 1e3)
         lists = {"step_ms": steps_ms, "tokens_per_s": tokens_per_s, "memory_gib": memory_gib}
         lists |= {"own_ms": owns_ms, "matmul_ms": matmuls_ms}
@@ -53,7 +54,7 @@ class Ranks(Timing):
 
 
 def slowdowns_of(steps_ms: torch.Tensor, owns_ms: torch.Tensor, matmuls_ms: torch.Tensor) -> torch.Tensor:
-    """The step's time with that rank, over that with the (lower) median one: by its own work, or by its speed."""
+    """Return, per rank, the step's time with it over that with the (lower) median rank, by own work or by speed."""
     late_ms = owns_ms - owns_ms.median()
     late = late_ms / (steps_ms.max() - late_ms.max()).clamp_min(1e-3)
     return torch.maximum(1 + late, matmuls_ms / matmuls_ms.median())
@@ -69,7 +70,7 @@ def matmul_ms(device: torch.device) -> float:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Of the GPU; on CPU of the process."""
+    """Return the peak memory of the GPU, or of the process on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB

@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""Measure the time of each phase of a step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ Instant = float | torch.cuda.Event
 
 
 class Timing:
-    """data_ms, forward_ms, backward_ms, clip_ms, optimizer_ms: each over all micro-batches of the step.
+    """data_ms, forward_ms, backward_ms, clip_ms, optimizer_ms: each over all micro-batches, the maximum over ranks.
 
-    On a GPU in its own time, by events that are read after the step: nothing waits inside of it. The loss is fetched
-    between clip and optimizer, and counts to the latter; other probes that watch this step count to the forward. Of
-    several ranks the longest.
+    A GPU's time is measured by events that are read after the step, so that nothing waits during it. Fetching the loss,
+    between clip and optimizer, counts as optimizer; other probes that watch this step count as forward.
     """
 
     name = "timing"
@@ -31,17 +30,17 @@ class Timing:
         self.marks: list[tuple[str, Instant]] = []
 
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Activations are of no interest here."""
+        """Do nothing: this probe does not need activations."""
 
     def mark(self, phase: str, device: torch.device) -> None:
-        """That phase ends now, and began with the mark before it."""
+        """Record that a phase ends now; it began at the previous mark."""
         self.marks.append((phase, instant(device)))
 
     def measure(self, view: StepView) -> Values:
         return {**largest_over_ranks(self.durations_ms())}
 
     def durations_ms(self) -> dict[str, float]:
-        """Of this rank, by phase, since the last call."""
+        """Return this rank's times by phase since the last call."""
         durations_ms: dict[str, float] = defaultdict(float)
         for (_, begin), (phase, end) in pairwise(self.marks):
             durations_ms[f"{phase}_ms"] += elapsed_ms(begin, end)

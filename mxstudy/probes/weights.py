@@ -1,4 +1,4 @@
-"""How large the parameters are, and where the gains go."""
+"""Measure the size of the parameters and the distribution of the gains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mxstudy.probes.base import StepView, Values
 
 
 class Weights:
-    """'<parameter>/<quantity>' after the step: rms and absmax; of a norm's gain also mean, std (ddof 0), min, max."""
+    """'<parameter>/<quantity>' after the step: rms, absmax, and for a norm's gain also mean, std (ddof 0), min, max."""
 
     name = "weights"
 
@@ -20,7 +20,7 @@ class Weights:
         self.every_steps = settings.every_steps
 
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
-        """Activations are of no interest here."""
+        """Do nothing: this probe does not need activations."""
 
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:

@@ -1,6 +1,7 @@
-"""Runs as DataFrames: all that analysis/ may import. A stack of replicas is as many runs.
+"""Load runs as DataFrames; this is the only package of mxstudy that analysis/ may import.
 
-Read from run folders, or from the compact Parquet tables of results/ that were made of them; the frames are the same.
+The rows come from run folders, or from the compact Parquet tables of results/ that were made from them; the frames are
+the same. Each replica of a stack counts as one run.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
 
 PROBES = probe_names()
-STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, as it starts
-BENCHMARK = "benchmark"  # the kind of what is measured without a run
-SAMPLES = "samples_"  # what the tables of an evaluation's answers begin with, one of each task and form
+STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, when it starts
+BENCHMARK = "benchmark"  # the kind of rows that are measured without a run
+SAMPLES = "samples_"  # prefix of the tables of an evaluation's answers, one table per task and form
 
 
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
-    """Each path is the folder of a run, an experiment or all experiments, or mlflow:EXPERIMENT for what MLflow has.
+    """Return the run folders of all paths, those of one path in the order in which the runs were started.
 
-    A path's runs come in the order in which they were begun. Raises ConfigError if one has no run.
+    Each path is the folder of a run, an experiment or all experiments, or mlflow:EXPERIMENT for the runs in MLflow.
+    Raises ConfigError if a path has no run.
     """
     found: list[RunFolder] = []
     for path in map(str, paths):
@@ -66,11 +68,11 @@ def runs_in(path: Path) -> list[RunFolder]:
 
 
 def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
-    """The rows of one kind: runs, metrics, validation, or what a probe or a study's table of that name holds.
+    """Return the rows of one kind: runs, metrics, validation, or the name of a probe or of a study's table.
 
-    A path is one of `folders_of`, a .parquet file of `write_table`, or what files of results/ begin with: results/NAME
-    stands for results/NAME_<kind>.parquet. The kind "benchmark" is in JSON, and NAME is that of the benchmark. Raises
-    ConfigError if nothing is there.
+    A path is as in `folders_of`, or a .parquet file of `write_table`, or the prefix of files in results/: results/NAME
+    stands for results/NAME_<kind>.parquet, or for results/NAME.json if the kind is "benchmark". Raises ConfigError if
+    there are no such rows.
     """
     frames = [read_file(table) if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
     frame = pd.concat(frames, ignore_index=True)
@@ -80,7 +82,7 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
 
 
 def table_of(path: Path | str, kind: str) -> Path | None:
-    """The file that a path stands for, None for a folder of runs."""
+    """Return the table file that a path stands for; None if it stands for a folder of runs."""
     path = Path(path)
     of_kind, suffix = ("", ".json") if kind == BENCHMARK else (f"_{kind}", ".parquet")
     table = path if path.suffix == suffix else path.with_name(f"{path.name}{of_kind}{suffix}")
@@ -100,7 +102,7 @@ def rows_of_kind(path: Path | str, kind: str) -> pd.DataFrame:
 
 
 def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """A row a run: identity, state, final figures, and its config as columns `config.<dotted key>`."""
+    """Return one row per run: identity, state, final figures, and its config as columns `config.<dotted key>`."""
     return pd.DataFrame([row for folder in folders for row in run_rows(folder)])
 
 
@@ -117,7 +119,7 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
     steps = [row for row in rows if "loss" in row]
     losses = [row["loss"] for row in steps]
     validations = pd.Series([row["validation_loss"] for row in rows if "validation_loss" in row], dtype=float)
-    is_finished = folder.status().state == "finished"  # else the last validation is not that of the trained model
+    is_finished = folder.status().state == "finished"  # else the last validation is of an earlier step
     figures = {
         "loss": losses[-1] if losses else math.nan,
         "validation_loss": validations.iloc[-1] if is_finished and len(validations) else math.nan,
@@ -134,7 +136,7 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
 
 
 def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a run without its journal."""
+    """Return what is known about a run without its journal."""
     status, about = folder.status(), folder.provenance()
     return {
         "fingerprint": status.fingerprint,
@@ -155,26 +157,26 @@ def rows_of(folder: RunFolder) -> list[Row]:
 
 
 def load_metrics(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """A row a training step of every run: fingerprint, label, step, tokens, loss, lr, grad_norm, tokens_per_s, ...
+    """Return one row per run and training step: fingerprint, label, step, tokens, loss, lr, grad_norm, ...
 
-    Of a stack's replicas: fingerprint, label, replica, seed, step, and as float32 loss and grad_norm.
+    Replicas of a stack have fingerprint, label, replica, seed, step, and loss and grad_norm as float32.
     """
     journals = _frame(folders, lambda row: row if "loss" in row else None)
     return concatenate([journals, *(replica_metrics(folder) for folder in folders if folder.columns.is_dir())])
 
 
 def load_validations(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """A row a validation of every run: fingerprint, label, step, validation_loss."""
+    """Return one row per run and validation: fingerprint, label, step, validation_loss."""
     return _frame(folders, lambda row: row if "validation_loss" in row else None)
 
 
 def load_spikes(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """A row a spike that the watch noticed: fingerprint, label, step, loss, mean, std, ring, checkpoint."""
+    """Return one row per spike that the spike watch noticed: fingerprint, label, step, loss, mean, std, ring, ..."""
     return _frame(folders, lambda row: {"step": row["step"]} | row["spike"] if "spike" in row else None)
 
 
 def load_spike_rings(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """Around spikes, a row a norm and step: fingerprint, label, spike (its step), step, norm, absmax [size]."""
+    """Return one row per norm and step around each spike: fingerprint, label, spike step, step, norm, absmax [size]."""
     rows: list[dict[str, Any]] = []
     for folder in folders:
         for spike in load_spikes([folder]).to_dict("records"):
@@ -190,7 +192,7 @@ def load_spike_rings(folders: Sequence[RunFolder]) -> pd.DataFrame:
 
 
 def load_samples(folders: Sequence[RunFolder]) -> pd.DataFrame:
-    """A row a question that an evaluation asked: fingerprint, label, task, form, group, document, gold, nats, ..."""
+    """Return one row per evaluated question: fingerprint, label, task, form, group, document, gold, nats, ..."""
     frames = [load_table(folders, name) for name in table_names(folders) if name.startswith(SAMPLES)]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -206,7 +208,7 @@ KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
 
 
 def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
-    """A row a measurement of that probe, of a stack one a replica: fingerprint, label, step, and its values."""
+    """Return one row per measurement of a probe, and per replica of a stack: fingerprint, label, step, its values."""
     stacks = [folder for folder in folders if folder.columns.is_dir() and name in STACK_PROBES]
     single = [folder for folder in folders if folder not in stacks]
     frames = [_frame(single, lambda row: {"step": row["step"]} | row["values"] if row.get("probe") == name else None)]
@@ -215,7 +217,7 @@ def load_probe(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
 
 
 def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
-    """The rows of a study's table of that name, each with the run that it is of."""
+    """Return the rows of a study's table of that name, each with fingerprint and label of its run."""
     frames = []
     for folder in folders:
         path = table_path(folder, name)
@@ -226,7 +228,7 @@ def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
 
 
 def table_names(folders: Sequence[RunFolder]) -> list[str]:
-    """Of all tables that studies left in these folders."""
+    """Return the names of all tables that studies wrote in these folders, sorted."""
     return sorted({path.stem for folder in folders for path in (folder.path / "tables").glob("*.parquet")})
 
 
@@ -235,7 +237,7 @@ def table_path(folder: RunFolder, name: str) -> Path:
 
 
 def save_table(folder: RunFolder, name: str, frame: pd.DataFrame) -> None:
-    """A study's table: whole or not at all, with the run's provenance."""
+    """Write a study's table atomically, with the run's provenance in the file's metadata."""
     path = table_path(folder, name)
     path.parent.mkdir(exist_ok=True)
     write_table(frame, path, folder.provenance())

@@ -1,4 +1,4 @@
-"""Which columns of a run's config cannot change its numbers: those that stay out of its fingerprint."""
+"""List the columns of a run's config that cannot change its numbers, so that they are not in its fingerprint."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mxstudy.reader import type_hints
 
 
 def cosmetic_columns(study: str) -> tuple[str, ...]:
-    """Of a kind of run; a column stands for all that are below it."""
+    """Return the cosmetic columns of a study's runs; a column stands for all columns below it."""
     return tuple(dict.fromkeys(f"config.{key}" for key in _keys(STUDIES[study])))
 
 
 def _keys(hint: Any, prefix: str = "") -> Iterator[str]:
-    """Of a dataclass, or of each in a union."""
+    """Yield the dotted keys of the cosmetic fields of a dataclass, or of each dataclass in a union."""
     options: list[Any] = [each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)]
     for option in options:
         for field in dataclasses.fields(option):

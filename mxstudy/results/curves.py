@@ -1,10 +1,10 @@
-"""Losses as they are drawn."""
+"""Smooth losses for figures."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-HALF_LIFE = 0.01  # of the exponential mean, as a share of a run's steps
+HALF_LIFE = 0.01  # half-life of the exponential mean, as a share of a run's steps
 
 
 def smoothed(losses: pd.Series) -> pd.Series:

@@ -1,4 +1,4 @@
-"""A stack of replicas as so many runs: a row a replica, and a row a step and replica."""
+"""Rows of a stack of replicas, as if each replica were a run: one per replica, and one per step and replica."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STACK_PROBES = ("last_bin", "gradient_bias", "coupled_gradient_bias", "sharpness
 
 
 def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each replica of a stack: all have its fingerprint, and each the seed and learning rate of its own.
+    """Return one row per replica of a stack: they share the fingerprint, and each has its own seed and learning rate.
 
-    `of_stack`: the columns that all of them share. `first_not_finite`: the first step whose loss or gradient norm is
-    not. `outcome.*`: how it ended, as mxstudy.probes.outcomes judges.
+    `of_stack`: the columns that all replicas share. Column `first_not_finite`: the first step whose loss or gradient
+    norm is not finite. Columns `outcome.*`: how the replica ended, as mxstudy.probes.outcomes judges it.
     """
     state, values = folder.status().state, read_columns(folder.columns, len(config.replicas))
     rows = []
@@ -48,7 +48,7 @@ def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, 
 
 
 def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
-    """Of each replica, with which its rows begin."""
+    """Return the identity of each replica: the columns with which its rows begin."""
     fingerprint, label = folder.status().fingerprint, folder.provenance().get("label")
     return [
         {
@@ -73,7 +73,7 @@ def replica_metrics(folder: RunFolder) -> pd.DataFrame:
 
 
 def replica_probe(folder: RunFolder, rows: Sequence[Row]) -> pd.DataFrame:
-    """Of a probe's rows, whose values are lists [S], a row a measurement and replica."""
+    """Return one row per measurement and replica from a probe's rows, whose values are lists [S]."""
     config: Any = folder.config()
     return pd.DataFrame(
         [

@@ -1,4 +1,4 @@
-"""Frames as files that say where they came from: Parquet, and the JSON of benchmarks."""
+"""Read and write frames in files that record their provenance: Parquet, and the JSON of benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROVENANCE = b"mxstudy.provenance"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """The frame as compressed Parquet, with where it came from in the file's metadata; whole, or not at all."""
+    """Write the frame atomically as compressed Parquet, with its provenance in the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -22,13 +22,13 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]
-    smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # by a quarter to a half
+    smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
     pq.write_table(table, temporary, compression="zstd", **smaller)
     os.replace(temporary, path)
 
 
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A table of `write_table`, and where it came from."""
+    """Return a table that `write_table` wrote, and its provenance."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
@@ -36,9 +36,9 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def read_benchmark(path: Path) -> pd.DataFrame:
-    """The rows of a benchmark's JSON, with its settings as columns `setting.NAME`.
+    """Return the rows of a benchmark's JSON, with its settings as columns `setting.NAME`.
 
-    As of a run: the label is what it ran on, the fingerprint the commit.
+    Like a run, they have a label (the device) and a fingerprint (the commit).
     """
     content = json.loads(path.read_text())
     about, settings = content["provenance"], content["settings"]

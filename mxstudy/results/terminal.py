@@ -1,4 +1,4 @@
-"""Tables of words and numbers that are cells already, on the terminal and as Markdown."""
+"""Show tables whose cells are already formatted, on the terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(title: str, columns: tuple[str, ...], cells: list[tuple[str, ...]], not
 def grid(
     title: str | None, columns: Iterable[str], cells: Iterable[Iterable[str]] = (), left: Collection[str] = LEFT
 ) -> Table:
-    """On a narrow terminal names of arms go over several lines; what is cut off elsewhere ends in an ellipsis."""
+    """Return a rich table; on a narrow terminal, names of arms wrap and other cells are cut off with an ellipsis."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.padding = (0, 1, 0, 0)
     for name in columns:

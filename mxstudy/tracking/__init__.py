@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, the journal in it (the truth), and the MLflow mirror of that journal."""
+"""What a run records: its folder, the journal in it (the authoritative record), and the journal's mirror in MLflow."""

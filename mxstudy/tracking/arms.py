@@ -1,4 +1,4 @@
-"""The arms of a sweep: what they are called, and on which backends their blocks run."""
+"""Names of a sweep's arms, and the backends on which their blocks run."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 SEEDS = ("seed=", "data_seed=")
-NAMED = 3  # arms at most, of one backend, that are called by their names
+NAMED = 3  # arms of one backend that are listed by name; more are only counted
 THEN = " then from step {} "
 REMEDY = "precision.backend=reference puts all on one"
 
 
 def short(label: str) -> str:
-    """Return 'precision=mxfp8 norm=rmsnorm' as 'mxfp8 rmsnorm': these choices say what they are."""
+    """Return 'precision=mxfp8 norm=rmsnorm' as 'mxfp8 rmsnorm': these choices are clear without their group."""
     return re.sub(r"(?<!\S)(norm|precision)=", "", label)
 
 
 def arm_of(label: str) -> str:
-    """Return what runs have in common that repeat each other with other seeds: the label, short, without them."""
+    """Return the arm of a run: its label in short form without the seeds, equal for runs that differ only in seed."""
     return short(" ".join(word for word in label.split() if not word.startswith(SEEDS))) or label
 
 
 def all_backends(backends: Iterable[str | None]) -> str | None:
-    """Return each backend that is named in any of these once: 'fused, reference'; None where none is known.
+    """Return each backend that any entry names, once: 'fused, reference'; None if none is known.
 
-    Where all that is known is the same it is that, with the steps at which a schedule changes it.
+    If all known entries are equal, return that entry, with the steps at which a schedule changes the backend.
     """
-    known = {one for one in backends if one}
+    known = {backend for backend in backends if backend}
     if len(known) == 1:
         return known.pop()
     return ", ".join(sorted({name for one in known for name in re.split(rf", |{THEN.format(r'[0-9]+')}", one)})) or None
 
 
 def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:
-    """Return the backends of a schedule's rows, by their first steps: 'reference then from step 500 fused'."""
+    """Return a schedule's backends, from rows (first step, backends): 'reference then from step 500 fused'."""
     said, last = "", None
     for step, backends in rows:
         if backends and backends != last:
@@ -44,9 +44,10 @@ def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:
 
 
 def different_backends(runs: Iterable[tuple[str, str | None]], remedy: str = REMEDY) -> str | None:
-    """Return a sentence that says which arms run on which backends, of runs by label; None where all run on the same.
+    """Return a sentence that says which arms run on which backends; None if all run on the same one.
 
-    Of a run that does not say it (None) nothing is said. `remedy`: the option that puts all on one, if there is one.
+    `runs`: (label, backend) pairs; runs whose backend is None are ignored. `remedy`: the option that puts all arms on
+    one backend; may be empty.
     """
     of_arms: dict[str, list[str | None]] = defaultdict(list)
     for label, backend in runs:

@@ -1,9 +1,9 @@
 """The columnar journal of a stack: loss and gradient norm of every step and replica, in Parquet files.
 
-    columns/steps_00000500.parquet      a row a step from 500 on: loss and grad_norm, lists of S float32
+    columns/steps_00000500.parquet      one row per step from 500 on: loss and grad_norm, lists of S float32
 
-Files follow each other without a gap, from step 0. Each is synced under a temporary name, then renamed: it is there
-whole or not at all, and a kill loses what was not flushed. Pages carry checksums.
+The files cover all steps from 0 without a gap. Each file is synced under a temporary name, then renamed, so that it is
+complete or absent; a kill loses only what was not flushed. Pages carry checksums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mxstudy.tracking.folder import sync_file
 
 PREFIX = "steps_"
 NAMES = ("loss", "grad_norm")
-ROWS = 500  # steps that are kept in memory at most
+ROWS = 500  # largest number of steps kept in memory
 
 
 class ColumnsError(ConfigError):
@@ -27,7 +27,7 @@ class ColumnsError(ConfigError):
 
 
 class Columns:
-    """Appends steps; those from `start` on that are there already are superseded.
+    """A writer that appends steps; it first deletes the steps from `start` on that are already there.
 
     Raises ColumnsError if steps before `start` are missing or cannot be read.
     """
@@ -41,29 +41,29 @@ class Columns:
         self.flushed, self.pending = start, np.empty((0, len(NAMES), replicas), np.float32)
 
     def append(self, values: np.ndarray) -> None:
-        """The next steps: float32 [steps, len(NAMES), S]. Written as soon as there are ROWS of them."""
+        """Append the next steps, float32 [steps, len(NAMES), S]; they are written once there are ROWS of them."""
         self.pending = np.concatenate((self.pending, values))
         if len(self.pending) >= ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Everything is durable."""
+        """Write the pending steps and make them durable."""
         if len(self.pending):
             write_part(part_path(self.folder, self.flushed), self.pending)
             self.flushed, self.pending = self.flushed + len(self.pending), self.pending[:0]
 
 
 def read_columns(folder: Path, replicas: int) -> np.ndarray:
-    """All steps from 0 on: float32 [steps, len(NAMES), S].
+    """Return all steps from 0 on: float32 [steps, len(NAMES), S].
 
-    Raises ColumnsError for a file that is truncated or corrupt, for a gap, and for another number of replicas.
+    Raises ColumnsError if a file is truncated or corrupt, steps are missing, or the number of replicas differs.
     """
     parts = [values for _, values in read_parts(sorted(folder.glob(f"{PREFIX}*")), replicas)]
     return np.concatenate([np.empty((0, len(NAMES), replicas), np.float32), *parts])
 
 
 def supersede(folder: Path, replicas: int, start: int) -> None:
-    """Drop steps from `start` on: from the end, so that a kill leaves no gap."""
+    """Delete the steps from `start` on, last file first, so that a kill leaves no gap."""
     paths = sorted(folder.glob(f"{PREFIX}*"))
     for path in reversed([path for path in paths if first_step(path) >= start]):
         path.unlink()
@@ -83,7 +83,7 @@ def read_parts(paths: Sequence[Path], replicas: int) -> Iterator[tuple[Path, np.
             raise ColumnsError(f"{path}: steps {end} to {first_step(path) - 1} before it are missing")
         values = read_part(path)
         if values.shape[-1] != replicas:
-            raise ColumnsError(f"{path}: of {values.shape[-1]} replicas, not {replicas}")
+            raise ColumnsError(f"{path}: has {values.shape[-1]} replicas, not {replicas}")
         yield path, values
         end += len(values)
 
@@ -97,7 +97,7 @@ def first_step(path: Path) -> int:
 
 
 def write_part(path: Path, values: np.ndarray) -> None:
-    """Write float32 [steps, len(NAMES), S], whole or not at all."""
+    """Write float32 [steps, len(NAMES), S] atomically and durably."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -115,7 +115,7 @@ def write_part(path: Path, values: np.ndarray) -> None:
 
 
 def read_part(path: Path) -> np.ndarray:
-    """Return what `write_part` wrote."""
+    """Return the steps that `write_part` wrote: float32 [steps, len(NAMES), S]."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -129,5 +129,5 @@ def read_part(path: Path) -> np.ndarray:
 
 
 def swapped(values: np.ndarray) -> np.ndarray:
-    """[steps, names, S] to [names, steps, S], and back."""
+    """Return [steps, names, S] as contiguous [names, steps, S], or the reverse."""
     return np.ascontiguousarray(values.swapaxes(0, 1))

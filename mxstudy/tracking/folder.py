@@ -1,10 +1,10 @@
-"""A run's folder: everything that is known about a run, in plain files.
+"""A run's folder: everything that is known about the run, in plain files.
 
 runs/<experiment>/<fingerprint12>/
     config.yaml      the frozen config         metrics.jsonl    the journal
     provenance.json  commit, versions, host    checkpoints/
-    status.json      what goes on, right now   mirror.json      how far the tracking server has the journal
-    columns/         of a stack of runs: every step of each
+    status.json      the current state         mirror.json      how much of the journal the tracking server has
+    columns/         for a stack of runs: every step of each run
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from mxstudy.tracking.arms import all_backends
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
-SHORTEST_PREFIX = 6  # of them, that name a run
-CHECKPOINT = "step_"  # begins the names of checkpoints, the step in eight digits
+SHORTEST_PREFIX = 6  # hex digits that suffice to name a run
+CHECKPOINT = "step_"  # prefix of a checkpoint's name, followed by the step in eight digits
 
-# What MLflow gets of it.
+# The files that are sent to MLflow.
 ARTIFACTS = (
     *("status.json", "config.yaml", "provenance.json", "shards.json", "tokenizer.json", "metrics.jsonl", "error.log"),
     *("scores.json", "perplexity.json"),
@@ -46,12 +46,12 @@ State = Literal["queued", "running", "preempted", "finished", "diverged", "faile
 
 
 class RunLocked(RuntimeError):
-    """Another process writes to this run's folder."""
+    """Another process is writing to this run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """`step`: the next one to be done, of `steps`; times are unix times, `started_s` of the folder's making."""
+    """A run's status. `step`: the next of `steps`. Times are unix times; `started_s`: when the folder was created."""
 
     fingerprint: str
     started_s: float
@@ -63,10 +63,10 @@ class Status:
     pid: int | None = None
     heartbeat_s: float | None = None
     mlflow_run_id: str | None = None
-    mlflow_parent_id: str | None = None  # the run of the sweep that asked for this one
+    mlflow_parent_id: str | None = None  # the parent run of the sweep that started this run
 
     def is_stale(self, now_s: float) -> bool:
-        """It says that it runs, but its heart has stopped: the process was killed."""
+        """Return whether the state is running but the heartbeat has stopped, because the process was killed."""
         return self.state == "running" and now_s - (self.heartbeat_s or self.started_s) > STALE_AFTER_S
 
 
@@ -103,26 +103,29 @@ class RunFolder:
         return sorted(int(step) for step in names if step.isdecimal())
 
     def artifacts(self) -> list[Path]:
-        """Everything that says what this run was and found, its journal too; checkpoints stay where they are."""
+        """Return the files that describe this run and its results, the journal included but no checkpoints."""
         return sorted(path for pattern in ARTIFACTS for path in self.path.glob(pattern))
 
     @classmethod
     def create(
         cls, path: Path, config: schemas.Run, fingerprint: str, provenance: dict[str, Any], parent_id: str | None = None
     ) -> RunFolder:
-        """A new run, queued. Raises ConfigError where there is one already."""
+        """Create the folder of a new, queued run and return it. Raises ConfigError if there is a run already."""
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         with folder._status_lock():
-            require(not folder.status_path.exists(), f"{path}: holds a run already")
+            require(not folder.status_path.exists(), f"{path}: already contains a run")
             folder.config_path.write_text(yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
             (path / "provenance.json").write_text(json.dumps(provenance, indent=2))
             folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
         return folder
 
     def go_on(self, config: schemas.Run, provenance: dict[str, Any]) -> None:
-        """Before an unfinished run is resumed: the code may be another now, and what changes no number of it."""
-        values = plain(config) | {"experiment": self.config().experiment}  # whose folder it is in
+        """Record the config and provenance with which an unfinished run is resumed.
+
+        The code may have changed, and so may settings that change no number of the run.
+        """
+        values = plain(config) | {"experiment": self.config().experiment}  # the experiment that owns the folder
         replace_file(self.config_path, yaml.dump(values, Dumper=DUMPER, sort_keys=False))
         about = self.provenance()
         self.set_provenance(about | {"resumed": [*about.get("resumed", []), provenance]})
@@ -140,7 +143,7 @@ class RunFolder:
         return json.loads((self.path / "provenance.json").read_text())
 
     def backend(self) -> str | None:
-        """Return the backends that its blocks ran on, each time that it was begun; None where nothing says."""
+        """Return the backends that the run's blocks ran on, over all starts and resumes; None if not recorded."""
         about = self.provenance()
         found = (part.get("backend") for part in (about, *about.get("resumed", [])))
         return all_backends(name.replace("joined", "fused") if name else None for name in found)  # its earlier name
@@ -154,13 +157,13 @@ class RunFolder:
             ) from None
 
     def update(self, **changes: Any) -> None:
-        """Replaces fields of the status, all others kept, whoever else updates it in this moment."""
+        """Replace fields of the status and keep all others; safe while other processes update it too."""
         with self._status_lock():
             self._write(dataclasses.replace(self.status(), **changes))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """This process is the run's one writer. Raises RunLocked; a killed holder's lock is gone with it."""
+        """Make this process the run's only writer. Raises RunLocked if another is; a killed process frees its lock."""
         path = self.path / "run.lock"
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -168,7 +171,7 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = path.read_text() or "another process"
-                raise RunLocked(f"{self.path}: is being written by {holder}; wait for it, or stop it") from None
+                raise RunLocked(f"{self.path}: {holder} is writing to it; wait for it, or stop it") from None
             os.ftruncate(file, 0)
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
@@ -177,7 +180,7 @@ class RunFolder:
 
     @contextmanager
     def heartbeat(self, every_s: float = 15.0) -> Iterator[None]:
-        """Says whose heart it is, then refreshes `heartbeat_s`, and nothing else, for as long as the block runs."""
+        """Record host and process id, then refresh `heartbeat_s` alone for as long as the block runs."""
         self.update(host=socket.gethostname(), pid=os.getpid(), heartbeat_s=time.time())
         stop = threading.Event()
 
@@ -201,19 +204,19 @@ class RunFolder:
             yield
 
     def _write(self, status: Status) -> None:
-        read(Status, dataclasses.asdict(status))  # a state that does not exist is refused here, not by the next reader
+        read(Status, dataclasses.asdict(status))  # refuses an invalid state here rather than at the next read
         replace_file(self.status_path, json.dumps(dataclasses.asdict(status), indent=2))
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old text or the new one, never a part."""
+    """Write a file so that a reader sees the old text or the new text, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
 def sync_file(path: Path) -> None:
-    """What was written to a file, or renamed in a folder, survives a power failure."""
+    """Make what was written to a file, or renamed in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -222,38 +225,38 @@ def sync_file(path: Path) -> None:
 
 
 def find_runs(runs_dir: Path, pattern: str = "*/*") -> list[RunFolder]:
-    """All runs of all experiments, or those whose folder fits `pattern`; not those that were moved aside."""
+    """Return the runs whose folder matches `pattern`, by default all runs of all experiments; not those moved aside."""
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
     paths = (status.parent for status in sorted(runs_dir.glob(f"{pattern}/status.json")))
     return [RunFolder(path) for path in paths if name.fullmatch(path.name)]
 
 
 def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
-    """The run of that fingerprint in whatever experiment, the newest if there are several.
+    """Return the newest run of that fingerprint in any experiment; None if there is none.
 
-    Raises ConfigError if the prefix fits more than one fingerprint.
+    Raises ConfigError if the prefix matches more than one fingerprint.
     """
     name = fingerprint_prefix[:NAME_LENGTH]
     found = find_runs(runs_dir, f"*/{name}" if len(name) == NAME_LENGTH else f"*/{name}*")
     names = sorted({run.path.name for run in found})
-    require(len(names) <= 1, f"{fingerprint_prefix}: could be any of {', '.join(names)}; give more digits")
+    require(len(names) <= 1, f"{fingerprint_prefix}: matches each of {', '.join(names)}; give more digits")
     return max(found, key=lambda run: run.status().started_s, default=None)
 
 
 def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
-    """The run that `text` names: its folder, its fingerprint or the beginning of it, or an MLflow run id.
+    """Return the run that `text` names by its folder, its fingerprint or a prefix of it, or its MLflow run id.
 
-    Raises ConfigError, with the `key`, for what names none.
+    Raises ConfigError, with the config key `key`, if `text` names no run or several.
     """
     if (Path(text) / "status.json").is_file():
         return RunFolder(Path(text))
     runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
     if not runs:
         raise ConfigError(
-            f"{key}: {text!r} is no folder, and no run in {runs_dir}/ has such a fingerprint or MLflow run id"
+            f"{key}: {text!r} is not a run's folder, and no run in {runs_dir}/ has such a fingerprint or MLflow run id"
         )
     names = sorted({run.status().fingerprint for run in runs})
-    require(len(names) == 1, f"{key}: {text!r} could be any of {', '.join(name[:12] for name in names)}")
+    require(len(names) == 1, f"{key}: {text!r} matches each of {', '.join(name[:12] for name in names)}")
     return max(runs, key=lambda run: run.status().started_s)
 
 

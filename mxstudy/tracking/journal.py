@@ -1,10 +1,10 @@
-"""The journal, metrics.jsonl: one JSON object a line, only ever appended to, and the truth about a run.
+"""The journal, metrics.jsonl: one JSON object per line, append-only, the authoritative record of a run.
 
 {"step": 0, "loss": 5.5, "lr": 1e-4, ..., "time_s": ...}           a training row; steps count from 0
 {"step": 0, "validation_loss": 5.4, "time_s": ...}                 a validation row
 {"step": 0, "probe": "NAME", "values": {...}, "time_s": ...}       a probe's row
 {"step": 0, "spike": {...}, "time_s": ...}                         a spike: loss, mean, std, ring, checkpoint
-{"resumed_from": 7, "time_s": ...}                                 rows of steps >= 7 above this line are superseded
+{"resumed_from": 7, "time_s": ...}                                 rows of steps >= 7 above this line are void
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Appends rows; a kill at any moment leaves at most one torn last line, which the next writer ends."""
+    """A writer that appends rows; a kill leaves at most one torn last line, which the next writer terminates."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -30,13 +30,13 @@ class Journal:
             os.write(self._file, b"\n")
 
     def write(self, row: Row) -> None:
-        """One line, with the unix time in `time_s`; NaN and infinities stand as Python's json writes them."""
+        """Write a row as one line, with the unix time in `time_s`; NaN and infinities as Python's json writes them."""
         line = (json.dumps({"time_s": time.time()} | row) + "\n").encode()
         if os.write(self._file, line) < len(line):
-            raise OSError(errno.ENOSPC, "the journal's line could not be written whole")
+            raise OSError(errno.ENOSPC, "the journal's line could not be written completely")
 
     def resumed_from(self, step: int) -> None:
-        """The next row is that of `step`: what was written of it and of later steps is superseded."""
+        """Record that training continues at `step`, which supersedes all rows so far of this and later steps."""
         self.write({"resumed_from": step})
 
     def close(self) -> None:
@@ -44,12 +44,12 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Row]:
-    """The rows that stand: of every step those of its last segment. Torn lines are passed over."""
+    """Return the valid rows: those that no later resume supersedes. Torn lines are skipped."""
     return last_segments(read_rows(path)[0])
 
 
 def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
-    """All whole lines from byte `start` on, superseded ones too, and the byte after the last of them."""
+    """Return the rows of complete lines from byte `start` on, superseded ones too, and the offset after the last."""
     with path.open("rb") as file:
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
@@ -61,7 +61,7 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
 
 
 def last_segments(rows: list[Row]) -> list[Row]:
-    """Without what a resume superseded, and without the rows that say so."""
+    """Return the rows without those that a resume superseded, and without the `resumed_from` rows."""
     standing: list[Row] = []
     for row in rows:
         if "resumed_from" in row:

@@ -1,7 +1,7 @@
-"""A journal's row as MLflow shows it: metrics in folders, of long rows a part that can be read.
+"""Turn a journal's row into MLflow metrics, grouped in folders; long rows are reduced to a readable number of metrics.
 
-MLflow makes a section of charts of every prefix that ends in a slash, so a name has one slash: FOLDER/WHAT.IT.IS.
-What is under system/ it shows on a page of its own. The journal keeps everything: every layer, constants, lists.
+MLflow makes a section of charts for each prefix that ends in a slash, so a name has one slash: FOLDER/WHAT.IT.IS.
+It shows metrics under system/ on a separate page. The journal keeps everything: every layer, constants, lists.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from mxstudy.tracking.journal import Row
 
 Values = dict[str, Any]
-Quantities = dict[str, tuple[str, ...]]  # with the statistics that are worth a chart
+Quantities = dict[str, tuple[str, ...]]  # quantity -> the statistics that are worth a chart
 
-# Of rows without a probe's name: where a number goes that is not called train/KEY.
+# For rows without a probe's name: the metric of each key that is not called train/KEY.
 PLACES = {
     "validation_loss": "val/loss",
     "unigram_entropy_nats": "val/unigram_entropy_nats",
@@ -30,7 +30,7 @@ PLACES = {
     "ranks": "system/ranks",
 }
 STATISTICS: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
-SATURATION: Quantities = {  # what is not named here, a Gaussian's values, never changes
+SATURATION: Quantities = {  # the values of a Gaussian are not listed because they never change
     "overflow_fraction": ("mean", "max"),
     "max_fraction": ("mean", "max"),
     "underflow_fraction": ("mean", "max"),
@@ -51,7 +51,7 @@ WEIGHTS: Quantities = {
 
 
 def metrics_of(row: Row, spikes: int = 0) -> Iterator[tuple[str, float]]:
-    """Names in MLflow and values of what a row holds; `spikes`: how many there have been, with this row's."""
+    """Yield MLflow's (name, value) for each number of a row; `spikes`: number of spikes so far, this row's included."""
     if "probe" in row:
         folder, select = PROBES.get(row["probe"], (row["probe"], everything))
         named = {place(folder, key): value for key, value in select(row["values"]).items()}
@@ -65,7 +65,7 @@ def metrics_of(row: Row, spikes: int = 0) -> Iterator[tuple[str, float]]:
 
 
 def place(folder: str | None, key: str) -> str:
-    """Where there is no folder the key begins with its own."""
+    """Return the metric's name FOLDER/REST.OF.KEY; without a folder, the first part of the key is the folder."""
     own, _, rest = key.partition("/") if folder is None else (folder, "", key)
     return f"{own}/{rest.replace('/', '.')}"
 
@@ -75,17 +75,17 @@ def everything(values: Values) -> Values:
 
 
 def nothing(values: Values) -> Values:
-    """Counts are lists, and the bound beside them is a constant."""
+    """Return no metrics: the counts of histograms are lists, and the bound beside them is a constant."""
     return {}
 
 
 def whole_model(values: Values) -> Values:
-    """'model/<quantity>' without those of single parameters."""
+    """Return the values of 'model/<quantity>' as '<quantity>', without those of single parameters."""
     return {key.removeprefix("model/"): value for key, value in values.items() if key.startswith("model/")}
 
 
 def over(group: Callable[[str], str], quantities: Quantities, values: Values) -> Values:
-    """'<place>/<quantity>' as '<group>/<quantity>_<statistic>' over all places of a group, where it is finite."""
+    """Reduce '<place>/<quantity>' to '<group>/<quantity>_<statistic>' over the finite values of a group's places."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for key, value in values.items():
         place, quantity = key.rsplit("/", 1)
@@ -101,16 +101,17 @@ def over(group: Callable[[str], str], quantities: Quantities, values: Values) ->
 
 
 def operand_of(place: str) -> str:
-    """'<linear>/<operand>': a GEMM's operand, in all linears."""
+    """Return OPERAND of '<linear>/<operand>', to group a GEMM's operand over all linears."""
     return place.rsplit("/", 1)[1]
 
 
 def without_layer(place: str) -> str:
-    """'layers.3.attention.wo.weight' as 'layers.attention.wo.weight'."""
+    """Return 'layers.3.attention.wo.weight' as 'layers.attention.wo.weight', to group a parameter over all layers."""
     return re.sub(r"\blayers\.\d+\.", "layers.", place)
 
 
-# By a probe's name: its folder, and what of its rows goes there; any other has a folder of its own name, and all goes.
+# Probe name -> its folder (None: the first part of each key) and a function that selects what of its rows goes there.
+# The rows of any other probe go completely to a folder of its name.
 PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "norm_output_rms": ("norm_rms", everything),
     "activation_histograms": ("activation_histograms", nothing),
@@ -120,11 +121,11 @@ PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "weights": ("weights", partial(over, without_layer, WEIGHTS)),
     "memory": ("system", everything),
     "timing": ("system", everything),
-    "ranks": ("system", everything),  # by rank are lists, so this is the slowdown
-    "replicas": (None, everything),  # train/loss, and loss/REPLICA and grad_norm/REPLICA
+    "ranks": ("system", everything),  # values by rank are lists, so only the slowdown remains
+    "replicas": (None, everything),  # train/loss, loss/REPLICA and grad_norm/REPLICA
 }
 
 
 def allowed(name: str) -> str:
-    """A plan's `layers.*` as MLflow lets it be called."""
+    """Return a name with the characters that MLflow refuses, such as the * of `layers.*`, replaced by _."""
     return re.sub(r"[^\w. :/-]", "_", name)

@@ -1,11 +1,11 @@
-"""The mirror: a thread that sends the journal to MLflow, in batches. The journal is the truth, and loses nothing.
+"""The mirror: a thread that sends the journal to MLflow in batches. The journal is the authoritative record.
 
-Sent is what a durable checkpoint covers, and everything once a run is done: a step that was sent is never superseded.
-What a server does not take is offered again, after pauses that grow; a run does not wait for it before its end, and
-then at most a minute.
+The mirror sends the steps that a durable checkpoint covers, and everything once a run is done, so that a step that was
+sent is never superseded. If the server fails, the mirror tries again after growing pauses; the run waits for it only
+at its end, at most a minute.
 
-Points carry the journal's own timestamps, and a point that MLflow gets twice it keeps once. So `mirror.json` (which
-MLflow run, up to which step) may lag behind what has arrived, and a kill at any moment doubles nothing.
+Metric points carry the journal's own timestamps, and MLflow stores a point once even if it is sent twice. So
+`mirror.json` (which MLflow run, up to which step) may lag behind what has arrived, and a kill duplicates nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from mxstudy.tracking.mlflow_store import (
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0  # between attempts while the server is away
-LAST_CHANCE_S = 30.0  # what a run waits at its end for a server that is away: longer than one takes to start again
+LAST_CHANCE_S = 30.0  # how long a run waits at its end for an absent server: longer than a restart takes
 
-TAGS = ("experiment", "study", "seed", "data_seed")  # of a config, beside its choices: model, norm, precision, ...
+TAGS = ("experiment", "study", "seed", "data_seed")  # config keys that become tags, beside the choices
 DONE = ("finished", "diverged")  # no step can be superseded any more
 
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits
 
-# What MLflow calls the state in which a run ends.
+# The final state of a run -> MLflow's status.
 STATES = {
     "finished": "FINISHED",
     "diverged": "FINISHED",
@@ -57,11 +57,11 @@ STATES = {
     "preempted": "KILLED",
     "cancelled": "KILLED",
 }
-GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # a run that is not there; one that was deleted
+GONE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # the run does not exist; the run was deleted
 
 
 class Mirror:
-    """The mirror of a run: the training thread tells it what is covered, and waits for it only in `finish`."""
+    """The mirror of a run: the training thread tells it which steps are covered, and waits for it only in `finish`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Mirror:
         params: dict[str, Any],
         tags: dict[str, str],
     ) -> None:
-        """`params`: the flattened config; `tags` go beside those of provenance."""
+        """`params`: the flattened config. `tags`: added to the tags of the provenance."""
         self.uri, self.folder, self.experiment, self.run_name = uri, folder, experiment, run_name
         self.params, self.tags = params, tags
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
@@ -91,12 +91,12 @@ class Mirror:
         self._thread.start()
 
     def covered(self, step: int) -> None:
-        """Say that there is a durable checkpoint at `step`: rows of the steps below may be sent."""
+        """Announce a durable checkpoint at `step`: rows of earlier steps may now be sent."""
         self._covered = step
         self._wake.set()
 
     def finish(self, state: str, reason: str | None = None, timeout_s: float = 60.0) -> str | None:
-        """Send the rest and end the MLflow run. Return None, or in one line why not everything has arrived."""
+        """Send the rest and end the MLflow run. Return None, or one line that says why not everything has arrived."""
         self._reason = reason
         self._final = state
         self._wake.set()
@@ -107,19 +107,19 @@ class Mirror:
             return None
         self._gave_up = True
         self._wake.set()
-        return self._problem or f"{self.uri}: has not taken everything within {timeout_s:g} s"
+        return self._problem or f"{self.uri}: did not accept everything within {timeout_s:g} s"
 
     def _is_hopeless(self, ended_s: float, timeout_s: float) -> bool:
-        """Return whether it is too late for anything, or the server is away.
+        """Return whether `timeout_s` is over, or the server is absent.
 
-        Away is a server that is not busy with a call, and has obeyed none for long.
+        The server counts as absent if no call is running and all calls have failed for LAST_CHANCE_S.
         """
         now_s = time.monotonic()
         away_s = now_s - max(ended_s, self._failing_since_s) if self._problem and not self._calling else 0.0
         return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S
 
     def catch_up(self) -> str | None:
-        """Send, of a run that has ended, what the mirror of its own process could not. Returns as `finish` does."""
+        """Send what the run's own process could not send before it ended. Returns the same as `finish`."""
         status = self.folder.status()
         if self.position and self.position.state == status.state:
             return None
@@ -139,10 +139,10 @@ class Mirror:
             self._calling = True
             try:
                 complete = self._send(final)
-            except Exception as error:  # whatever a server, a driver or a disk comes up with
+            except Exception as error:  # a server, a driver or a disk may raise anything
                 self._failed(error)
                 longer_s = FIRST_PAUSE_S if final or not pause_s else min(2 * pause_s, LONGEST_PAUSE_S)
-                pause_s = random.uniform(0.75, 1.25) * longer_s  # not all runs at once
+                pause_s = random.uniform(0.75, 1.25) * longer_s  # so that the runs of a sweep do not call all at once
             else:
                 self._problem = None
                 if final and complete:
@@ -153,14 +153,14 @@ class Mirror:
     def _failed(self, error: Exception) -> None:
         problem = one_line(self.uri, error)
         if self._problem is None:
-            log.warning("MLflow is behind, and will be caught up from the journal: %s", problem)
+            log.warning("MLflow is behind, and will catch up from the journal: %s", problem)
             self._failing_since_s = time.monotonic()
         self._problem = problem
         if getattr(error, "error_code", None) in GONE:
-            self._session = None  # had again from mirror.json and the journal
+            self._session = None  # it is opened again from mirror.json and the journal
 
     def _send(self, final: str | None) -> bool:
-        """Make the next call, or few; return whether nothing is left."""
+        """Make the next few calls; return whether nothing is left to send."""
         session = self._session = self._session or self._open()
         complete = session.send(math.inf if final in DONE else self._covered)
         if final and complete:
@@ -172,7 +172,7 @@ class Mirror:
         before = self.position
         self._check_wanted()
         experiment_id = get_experiment(client, self.experiment)
-        # by the id that is known; by tags where a kill came before the id was kept
+        # by the recorded id, or by tags if a kill came before the id was recorded
         run = active_run(client, before.run_id) if before else None
         run = run or find_run(client, experiment_id, identity(self.folder)) or self._create(client, experiment_id)
         run_id = run.info.run_id
@@ -182,20 +182,20 @@ class Mirror:
         return session
 
     def _create(self, client: Any, experiment_id: str) -> Any:
-        """Return a new run that began when the folder was made."""
+        """Create an MLflow run that starts when the folder was created, and return it."""
         tags = origin(self.folder.provenance()) | self.tags | identity(self.folder)
         return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
 
     def _check_wanted(self) -> None:
-        """Raise TimeoutError once `finish` has given up: from then on this run's mirror is another process's."""
+        """Raise TimeoutError once `finish` has given up: from then on another process may mirror this run."""
         if self._gave_up:
-            raise TimeoutError("too slow for what was left at the end")
+            raise TimeoutError("the run ended before everything was sent")
 
 
 def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
-    """Return the mirror of a run, under a name that says what varies, with its choices to filter by.
+    """Return the mirror of a run, or None if `tracking.uri` is not set.
 
-    `label`: of the sweep that asks for the run. Returns None where nothing tracks.
+    `label`: the run's name in MLflow, which says what varies in its sweep; the run's choices become tags to filter by.
     """
     if config.tracking.uri is None:
         return None
@@ -205,9 +205,9 @@ def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
 
 
 def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
-    """Send what was measured of a run after its end, into the run that this store has of a folder, if it has one.
+    """Send rows that were measured after a run's end to the folder's MLflow run in this store, if there is one.
 
-    Rows that are sent twice are there once. Returns None, or in one line why they are not there.
+    Rows that are sent twice are stored once. Returns None, or one line that says why they were not stored.
     """
     position = position_of(folder, uri)
     if position is None:
@@ -216,14 +216,14 @@ def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
         client = connect(uri)
         for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
             client.log_batch(position.run_id, metrics=batch)
-    except Exception as error:  # whatever a server or a driver comes up with
+    except Exception as error:  # a server or a driver may raise anything
         return one_line(uri, error)
     return None
 
 
 @dataclass(frozen=True)
 class Position:
-    """mirror.json: every row of a step below `next_step` is in that run; `state` is what MLflow was last told."""
+    """mirror.json: the MLflow run has all rows of steps below `next_step`; `state` is the last one sent to MLflow."""
 
     uri: str
     run_id: str
@@ -232,16 +232,16 @@ class Position:
 
 
 def position_of(folder: RunFolder, uri: str) -> Position | None:
-    """Return how far that store has the run; None if it has nothing of it."""
+    """Return how much of the run that store has; None if it has no such run."""
     path = folder.path / "mirror.json"
     position = Position(**json.loads(path.read_text())) if path.exists() else None
     return position if position and position.uri == uri else None
 
 
 class Session:
-    """A run in MLflow, open for what is sent: call by call, each of which may fail and be tried again.
+    """An open MLflow run, to which the journal is sent in calls that may fail and be repeated.
 
-    Rows are read once, and their points wait here until a call with them has succeeded.
+    Rows are read from the journal once; their points wait here until a call with them has succeeded.
     """
 
     def __init__(self, client: Any, folder: RunFolder, position: Position) -> None:
@@ -250,11 +250,11 @@ class Session:
         self.points: list[Any] = []
 
     def begin(self, known: Mapping[str, str], tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
-        """Say that it runs. `known`, `tags`: params and tags that MLflow has of it."""
+        """Set params, tags and status of the running run. `known`, `tags`: params and tags that MLflow already has."""
         from mlflow.entities import Param
 
         run_id = self.position.run_id
-        # those of an earlier start stay: MLflow refuses to change a param
+        # params of an earlier start stay as they are: MLflow refuses to change a param
         texts = {allowed(key): str(value)[:TEXT_LENGTH] for key, value in params.items()}
         missing = [Param(key, value) for key, value in texts.items() if key not in known]
         for batch in chunks(missing, PARAMS_PER_CALL):
@@ -262,7 +262,7 @@ class Session:
         parent_id = self.folder.status().mlflow_parent_id
         if parent_id and PARENT not in tags and active_run(self.client, parent_id):
             self.client.set_tag(run_id, PARENT, parent_id)
-        if (backend := self.folder.backend()) and tags.get("backend") != backend:  # it went on elsewhere
+        if (backend := self.folder.backend()) and tags.get("backend") != backend:  # it was resumed on another backend
             self.client.set_tag(run_id, "backend", backend)
         self.client.set_tag(run_id, "status", "running")
         self.client.update_run(run_id, status="RUNNING")
@@ -270,11 +270,11 @@ class Session:
         self.folder.update(mlflow_run_id=run_id)
 
     def send(self, limit: float) -> bool:
-        """Make one call with what the journal has of steps below `limit`; return whether there was no more.
+        """Send one batch of points of steps below `limit`; return whether nothing is left.
 
-        Those steps are never superseded.
+        The caller guarantees that these steps are never superseded.
         """
-        read = not self.points  # what waits goes first, else an outage would fill the memory
+        read = not self.points  # waiting points go first; otherwise an outage would fill the memory
         if read:
             self._read(limit)
         batch = self.points[:METRICS_PER_CALL]
@@ -286,7 +286,7 @@ class Session:
         return read and not self.points
 
     def end(self, state: str, reason: str | None) -> None:
-        """Send the folder's files, and say how the run ended."""
+        """Send the folder's files and the run's final state."""
         run_id = self.position.run_id
         for path in self.folder.artifacts():
             inside = path.parent.relative_to(self.folder.path).as_posix()
@@ -299,12 +299,12 @@ class Session:
         self.keep(state=state)
 
     def keep(self, **changes: Any) -> None:
-        """Write to mirror.json what has changed."""
+        """Update the position and write it to mirror.json."""
         self.position = dataclasses.replace(self.position, **changes)
         replace_file(self.folder.path / "mirror.json", json.dumps(dataclasses.asdict(self.position)))
 
     def _read(self, limit: float) -> None:
-        """Read points of rows that stand for good, without those that were sent; count the spikes of all."""
+        """Read the points of rows of steps below `limit` that were not sent yet; count the spikes of all rows."""
         new, self.offset = read_rows(self.folder.journal_path, self.offset)
         rows = last_segments(self.uncovered + new)
         self.uncovered = [row for row in rows if row["step"] >= limit]

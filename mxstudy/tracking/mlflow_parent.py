@@ -1,8 +1,7 @@
-"""A sweep in MLflow: a parent run that has its jobs' runs as children, and on its page what came out of them.
+"""A sweep in MLflow: a parent run with its jobs' runs as children and the sweep's summary on its page.
 
-Whatever is done here may be done again, from any process: a sweep finds its parent by what its jobs are, and every
-tag, artifact and time that it sets is the same the second time. So a server that was away lacks nothing after the same
-command has run once more.
+Everything here may be repeated from any process: a sweep finds its parent run by its set of jobs, and sets the same
+tags, artifacts and times again. So after an outage of the server, running the same command again adds what is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SUMMARY = "summary.md"
 
 @dataclass(frozen=True)
 class Summary:
-    """What a study says at the end of a sweep: Markdown, and figures."""
+    """A study's summary at the end of a sweep: Markdown and figures."""
 
     markdown: str
     figures: list[Path] = field(default_factory=list)
@@ -41,7 +40,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Sweep:
-    """`folders` by the jobs' fingerprints: where their runs are, or will be; those decide which sweep it is."""
+    """A sweep. `folders`: by each job's fingerprint, the folder of its run; the fingerprints identify the sweep."""
 
     uri: str
     experiment: str
@@ -51,11 +50,11 @@ class Sweep:
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of the set of its jobs, in whatever order."""
+        """Return a hash of the set of jobs, independent of their order."""
         return hashlib.sha256(" ".join(sorted(self.folders)).encode()).hexdigest()
 
     def begin(self) -> str:
-        """Return the id of the parent, which runs from now on; raises what MLflow raises."""
+        """Set the parent run to running and return its id; raises what MLflow raises."""
         client = connect(self.uri)
         parent_id = self._parent(client)
         client.set_tag(parent_id, "status", "running")
@@ -63,9 +62,9 @@ class Sweep:
         return parent_id
 
     def end(self, state: str, summary: Summary) -> None:
-        """Adopt what has no parent, show the summary, and say how it ended; raises what MLflow raises.
+        """Adopt runs without a parent, show the summary and set the final state; raises what MLflow raises.
 
-        `state`: one of a run's; running leaves it open, for another process has some of the jobs.
+        `state`: the state of a run; "running" leaves the parent open, because another process has some of the jobs.
         """
         client = connect(self.uri)
         parent_id = self._parent(client)
@@ -80,7 +79,7 @@ class Sweep:
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
     def _parent(self, client: Any) -> str:
-        """Return the parent's id, found, or made: as old as the oldest of its jobs' runs."""
+        """Find or create the parent run and return its id; a new one starts with the oldest of its jobs' runs."""
         experiment_id, mine = get_experiment(client, self.experiment), {"sweep_fingerprint": self.fingerprint}
         found = find_run(client, experiment_id, mine)
         if found is None:
@@ -94,13 +93,13 @@ class Sweep:
 
 
 def link_to_charts(client: Any, parent_id: str) -> str:
-    """Return a link in Markdown to the charts of its children, all in one."""
+    """Return a Markdown link to the charts that show all children together."""
     experiment_id = client.get_run(parent_id).info.experiment_id
     return f"[Charts of its runs]({charts_of_children(experiment_id, parent_id, 'metrics.`val/loss`')})"
 
 
 def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> None:
-    """Make those runs the parent's children that have no parent, or one that was deleted in MLflow."""
+    """Make runs children of the parent if they have no parent, or one that was deleted in MLflow."""
     for run_id in run_ids:
         run = active_run(client, run_id)
         if run is not None:
@@ -110,6 +109,6 @@ def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> None:
 
 
 def run_id_of(folder: RunFolder, uri: str) -> str | None:
-    """Return the id of the run that this store has of a folder."""
+    """Return the id of a folder's MLflow run in this store; None if there is none."""
     position = position_of(folder, uri)
     return position.run_id if position else None

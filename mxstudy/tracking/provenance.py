@@ -1,4 +1,4 @@
-"""Where a run comes from: code, versions, machine."""
+"""Record where a run comes from: code, versions, machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 
 
 def provenance() -> dict[str, Any]:
-    """Which code runs, on what: recorded with a run, and never part of its fingerprint."""
+    """Return which code runs on which machine; it is recorded with a run, but is never part of its fingerprint."""
     commit, dirty = _commit()
     return {
         "commit": commit,
         "dirty": dirty,
         "python": platform.python_version(),
         "mxstudy": _version("mxstudy"),
-        "torch": str(torch.__version__),  # with what it was built for, which the package's version may lack
+        "torch": str(torch.__version__),  # includes the build, such as +cu128, which the package's version may lack
         "torchao": _version("torchao"),
         "host": socket.gethostname(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -39,9 +39,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-@functools.cache  # of the code that this process has loaded
+@functools.cache  # what this process has loaded does not change
 def _commit() -> tuple[str | None, bool | None]:
-    """Commit of the repository that tracks this file, and whether anything in it has changed since."""
+    """Return the commit of the repository that tracks this file, and whether there are uncommitted changes."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
@@ -49,7 +49,7 @@ def _commit() -> tuple[str | None, bool | None]:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # else it is installed inside somebody else's repository
+        git("ls-files", "--error-unmatch", here.name)  # fails inside another project's repository
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
         return None, None

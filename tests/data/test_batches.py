@@ -96,9 +96,9 @@ def test_validation_is_spread_over_its_split(tmp_path):
 def test_too_few_tokens_are_refused(tmp_path):
     shards = shards_of(tmp_path, 11, 95)
     assert Batches(shards, 10, 4, data_seed=0).windows == 1
-    with pytest.raises(ConfigError, match="shorter than one sequence: 11 tokens, and 11 \\+ 1 are needed"):
+    with pytest.raises(ConfigError, match="shorter than one sequence: 11 tokens, but 11 \\+ 1 are needed"):
         Batches(shards, 11, 4, data_seed=0)
-    with pytest.raises(ConfigError, match=r"validation\.sequences: 10 of 10 tokens .* holds: 9"):
+    with pytest.raises(ConfigError, match=r"validation\.sequences: 10 sequences of 10 tokens are more than the 9 "):
         Batches(shards, 10, 4, data_seed=0).validation(10)
 
 

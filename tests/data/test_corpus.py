@@ -179,8 +179,8 @@ def folder(tmp_path):
     [
         (bad_text, r"bad\.txt is not UTF-8.*byte 5$"),
         (bad_jsonl_bytes, r"bad\.jsonl is not UTF-8.*byte 24$"),
-        (bad_json, r"bad\.jsonl, line 2: not JSON"),
-        (long_integer, r"bad\.jsonl, line 1: not JSON that can be read: .*5000 digits"),
+        (bad_json, r"bad\.jsonl, line 2: not valid JSON"),
+        (long_integer, r"bad\.jsonl, line 1: not valid JSON: .*5000 digits"),
         (no_object, r"line 1: must be a JSON object, not list"),
         (no_column, r"line 2 has no column 'text'; did you mean 'texts'\?"),
         (no_string, r"line 3: 'text' is 3, not a string"),
@@ -189,7 +189,7 @@ def folder(tmp_path):
         (no_parquet_column, r"bad\.parquet has no column 'text'; did you mean 'txt'\?"),
         (no_parquet_string, r"row 2: 'text' is None, not a string"),
         (no_file, r"absent\.txt' does not exist"),
-        (no_match, r"\*\.absent' does not exist, and as a pattern it matches no file"),
+        (no_match, r"\*\.absent' does not exist, and matches no file as a glob pattern"),
         (folder, r"is a folder; name its files"),
     ],
 )
@@ -254,15 +254,13 @@ def test_what_a_folder_does_not_hold_is_refused(tmp_path, kind, fields, message)
 
 
 def test_data_sets_that_cannot_be_loaded_are_refused(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"cannot load 'org/absent' on the Hugging Face hub \(it is no local folder\)"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot load 'org/absent' on the Hugging Face hub \(not a local folder\)"):
         texts(hugging_face("org/absent"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"cannot load .*empty' in that folder"):
         texts(hugging_face(tmp_path / "empty"))
     write(tmp_path / "broken" / "x.jsonl", '{"text": "a"}\n{"text"\n')
-    with pytest.raises(ConfigError, match=r"broken/x\.jsonl, line 2: not JSON"):
+    with pytest.raises(ConfigError, match=r"broken/x\.jsonl, line 2: not valid JSON"):
         texts(hugging_face(tmp_path / "broken"))
 
 

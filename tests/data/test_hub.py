@@ -76,7 +76,7 @@ def test_folders_are_looked_into_before_work_begins(tmp_path):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("slimpajama", {"mirror": "nowhere"}, r"data\.mirror: 'nowhere' is no folder; `hf download .*` fills one"),
+        ("slimpajama", {"mirror": "nowhere"}, r"data\.mirror: 'nowhere' is not a folder; `hf download .*` fills one"),
         ("slimpajama", {"split": "trian"}, r"data\.split: .* has no 'trian'; did you mean 'train'\?"),
         ("slimpajama", {"text_field": "content"}, r"example_train_0\.jsonl\.zst, line 1 has no column 'content'"),
         ("fineweb_edu", {"subset": "sample-10B"}, r"data\.mirror: cannot load .* in that folder: .*sample-10BT"),
@@ -153,7 +153,7 @@ def test_a_bad_row_costs_nothing_that_was_done(tmp_path, monkeypatch):
     broken.write_bytes(content)
     said: list[str] = []
     shards = prepare(data, config.Bytes(), tmp_path / "cache", said.append)
-    assert said[1].startswith("going on after 22 documents")
+    assert said[1].startswith("continuing after 22 documents")
     whole = choice("slimpajama", mirror=str(tmp_path / "good"))
     assert prepare(whole, config.Bytes(), tmp_path / "other", print).manifest == shards.manifest
 

@@ -107,7 +107,7 @@ def test_sigkill_and_on(tmp_path, data, small, workers, lines):
 
     said: list[str] = []
     shards = prepare(data, BPE, tmp_path / "cache", said.append)
-    assert said[1].startswith(f"going on after {sum(c['documents'] for c in state['counts'].values()):,} documents")
+    assert said[1].startswith(f"continuing after {sum(c['documents'] for c in state['counts'].values()):,} documents")
     assert contents(shards.folder) == undisturbed
     verify(shards)
 
@@ -158,7 +158,7 @@ def test_damage_is_found_before_work_goes_on(tmp_path, data, small, name):
     content = bytearray((folder / name).read_bytes())
     content[7] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{name}: its sha256 is not the one that was noted .*; delete .* again"):
+    with pytest.raises(ConfigError, match=f"{name}: its sha256 is not the one recorded .*; delete .* again"):
         prepare(data, BPE, tmp_path / "cache", silent)
     (folder / name).write_bytes(content[:-2])
     with pytest.raises(ConfigError, match=f"{name}: {len(content) - 2} bytes, not {len(content)}; delete"):

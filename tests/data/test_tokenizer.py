@@ -145,9 +145,9 @@ def test_pretrained_that_is_not_there_is_refused(tmp_path):
     broken.write_text("{}")
     (tmp_path / "empty").mkdir()
     for name, message in {
-        "org/absent": "'org/absent' is no local path, nor found on the Hugging Face hub",
+        "org/absent": "'org/absent' is neither a local path nor found on the Hugging Face hub",
         str(broken): "broken.json' is not a tokenizer.json",
-        str(tmp_path / "empty"): "empty' holds no tokenizer.json",
+        str(tmp_path / "empty"): "empty' has no tokenizer.json",
     }.items():
         with pytest.raises(ConfigError, match=f"tokenizer.name: .*{message}"):
             tokenization.load_pretrained(config.Pretrained(name=name))

@@ -39,12 +39,14 @@ def test_each_name_of_a_run_finds_its_newest_checkpoint(run: RunFolder) -> None:
 def test_what_names_nothing_is_refused(run: RunFolder, tmp_path: Path) -> None:
     runs_dir = run.path.parents[1]
     for text in ("nowhere", run.status().fingerprint[:5], "abcdef"):
-        with pytest.raises(ConfigError, match=f"'{text}' is no folder, and no run in .* has such a fingerprint"):
+        with pytest.raises(
+            ConfigError, match=f"'{text}' is not a run's folder, and no run in .* has such a fingerprint"
+        ):
             find(text, runs_dir)
-    with pytest.raises(ConfigError, match="neither a run's folder, nor a checkpoint's, nor"):
+    with pytest.raises(ConfigError, match="neither the folder of a run, nor of a checkpoint, nor"):
         find(str(tmp_path), runs_dir)
     queued = RunFolder.create(tmp_path / "queued", run.config(), "e" * 64, run.provenance())
-    with pytest.raises(ConfigError, match="has none yet; it is queued"):
+    with pytest.raises(ConfigError, match="has none yet; its state is queued"):
         find(str(queued.path), runs_dir)
 
 
@@ -77,13 +79,13 @@ def test_a_norm_with_other_parameters_is_refused_when_the_evaluation_is_planned(
     """A bias that was trained is not dropped, and one that was not is not made up."""
     plain, biased = describe(find(str(run.path), Path("runs"))), config.LayerNorm(bias=True)
     first = r"layers\.0\.attention\.wqkv\.norm\.bias, layers\.0\.feed_forward.* and 5 more; norm=as_trained fits it"
-    with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 does not have, and layernorm needs, {first}"):
+    with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 lacks weights that layernorm needs: {first}"):
         build(replace(plain, norm=biased), CPU)
     with torch.device("meta"):
         model = Decoder(plain.model, biased, BlockCast(), torch.bfloat16)
     trained = replace(plain, norm=biased, shapes={name: p.shape for name, p in model.named_parameters()})
     build(trained, CPU)
-    with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 has, and rmsnorm does not take, {first}"):
+    with pytest.raises(ConfigError, match=rf"^norm: .*step_00000010 has weights that rmsnorm does not take: {first}"):
         build(replace(trained, norm=config.RMSNorm()), CPU)
     assert plain.shapes.keys() == {name for name, _ in build(plain, CPU).named_parameters()}
 

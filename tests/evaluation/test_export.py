@@ -50,16 +50,16 @@ def test_an_rmsnorm_model_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_exported_is_said(trained: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="'nowhere' is no folder"):
+    with pytest.raises(SystemExit, match="'nowhere' is not a run's folder"):
         main(["--checkpoint", "nowhere", "--to", str(tmp_path / "hf"), "--runs-dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match="is there already"):
+    with pytest.raises(SystemExit, match="exists already"):
         main(["--checkpoint", str(trained.path), "--to", str(tmp_path)])
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"no", "--text: 2 tokens are less than a sequence, 65"),
+        (b"no", "--text: 2 tokens are fewer than one sequence of 65"),
         (b"\x00" * 100 + b"\xff", r"--text: .*bad\.txt is not UTF-8: .* at byte 100"),
     ],
 )

@@ -61,14 +61,14 @@ def test_shots(tmp_path: Path) -> None:
     assert asked.count(" A. a\n B. b\n C. c\n D. d\nAnswer: A\n\n") == 2
     assert asked.endswith("Question: law 7\n A. a\n B. b\n C. c\n D. d\nAnswer:")
     write(tmp_path, "piqa.validation.jsonl", [piqa(3)])
-    with pytest.raises(ConfigError, match=r"piqa has none of its own; evaluation.shots_dir= names .* piqa.shots.jsonl"):
+    with pytest.raises(ConfigError, match=r"piqa has none of its own; set evaluation.shots_dir= .* piqa.shots.jsonl"):
         build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path)))
-    for place, says in (("nowhere", "nowhere is no folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
+    for place, says in (("nowhere", "nowhere is not a folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
         settings = Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path / place))
         with pytest.raises(ConfigError, match=rf"^evaluation\.shots_dir: .*{says}"):
             build_questions("piqa", "cf", settings)
     write(tmp_path, "piqa.shots.jsonl", [piqa(0)])
-    with pytest.raises(ConfigError, match=r"2 were asked for, piqa.shots has 1"):
+    with pytest.raises(ConfigError, match=r"2 were asked for, but piqa.shots has 1"):
         build_questions("piqa", "cf", Evaluation(shots=2, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
     (asked,) = contexts(
         build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
@@ -81,7 +81,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check(Evaluation(tasks=("piqua",)))
     with pytest.raises(ConfigError, match=r"has no piqa.validation\*.jsonl"):
         build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path)))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         build_questions("piqa", "cf", Evaluation(data_dir=str(tmp_path / "nowhere")))
     for name in ("piqa.validation.jsonl", "piqa.validation_new.jsonl"):
         write(tmp_path, name, [piqa(0)])
@@ -94,7 +94,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (b"", r"^evaluation\.data_dir: .*csqa\.validation\.jsonl has no rows"),
         (b"\n \n", "has no rows"),
-        (b'{"a": 1}\n\n{"b"\n', r"^evaluation\.data_dir: .*\.jsonl, line 3: not JSON that can be read"),
+        (b'{"a": 1}\n\n{"b"\n', r"^evaluation\.data_dir: .*\.jsonl, line 3: not valid JSON"),
         (b"[]\n", "line 1: must be a JSON object, not list"),
         (b"\xff\n", "cannot be read: 'utf-8' codec"),
     ],
@@ -121,18 +121,18 @@ def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "changed", "says"),
     [
-        ("csqa", {"answerKey": None}, "it has no 'answerKey'"),
+        ("csqa", {"answerKey": None}, "it has no field 'answerKey'"),
         ("csqa", {"answerKey": "Z"}, "ValueError: 'Z' is not in list"),
-        ("csqa", {"choices": {"text": [*"abcdef"], "label": [*"ABCDEF"]}}, "6 options; it takes 2 to 5"),
+        ("csqa", {"choices": {"text": [*"abcdef"], "label": [*"ABCDEF"]}}, "it has 6 options; must be 2 to 5"),
         ("piqa", {"label": -1}, "its answer is none of the 2 options"),
-        ("mmlu", {"subject": None}, "it has no 'subject'"),
+        ("mmlu", {"subject": None}, "it has no field 'subject'"),
     ],
 )
 def test_a_row_that_is_no_question_is_named(task: str, changed: dict[str, Any], says: str, tmp_path: Path) -> None:
     row = {key: value for key, value in (ROWS[task] | changed).items() if value is not None}
     file = f"{task}.{TASKS[task].split}.jsonl"
     write(tmp_path, file, [ROWS[task], row])
-    with pytest.raises(ConfigError, match=rf"^evaluation\.data_dir: .*{file}, row 2: no question of {task}: {says}"):
+    with pytest.raises(ConfigError, match=rf"^evaluation\.data_dir: .*{file}, row 2: not a question of {task}: {says}"):
         check(Evaluation(tasks=(task,), data_dir=str(tmp_path)))
 
 
@@ -143,7 +143,7 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_command(monkeypatch: pyte
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", away)
-    with pytest.raises(ConfigError, match="`hf download --repo-type dataset ybisk/piqa` fetches it"):
+    with pytest.raises(ConfigError, match="fetch it with `hf download --repo-type dataset ybisk/piqa`"):
         build_questions("piqa", "cf", Evaluation())
     rows, calls = [piqa(0), piqa(1)], []
     monkeypatch.setattr(datasets, "load_dataset", lambda path, subset, split: calls.append(path) or rows)

@@ -190,7 +190,7 @@ def test_a_nan_is_passed_on() -> None:
 
 def test_what_has_no_tokens_is_refused() -> None:
     for context, continuation in [((), (1,)), ((1,), ())]:
-        with pytest.raises(ConfigError, match="both need a token at least"):
+        with pytest.raises(ConfigError, match="context and continuation need at least one token each"):
             Request(context, continuation)
 
 

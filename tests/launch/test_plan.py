@@ -209,7 +209,7 @@ def test_another_machine_is_believed_while_its_heart_beats(
 def test_of_two_processes_one_makes_the_folder(tmp_path: Path, study: FakeStudy) -> None:
     (job,) = plan(seeds(tmp_path, 1))
     claim(job)
-    with pytest.raises(RunLocked, match="holds a run already"):
+    with pytest.raises(RunLocked, match="already contains a run"):
         claim(job)
 
 

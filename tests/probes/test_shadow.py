@@ -274,5 +274,5 @@ def test_a_sequence_ends_with_its_last_whole_block(row: str, length: int, kept: 
 
 
 def test_a_sequence_shorter_than_a_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match="31 tokens are less than 32, of which"):
+    with pytest.raises(ConfigError, match="31 tokens are fewer than the 32 of one block"):
         cut("mxfp8", 31)

@@ -125,7 +125,7 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
             "at_step": 3,
             "intervention": {"plan": {"layers.*": "mxfp9"}},
         },
-        "parent: 'abcdefabcdef' is no folder": {"parent": "abcdefabcdef"},
+        "parent: 'abcdefabcdef' is not a run's folder": {"parent": "abcdefabcdef"},
     }
     for message, options in refused.items():
         with pytest.raises(ConfigError) as error:

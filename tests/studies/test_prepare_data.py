@@ -84,12 +84,15 @@ def test_a_training_finds_what_was_prepared(tmp_path: Path, capfd: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.mirror=nowhere"], "data.mirror: 'nowhere' is no folder"),
+        (["data.mirror=nowhere"], "data.mirror: 'nowhere' is not a folder"),
         ([], "data.name: cannot load 'cerebras/SlimPajama-627B' on the Hugging Face hub"),
         (["MIRROR", "data.text_field=content"], "line 1 has no column 'content'"),
         (["MIRROR", "data.split=test"], "data.split: 'cerebras/SlimPajama-627B' has no 'test'"),
         (["MIRROR", "workers=0"], "workers: must be positive, not 0; null: all"),
-        (["MIRROR", "tokenizer=pretrained", "tokenizer.name=nowhere.json"], "tokenizer.name: 'nowhere.json' is no"),
+        (
+            ["MIRROR", "tokenizer=pretrained", "tokenizer.name=nowhere.json"],
+            "tokenizer.name: 'nowhere.json' is neither",
+        ),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_before_anything_is_written(

@@ -64,14 +64,14 @@ def refusal(values: dict[str, Any]) -> str:
 
 
 OF_EITHER = [
-    (["checkpoint=nowhere"], "'nowhere' is no folder, and no run"),
+    (["checkpoint=nowhere"], "'nowhere' is not a run's folder, and no run"),
     (["precision=fp32"], "asks for fp32"),
     (["norm=mxnorm_postround", "precision=mxfp8_e5m2"], "norm.format: E4M3"),
 ]
 OF_QUESTIONS = [
     (["evaluation.tasks=[piqua]"], "'piqua' is not a task; did you mean 'piqa'"),
-    (["evaluation.tasks=[]"], "evaluation.tasks: there is none whose data can be had"),
-    (["evaluation.data_dir=nowhere"], "nowhere is no folder"),
+    (["evaluation.tasks=[]"], "evaluation.tasks: the data of none of them can be loaded"),
+    (["evaluation.data_dir=nowhere"], "nowhere is not a folder"),
     (["evaluation.tasks=[csqa]", "evaluation.shots=2"], "csqa has none of its own"),
 ]
 OF_A_CORPUS = [

@@ -105,7 +105,7 @@ def test_a_gap_is_refused(folder: Path) -> None:
 
 def test_another_stack_is_refused(folder: Path) -> None:
     write(folder, values(8), 8)
-    with pytest.raises(ColumnsError, match="of 3 replicas, not 4"):
+    with pytest.raises(ColumnsError, match="has 3 replicas, not 4"):
         read_columns(folder, 4)
 
 

@@ -60,7 +60,7 @@ def test_a_new_run_is_queued_and_its_config_comes_back(tmp_path: Path) -> None:
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     make_folder(tmp_path).update(state="running")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         make_folder(tmp_path)
     assert find_runs(tmp_path)[0].status().state == "running"
 
@@ -170,7 +170,7 @@ def test_runs_are_found_by_prefix_across_experiments_but_not_those_moved_aside(t
     assert find_run(tmp_path, "aaa") == first
     assert find_run(tmp_path, "cccc") is None
     assert find_run(tmp_path / "nothing", "aaa") is None
-    with pytest.raises(ConfigError, match="aa: could be any of aaaa00000000, aabb00000000"):
+    with pytest.raises(ConfigError, match="aa: matches each of aaaa00000000, aabb00000000"):
         find_run(tmp_path, "aa")
 
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize(
-    ("uri", "error"), [("ftp://host", "is none of sqlite"), ("sqlite://", "ends with its process")]
+    ("uri", "error"),
+    [("ftp://host", "does not begin with one of sqlite"), ("sqlite://", "is lost when the process ends")],
 )
 def test_what_cannot_be_mirrored_to_is_refused(uri: str, error: str) -> None:
     with pytest.raises(ConfigError, match=rf"^tracking\.uri: .*{error}"):
