@@ -37,7 +37,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"norm": {"kind": "mxnorm_postround"}, "precision__scale_rule": "code_bump"},
-        "precision.scale_rule: code_bump gives a block no scale; take floor",
+        "precision.scale_rule: code_bump gives a block no scale; use floor",
     ),
     ({"norm": None, "student": {"norm_ops": "fp32"}}, "student.norm_ops: there is no norm; set it to null"),
     ({"student": {"norm_ops": "skipped"}}, "student.norm_ops: 'skipped' is not a choice"),
@@ -69,7 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "teacher.quantized: in the teacher precision.schedule: pattern 'layers.0.attention.*' matches no linear",
     ),
-    ({"precision__backend": "native"}, "precision.backend: native cannot be had"),
+    ({"precision__backend": "native"}, "precision.backend: native cannot run"),
     ({"precision__skip_blocks": 1}, "precision.skip_blocks: 1 at both ends leave none of 2"),
     ({"norm": None}, "student.gain: there is no norm to round the gain of; leave it at fp32"),
     ({"norm": {"kind": "layernorm", "affine": False}}, "student.gain: the norm has none to round to mx"),
@@ -95,7 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": {"kind": "adamw", "lr": 1e-3}}, "optimizer.kind: 'adamw' is not a choice"),
 ]
 if not torch.cuda.is_available():
-    REFUSED.append(({"train__device": "cuda"}, "train.device: cuda was asked for and there is none"))
+    REFUSED.append(({"train__device": "cuda"}, "train.device: cuda was asked for, but there is no GPU"))
 
 ACCEPTED: list[dict[str, Any]] = [
     {},
