@@ -73,19 +73,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"precision__skip_blocks": 1}, "precision.skip_blocks: 1 at both ends leave none of 2"),
     ({"norm": None}, "student.gain: there is no norm to round the gain of; leave it at fp32"),
     ({"norm": {"kind": "layernorm", "affine": False}}, "student.gain: the norm has none to round to mx"),
-    (FP32, "student.gain: mx takes blocks from the forward of layers.0.up, which has none"),
+    (FP32, "student.gain: mx uses the cast of the forward of layers.0.up, which is not in"),
     (
         {"precision__schedule": schedule((0, "mxfp8"), (9, "mxfp8_backward_only"))},
-        "student.gain: mx takes blocks from the forward of layers.0.up, which has none",
+        "student.gain: mx uses the cast of the forward of layers.0.up, which is not in",
     ),
-    ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx takes blocks from the forward"),
+    ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx uses the cast of the forward"),
     (
         {"norm": {"kind": "rmsnorm"}, "student": {"freeze_norm_bias": True}},
         "student.freeze_norm_bias: the norm has no bias; set it to false",
     ),
     (
         {"norm": {"kind": "mxnorm", "p": 2}, "student": {"vector_ops": "code"}},
-        "student.vector_ops: code rounds every step of the norm, and a folded gain",
+        "student.vector_ops: code rounds every step of the norm, but with a folded gain",
     ),
     ({"student": {"gain": "mxfp8"}}, "student.gain: 'mxfp8' is not a choice"),
     ({"loss": "kl"}, "label_noise: kl has none; set it to 0"),
