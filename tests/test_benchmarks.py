@@ -195,7 +195,7 @@ def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(scaling, "run_case", run_case)
     full = True
     rows = measured()
-    assert "ended with 137" in rows[1]["error"]
+    assert "exited with 137" in rows[1]["error"]
     assert rows[2]["efficiency"] is None
     full = False
     rows = measured()

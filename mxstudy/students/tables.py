@@ -16,8 +16,8 @@ from mxstudy.tracking.mlflow_parent import Summary
 TITLE = "loss of the last step, over the replicas that are finite"
 COLUMNS = ("arm", "runs", "median", "quartiles", "NaN", "spikes", "stuck", "diverged")
 NOTES = (
-    "counts of runs: NaN, not finite at the end; spikes, with a loss over 100 times the one before; stuck, after a spike",
-    "not below 10 times the best before it within 500 steps; diverged, above that for longer, with or without a spike",
+    "runs: NaN, not finite at the end; spikes, with a loss over 100 times the one before; stuck, after one not below",
+    "10 times the best before it within 500 steps; diverged, above that for longer, with or without a spike",
 )
 
 
