@@ -28,7 +28,7 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
     if is_plain(block):
         return "nothing is quantised"  # there is no cast to fuse, so nothing would be gained
     if any(linear.compute is not None or linear.on_tensor_cores for linear in linears):
-        return "its linears compute in a dtype of their own"
+        return "its linears compute in their own dtype"
     for linear in linears:
         if reason := ANY.why_not(linear.gemms):
             return reason

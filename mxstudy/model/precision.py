@@ -266,10 +266,7 @@ def token_block(model: nn.Module) -> int:
 
 
 def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
-    """Raise ConfigError if blocks or transforms do not divide `number` tokens.
-
-    `tokens` begins the message: 'train.batch_size: 48 ...'.
-    """
+    """Raise ConfigError if blocks or transforms do not divide `number`; `tokens` begins its message, 'KEY: 48'."""
     for divisor in token_divisors(model):
         where = f" ({divisor.place[0]})" if divisor.place[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")
@@ -331,10 +328,7 @@ def forward_of(gemms: Gemms) -> Gemms:
 def describe_settings(
     settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
 ) -> list[str]:
-    """Return lines about settings that differ from their defaults: operands that keep their own value, unused settings.
-
-    Arms of a sweep share their settings, so an arm that quantises nothing may have settings that it does not use.
-    """
+    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
     casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
     lines, vain = [], []
     for field, setting in SETTINGS.items():
@@ -381,7 +375,7 @@ def describe_cast(cast: Cast | None) -> str:
         "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
         "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
         "rounding": cast.rounding,
-        "source": "of the forward's",
+        "source": "from the forward's cast",
         "mask_clipped": "gradients masked",
         "headroom": f"headroom {cast.headroom:.4g}",
         "candidates": f"candidates {', '.join(f'{factor:g}' for factor in cast.candidates)}",

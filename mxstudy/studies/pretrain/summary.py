@@ -51,7 +51,7 @@ def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
     choices = {f"choice.{group}": choice for group, choice in baseline.items()}
     fits = runs.reindex(columns=list(choices)).eq(pd.Series(choices, dtype=object)).all(axis="columns")
     if not fits.any():
-        print(f"baseline: no arm has {dict(baseline)}; {runs['label'].iloc[0]} stands in for it")
+        print(f"baseline: no arm has {dict(baseline)}; using {runs['label'].iloc[0]}")
         return runs.iloc[0]
     return runs[fits].iloc[0]
 
