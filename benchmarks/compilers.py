@@ -1,4 +1,4 @@
-"""All that `benchmarks.kernels` compiles: ahead of time, in processes whose caches the one that measures finds."""
+"""Compile ahead what `benchmarks.kernels` measures, in processes that fill the caches of the measuring process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Plain = Callable[[Tensor], object]
 
 
 def compiled(fmt: str, block_size: int, modes: Sequence[str]) -> dict[str, Plain]:
-    """Every norm in every mode, of x [rows, columns] bf16, by "NORM MODE"; what was made before is forgotten."""
+    """Return {"NORM MODE": function of x [rows, columns] bf16} for every norm and mode; resets the compiler first."""
     import torch._inductor.config
 
     torch._dynamo.reset()
-    torch._inductor.config.autotune_local_cache = False  # what compilers that disturb each other find best is not kept
+    torch._inductor.config.autotune_local_cache = False  # compilers that run side by side disturb each other's tuning
     return {f"{norm} {mode}": MODES[mode](own(NORMS[norm], mode), fmt, block_size) for norm in NORMS for mode in modes}
 
 
 def own(function: Callable[..., object], name: str) -> Callable[..., object]:
-    """A function with code of its own: the compiler shares what it makes of one, whatever the mode."""
+    """Return a copy of the function with its own code object: the compiler shares compiled code by code object."""
     return FunctionType(function.__code__.replace(co_name=f"{function.__name__}_{name}"), function.__globals__)
 
 
@@ -40,16 +40,16 @@ def eager(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
 
 
 def static(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
-    made = torch.compile(function, dynamic=False)
-    return lambda x: made(x, fmt, block_size)
+    compiled_function = torch.compile(function, dynamic=False)
+    return lambda x: compiled_function(x, fmt, block_size)
 
 
 def dynamic(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
-    made = torch.compile(function)
+    compiled_function = torch.compile(function)
 
     def call(x: Tensor) -> object:
         torch._dynamo.mark_dynamic(x, 0)
-        return made(x, fmt, block_size)
+        return compiled_function(x, fmt, block_size)
 
     return call
 
@@ -58,10 +58,10 @@ MODES = {"dynamic": dynamic, "static": static, "eager": eager}
 
 
 def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str], device: str) -> None:
-    """In a process of its own: of every call the code that will be measured is in the caches afterwards."""
+    """Compile every call of a group, in a process of its own; the code to measure is then in the caches."""
     import torch._inductor.config
 
-    torch._inductor.config.compile_threads = 1  # the other cores have groups of their own
+    torch._inductor.config.compile_threads = 1  # the other cores compile other groups
     fmt, block_size, hidden_size = group
 
     def x(rows: int) -> Tensor:
@@ -77,7 +77,7 @@ def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Seq
 
 
 class Compilers:
-    """So many processes side by side; fewer than two are none, and all is compiled when it is measured."""
+    """Compiles in `workers` processes side by side; with fewer than two, everything is compiled when measured."""
 
     def __init__(self, workers: int, device: str = "cuda") -> None:
         self.device = device
@@ -91,7 +91,7 @@ class Compilers:
             self.pool.shutdown(cancel_futures=True)
 
     def compile(self, groups: Sequence[Any], tokens: Sequence[int], modes: Sequence[str], until_s: float) -> None:
-        """Until all is done or the monotonic clock is at `until_s`; what is missing then is compiled when measured."""
+        """Compile all groups until the monotonic clock reaches `until_s`; the rest is compiled when measured."""
         if self.pool is None:
             return
         began_s = time.monotonic()
@@ -101,5 +101,5 @@ class Compilers:
             job.cancel()
         failed = [job for job in done if job.exception()]
         for job in failed[:1]:
-            print(f"{len(failed)} of {len(jobs)} were not compiled ahead: {job.exception()}", flush=True)
-        print(f"{len(done) - len(failed)} compiled in {time.monotonic() - began_s:.0f} s", flush=True)
+            print(f"{len(failed)} of {len(jobs)} groups failed to compile ahead: {job.exception()}", flush=True)
+        print(f"{len(done) - len(failed)} groups compiled in {time.monotonic() - began_s:.0f} s", flush=True)

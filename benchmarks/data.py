@@ -1,14 +1,13 @@
-"""Data: batches a second from shards, and how fast a corpus is tokenised, beside a plain `datasets.map`.
+"""Data: tokens per second of batches from shards, and of tokenising a corpus, compared with plain `datasets.map`.
 
-batches: rows of the global batch, shuffled, as int64 on the CPU, by one thread; from files that are in memory, and from
-files that the system was told to forget. `times_gpu`: over what one GPU consumes in training.
+batches: rows of the global batch, shuffled, as int64 on the CPU, by one thread; once from files in memory, once from
+files dropped from the page cache. `times_gpu`: the rate over what one GPU consumes in training.
 
-tokenising: `prepare` as +experiment=prepare_data calls it, from Parquet files to verified shards, all included:
-starting the processes, reading, sha256, duplicates, the split, writing. Beside it `datasets.map` of the same batch
-encoder with the same tokenizer, as many processes, from a data set that is loaded and in Arrow already; its best of two
-batch sizes.
-Both in turns, the best of the rounds; they must find the same number of tokens. Tokens per second of all cores are what
-can be compared on a machine that does other things too.
+tokenising: `prepare` as +experiment=prepare_data calls it, from Parquet files to verified shards, everything included:
+starting processes, reading, sha256, duplicates, the split, writing. It is compared with `datasets.map` of the same
+batch encoder, tokenizer and number of processes, from a data set that is already loaded in Arrow; its best of two batch
+sizes counts. Both run in turns, the best round counts, and both must produce the same number of tokens. On a machine
+that is busy with other work, compare tokens per second of CPU time.
 
 python -m benchmarks.data [--tokens 268435456] [--megabytes 100] [--texts FILE.parquet ...] [--json PATH]
 """
@@ -47,7 +46,10 @@ VOCAB_SIZE = 32_000
 
 
 def random_shards(folder: Path, tokens: int) -> Shards:
-    """Of a vocabulary of 32,000, in files of the size that `prepare` makes; nothing but what Batches reads."""
+    """Write and return random shards with a vocabulary of 32,000, in files as large as those of `prepare`.
+
+    The manifest has only what Batches reads.
+    """
     rng, names = np.random.default_rng(0), []
     for number, start in enumerate(range(0, tokens, MAX_FILE_TOKENS)):
         names.append(f"train-{number:05d}.bin")
@@ -56,7 +58,7 @@ def random_shards(folder: Path, tokens: int) -> Shards:
 
 
 def forget(folder: Path) -> None:
-    """The system drops its copies of the files."""
+    """Make the system drop the folder's files from its page cache."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -66,7 +68,7 @@ def forget(folder: Path) -> None:
 def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequence_length: int) -> list[dict]:
     from mxstudy.data.batches import (
         Batches,
-    )  # torch: a process that tokenises imports this module, as it does `mxstudy`
+    )  # here, because it imports torch, and processes that tokenise import this module
 
     shards = random_shards(folder, tokens)
     rows = []
@@ -75,7 +77,7 @@ def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequ
             forget(folder)
         batches = Batches(shards, sequence_length, batch_size, data_seed=0)
         for step in range(tokens // sequence_length // batch_size if where == "memory" else 0):
-            batches.train(step)  # every page once
+            batches.train(step)  # reads every page once
         began_s = time.perf_counter()
         for step in range(steps):
             batches.train(step)
@@ -89,19 +91,19 @@ def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequ
 
 
 def texts_of(megabytes: float, paths: Sequence[str]) -> list[str]:
-    """Each text once, of the Parquet files or of the Python that is installed here."""
+    """Return up to so many megabytes of distinct texts, from the Parquet files or the installed Python source."""
     data = config.Files(format="parquet", paths=tuple(paths)) if paths else config.PySource(include_site_packages=True)
-    taken, size = [], 0
+    texts, size = [], 0
     for _, text in corpus.unique_documents(data):
         if size >= megabytes * 1e6:
             break
-        taken.append(text)
+        texts.append(text)
         size += len(text)
-    return taken
+    return texts
 
 
 def write_corpus(folder: Path, texts: list[str]) -> list[str]:
-    """Parquet files of equal numbers of documents."""
+    """Write Parquet files with equal numbers of documents; returns their paths."""
     paths = []
     for number in range(FILES):
         paths.append(str(folder / f"{number:05d}.parquet"))
@@ -109,21 +111,22 @@ def write_corpus(folder: Path, texts: list[str]) -> list[str]:
     return paths
 
 
-class Found(NamedTuple):
-    """Tokens without EOS; seconds on the clock, and of all cores by this process and those that it started."""
+class Measured(NamedTuple):
+    """Tokens without EOS, seconds of wall time, and CPU seconds of this process and its children."""
 
     tokens: int
     seconds: float
     cpu_s: float
 
 
-def timed(tokenise: Callable[[], int]) -> Found:
+def timed(tokenise: Callable[[], int]) -> Measured:
     began_s, began = time.perf_counter(), sum(os.times()[:4])
-    found = tokenise()
-    return Found(found, time.perf_counter() - began_s, sum(os.times()[:4]) - began)
+    tokens = tokenise()
+    return Measured(tokens, time.perf_counter() - began_s, sum(os.times()[:4]) - began)
 
 
 def ours(paths: list[str], tokenizer: str, folder: Path, workers: int) -> int:
+    """Tokenise with `prepare`; returns the number of tokens without EOS."""
     data = config.Files(format="parquet", paths=tuple(paths))
     shards = prepare(data, config.Pretrained(name=tokenizer), folder, lambda line: None, workers)
     verify(shards)
@@ -131,8 +134,10 @@ def ours(paths: list[str], tokenizer: str, folder: Path, workers: int) -> int:
 
 
 def plain_map(dataset: Any, tokenizer: Tokenizer, folder: Path, workers: int, batch_size: int) -> int:
+    """Tokenise with `datasets.map`; returns the number of tokens without EOS."""
+
     def ids_of(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        backend = tokenizer.backend  # sent by itself to another process, it would find special tokens in texts
+        backend = tokenizer.backend  # pickled by itself, it would parse special tokens in texts
         return {"ids": [encoding.ids for encoding in backend.encode_batch_fast(rows["text"], add_special_tokens=False)]}
 
     mapped = dataset.map(
@@ -150,48 +155,50 @@ def plain_map(dataset: Any, tokenizer: Tokenizer, folder: Path, workers: int, ba
 def measure_tokenising(folder: Path, texts: list[str], name: str | None, workers: int, rounds: int) -> list[dict]:
     import datasets
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # of each process: there are as many as cores
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # within a process: there is one process per core
     datasets.disable_progress_bars()
     tokenizer = load_pretrained(config.Pretrained(name=name)) if name else None
     tokenizer = tokenizer or train_bpe(config.TrainedBPE(vocab_size=VOCAB_SIZE, train_bytes=20_000_000), iter(texts))
     tokenizer.save(folder / "tokenizer.json")
     paths = write_corpus(folder, texts)
     dataset = datasets.load_dataset("parquet", data_files=paths, split="train", cache_dir=str(folder / "cache"))
-    found: dict[str, list[Found]] = defaultdict(list)
+    results: dict[str, list[Measured]] = defaultdict(list)
     for number in range(rounds):
         here = folder / f"round-{number}"
         here.mkdir()
-        found["prepare"].append(timed(partial(ours, paths, str(folder / "tokenizer.json"), here, workers)))
+        results["prepare"].append(timed(partial(ours, paths, str(folder / "tokenizer.json"), here, workers)))
         for size in MAP_BATCHES:
             call = partial(plain_map, dataset, tokenizer, here, workers, size)
-            found[f"datasets.map, batches of {size}"].append(timed(call))
-    assert len({one.tokens for runs in found.values() for one in runs}) == 1, found
-    rows: list[dict[str, Any]] = [rates(who, runs) for who, runs in found.items()]
+            results[f"datasets.map, batches of {size}"].append(timed(call))
+    assert len({each.tokens for runs in results.values() for each in runs}) == 1, results
+    rows: list[dict[str, Any]] = [rates(who, runs) for who, runs in results.items()]
     for name, over in (("tokens_per_s", "over_map"), ("tokens_per_cpu_s", "cpu_over_map")):
         best = max(row[name] for row in rows if row["tokenising"] != "prepare")
         rows = [row | {over: row[name] / best} for row in rows]
     return rows
 
 
-def rates(who: str, runs: list[Found]) -> dict[str, Any]:
-    by_clock, by_cpu = (max(one.tokens / one[number] for one in runs) for number in (1, 2))
+def rates(who: str, runs: list[Measured]) -> dict[str, Any]:
+    by_clock, by_cpu = (max(each.tokens / each[number] for each in runs) for number in (1, 2))
     return {"tokenising": who, "tokens_per_s": by_clock, "tokens_per_cpu_s": by_cpu}
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=2**28, help="of the shards that batches are read from")
+    parser.add_argument("--tokens", type=int, default=2**28, help="in the shards that batches are read from")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--sequence-length", type=int, default=SEQUENCE_LENGTH)
-    parser.add_argument("--megabytes", type=float, default=100.0, help="of text that is tokenised")
-    parser.add_argument("--texts", nargs="*", default=[], help="Parquet files with a column text; else Python source")
-    parser.add_argument("--tokenizer", help="a tokenizer.json; else a BPE of 32,000 is trained on the texts")
+    parser.add_argument("--megabytes", type=float, default=100.0, help="of text to tokenise")
+    parser.add_argument(
+        "--texts", nargs="*", default=[], help="Parquet files with a column text; default: Python source"
+    )
+    parser.add_argument("--tokenizer", help="a tokenizer.json; default: a BPE of 32,000, trained here")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=Path("figures/data.json"))
     asked = parser.parse_args(words)
-    from benchmarks.report import measured, show  # torch too
+    from benchmarks.report import measured, show  # here, because it imports torch too
 
     with tempfile.TemporaryDirectory() as folder:
         batches = measure_batches(Path(folder), asked.tokens, asked.steps, asked.batch_size, asked.sequence_length)

@@ -1,4 +1,4 @@
-"""Codes and scales to bf16: what a GPU without MX GEMMs does before it multiplies, as an operator without an inside."""
+"""Decode codes and scales to bf16, as a GPU without MX GEMMs must before it multiplies; opaque to the compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TILE = 4096
 
 @library.custom_op("mxstudy_benchmarks::decode", mutates_args=())
 def decode(codes: Tensor, scales: Tensor, fmt: str) -> Tensor:
-    """uint8 [rows, bytes] and [rows, blocks] -> bf16 [rows, columns]; NVFP4's without its tensor scale."""
+    """Return bf16 [rows, columns] from uint8 codes [rows, bytes] and scales [rows, blocks], without a tensor scale."""
     block_size = codes.shape[-1] * 8 // FORMATS[fmt].bits // scales.shape[-1]
     is_nvfp4 = FORMATS[fmt].scale == "E4M3"
     scales, one = (scales.view(torch.float8_e4m3fn), torch.ones(())) if is_nvfp4 else (scales, None)

@@ -1,8 +1,8 @@
-"""Zero-shot scoring: requests a second of lm-eval's own HFLM on the exported model, of ours, and of the forwards alone.
+"""Zero-shot scoring: requests per second of our scorer, of lm-eval's HFLM on the exported model, and of forwards alone.
 
-All of them answer the same questions through lm-eval, HFLM at several batch sizes. The export is exact for RMSNorm
-alone, so the checkpoint's norm must be one; HFLM runs in bf16, ours as trained and in bf16. The floor is the forwards
-of our batches by themselves: no tokenizer, no lm-eval, no head.
+All of them answer the same questions through lm-eval, HFLM at several batch sizes. Only RMSNorm is exported exactly, so
+the checkpoint must have RMSNorm. HFLM runs in bf16, our scorer as trained and in bf16. The floor is the forward passes
+of our batches alone: no tokenizer, no lm-eval, no output head.
 
 python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] [--batch-sizes 64 256] [--json PATH]
 """
@@ -34,17 +34,17 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.train.runtime import configure_torch, resolve_device
 
-Asked = dict[str, dict[str, list[Question]]]  # by task, by subject
+Asked = dict[str, dict[str, list[Question]]]  # {task: {subject: questions}}
 BF16 = read(config.Precision, {"schedule": [{"plan": {"layers.*": "bf16"}}]})
 
 
 def answer(lm: LM, asked: Asked) -> dict[str, Any]:
-    """Everything that was asked, in cloze form."""
+    """Answer all questions in cloze form; returns requests, seconds, rate and the share of right answers."""
     began_s = time.perf_counter()
     samples = [samples_of(lm, task, "cf", groups) for task, groups in asked.items()]
     seconds = time.perf_counter() - began_s
-    requests = sum(len(nats) for one in samples for column in ("nats", "alone") for nats in one[column])
-    right = [right for one in samples for right in one["right"]]
+    requests = sum(len(nats) for table in samples for column in ("nats", "alone") for nats in table[column])
+    right = [right for table in samples for right in table["right"]]
     return row(requests, seconds) | {"right": sum(right) / len(right)}
 
 
@@ -67,7 +67,7 @@ def hflm(folder: Path, device: torch.device, batch_size: int, max_length: int) -
 
 
 class Timed(torch.nn.Module):
-    """A decoder, and the seconds that its forwards up to the head took."""
+    """A decoder that measures the seconds of its forward passes up to the head."""
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         super().__init__()
@@ -77,16 +77,16 @@ class Timed(torch.nn.Module):
     def features(self, *inputs: Any) -> torch.Tensor:
         synchronize(self.device)
         began_s = time.perf_counter()
-        found = self.decoder.features(*inputs)
+        features = self.decoder.features(*inputs)
         synchronize(self.device)
         self.seconds += time.perf_counter() - began_s
-        return found
+        return features
 
 
 def contenders(
     path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, batch_sizes: Sequence[int]
 ) -> Iterator[tuple[str, Callable[[Asked], dict[str, Any]]]]:
-    """Names, and what answers; each is built when its turn comes."""
+    """Yield the name and the answering function of each contender; each is built when its turn comes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "exported"
         decoder = checkpoints.load(path, trained, torch.device("cpu"))
@@ -95,8 +95,8 @@ def contenders(
             lm = hflm(folder, device, batch_size, trained.max_length)
             yield f"HFLM, bf16, batch {batch_size}", lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
     plain = replace(trained, precision=BF16)
-    for title, one in {"ours, bf16": plain, f"ours, {checkpoints.title(trained)}": trained}.items():
-        lm = NativeLM(ours(path, one, device, settings), trained.tokenizer)
+    for title, variant in {"ours, bf16": plain, f"ours, {checkpoints.title(trained)}": trained}.items():
+        lm = NativeLM(ours(path, variant, device, settings), trained.tokenizer)
         yield title, lambda asked, lm=lm: answer(lm, asked)  # type: ignore[misc]
     yield "forwards of ours, bf16, alone", lambda asked: forwards(path, plain, device, settings, asked)
 
@@ -104,6 +104,7 @@ def contenders(
 def forwards(
     path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, asked: Asked
 ) -> dict[str, Any]:
+    """Answer the questions with our scorer, counting only the seconds of its forward passes."""
     scorer = ours(path, trained, device, settings)
     timed = Timed(scorer.model, device)
     scorer.model = timed  # type: ignore[assignment]
@@ -112,12 +113,12 @@ def forwards(
 
 
 def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """A row a contender: the median round, the fastest and the slowest, and its rate over the best one of HFLM."""
+    """Return a row per contender: the median, fastest and slowest round, and its rate over HFLM's best rate."""
     device = resolve_device("auto")
     configure_torch()
     trained = checkpoints.describe(path)
     if not isinstance(trained.norm, config.RMSNorm):
-        raise ConfigError("--checkpoint: the export is exact for RMSNorm alone")
+        raise ConfigError("--checkpoint: only RMSNorm is exported exactly; give a run with norm=rmsnorm")
     trained = replace(trained, norm=replace(trained.norm, fold_gain=False))
     asked = {name: questions.build_questions(name, "cf", settings) for name in questions.at_hand(settings)}
     warm_up = {name: {group: own[:4] for group, own in groups.items()} for name, groups in asked.items()}
@@ -126,24 +127,27 @@ def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int],
         torch.cuda.empty_cache()
         try:
             answers(warm_up)
-            times = sorted((answers(asked) for _ in range(rounds)), key=lambda one: one["seconds"])
+            times = sorted((answers(asked) for _ in range(rounds)), key=lambda result: result["seconds"])
         except torch.OutOfMemoryError:
-            require(name.startswith("HFLM") and bool(rows), f"{name}: does not fit into the GPU's memory; give less")
+            require(
+                name.startswith("HFLM") and bool(rows),
+                f"{name}: does not fit into the GPU's memory; give smaller --batch-sizes or --tokens-per-batch",
+            )
             print(f"{name}: does not fit into the GPU's memory")
             continue
         spread = {"least_s": times[0]["seconds"], "most_s": times[-1]["seconds"]}
         rows.append({"who": name} | times[len(times) // 2] | spread)
-    best = max(one["requests_per_s"] for one in rows if one["who"].startswith("HFLM"))
-    return [one | {"over_hflm": one["requests_per_s"] / best} for one in rows]
+    best = max(each["requests_per_s"] for each in rows if each["who"].startswith("HFLM"))
+    return [each | {"over_hflm": each["requests_per_s"] / best} for each in rows]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="a run's folder, a checkpoint's, a fingerprint")
+    parser.add_argument("--checkpoint", required=True, help="folder of a run or checkpoint, or a fingerprint")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--data-dir", help="where the questions are; the hub if not given")
+    parser.add_argument("--data-dir", help="folder with the questions; default: the hub")
     parser.add_argument("--tasks", nargs="+", default=list(config.OLMES))
-    parser.add_argument("--limit", type=int, default=200, help="questions a task")
+    parser.add_argument("--limit", type=int, default=200, help="questions per task")
     parser.add_argument("--tokens-per-batch", type=int, default=65_536)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 128, 256, 512], help="of HFLM")
     parser.add_argument("--rounds", type=int, default=3)

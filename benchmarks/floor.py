@@ -1,6 +1,6 @@
-"""The floor: the fastest of several kernels that do nothing but move as many bytes.
+"""The floor of a norm and cast: the fastest of several kernels that only move as many bytes.
 
-Each reads N bf16 numbers and writes a code of 8 or 4 bits for every number and a byte for every block.
+Each kernel reads N bf16 numbers and writes a code of 8 or 4 bits per number and a byte per block.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ TILES = [(words, warps) for words in (1024, 2048, 4096, 8192) for warps in (4, 8
 
 
 def moved_bytes(x: Tensor, fmt: str, block_size: int) -> int:
-    """By a norm and cast of bf16 x [rows, columns] in one pass, its float32 RMS of every row included."""
+    """Return the bytes moved by a one-pass norm and cast of bf16 x [rows, columns], each row's float32 RMS included."""
     return x.numel() * 2 + x.numel() * FORMATS[fmt].bits // 8 + x.numel() // block_size + 4 * len(x)
 
 
 def copies(x: Tensor, fmt: str, block_size: int) -> dict[str, Callable[[Tensor], object]]:
-    """By name, of what is shaped as x; the first reads as many bytes as it writes, the others, which are a GPU's, as
-    many as the cast.
+    """Return {name: function of a tensor in x's shape that copies as many bytes as the cast moves}.
+
+    The first reads as many bytes as it writes; the others, on a GPU only, read and write as many each as the cast does.
     """
     half = moved_bytes(x, fmt, block_size) // 2
-    found: dict[str, Callable[[Tensor], object]] = {EVEN: lambda x: x.view(torch.uint8).flatten()[:half].clone()}
+    calls: dict[str, Callable[[Tensor], object]] = {EVEN: lambda x: x.view(torch.uint8).flatten()[:half].clone()}
     if x.is_cuda:
-        found |= {f"{words} x {warps}": partial(triton_copy, fmt, block_size, words, warps) for words, warps in TILES}
-    return found
+        calls |= {f"{words} x {warps}": partial(triton_copy, fmt, block_size, words, warps) for words, warps in TILES}
+    return calls
 
 
 def triton_copy(fmt: str, block_size: int, tile: int, warps: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`tile`: pairs of numbers a program."""
+    """Return codes and scales of the cast's sizes, written by the copy kernel; `tile`: pairs of numbers per program."""
     from benchmarks.floor_kernel import copy_kernel
 
     pairs = x.view(torch.int32).flatten()

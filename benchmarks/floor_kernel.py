@@ -1,4 +1,4 @@
-"""The kernel of `benchmarks.floor`. Only GPU builds of torch bring Triton."""
+"""The Triton kernel of `benchmarks.floor`; only GPU builds of torch include Triton."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def copy_kernel(x_ptr, codes_ptr, scales_ptr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
-    """x int32, a pair of bf16 each -> the upper bytes of each, as many as codes has; a byte a block."""
+    """Copy the upper bytes of each int32 of x, a pair of bf16, as many as codes holds; write a byte per block."""
     program = tl.program_id(0).to(tl.int64)
     pairs = program * TILE + tl.arange(0, TILE)
     x = tl.load(x_ptr + pairs, cache_modifier=".cg")

@@ -1,4 +1,4 @@
-"""Finished cases of a benchmark that may be cut off: another call goes on with what is missing."""
+"""Keep the finished cases of a benchmark that may be cut off, so that another call measures only what is missing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 
 from mxstudy.tracking.provenance import provenance
 
-SAME = ("commit", "torch", "gpu")  # of the provenance: what rows of one table have in common
+SAME = ("commit", "torch", "gpu")  # fields of the provenance that all rows of a table share
 
 
 @functools.cache
 def code() -> str:
-    """sha256 of what is measured and of what measures it, as they stand: no commit says what was changed since."""
+    """Return the sha256 of all source files of mxstudy and benchmarks: a commit does not show uncommitted changes."""
     root = Path(__file__).parents[1]
     files = sorted(file for package in ("benchmarks", "mxstudy") for file in (root / package).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 class Kept:
-    """A line a row in a file beside the JSON `out`; those of other code or another GPU do not count."""
+    """Rows kept as lines of a file beside the JSON `out`; rows of other code or another GPU are ignored."""
 
     def __init__(self, out: Path, device: torch.device) -> None:
         self.path = out.with_suffix(".jsonl")
@@ -38,7 +38,7 @@ class Kept:
         self.rows = [each["row"] for each in written if each["same"] == self.same]
 
     def rows_with(self, **case: Any) -> list[dict[str, Any]]:
-        """Those that have all these values."""
+        """Return the rows that have all these values."""
         return [row for row in self.rows if case.items() <= row.items()]
 
     def has(self, **case: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The tiles that `norm_codes` could take, beside the one that it takes: microseconds, and the share of the floor.
+"""Tiles of `norm_codes`: microseconds and share of the floor for its usual tile and for all that it could use.
 
-A tile: rows of a program, the width of the chunks that a row is cut into, warps. On a GPU alone.
+A tile is rows per program x width of the chunks of a row x warps. Runs on a GPU only.
 
 python -m benchmarks.kernel_tiles [--hidden 1024 4096 16384] [--tokens 16384] [--formats E4M3 E2M1] [--json PATH]
 """
@@ -25,7 +25,7 @@ ELEMENTS_OF_THREAD = range(32, 161)
 
 
 def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
-    """Of at most CHUNKS chunks, 32 to 160 elements a thread, of which a span at least is of one chunk."""
+    """Yield tiles with at most CHUNKS chunks and 32 to 160 elements per thread, of which a span is in one chunk."""
     padded = 1 << (columns - 1).bit_length()
     for chunk in (padded // CHUNKS, padded * 2 // CHUNKS, padded * 4 // CHUNKS, padded):
         for rows in (1, 2, 4, 8):
@@ -36,7 +36,7 @@ def tiles(columns: int, block_size: int) -> Iterator[RowTile]:
 
 
 def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: float) -> list[dict[str, Any]]:
-    """A row a tile, the fastest first."""
+    """Return a row per tile, the fastest first."""
     usual = row_tile(x.shape[-1], block_size)
     packed = encoding(OURS[norm], fmt, BlockCast(block_size, "rceil", "even", False))
     tiled = partial(run, branch=None, tensor_scale=None, packed=packed)
@@ -63,20 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--formats", nargs="+", choices=["E4M3", "E2M1"], default=["E4M3", "E2M1"])
     parser.add_argument("--block", type=int, choices=[16, 32, 64], default=32)
     parser.add_argument("--norms", nargs="+", choices=OURS, default=["mxnorm"])
-    parser.add_argument("--case-seconds", type=float, default=0.5, help="of measuring all tiles of a shape")
+    parser.add_argument("--case-seconds", type=float, default=0.5, help="time to measure all tiles of a shape")
     json_option(parser, "kernel_tiles")
     chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        parser.error("tiles are a GPU's, and there is none here")
+        parser.error("this benchmark needs a CUDA GPU, and there is none here")
     rows = []
     for fmt in chosen.formats:
         for hidden in chosen.hidden:
             for tokens in chosen.tokens:
                 x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
                 for norm in chosen.norms:
-                    found = measure(x, norm, fmt, chosen.block, chosen.case_seconds)
-                    show([row for i, row in enumerate(found) if i < 5 or row["usual"]])
-                    rows += found
+                    tile_rows = measure(x, norm, fmt, chosen.block, chosen.case_seconds)
+                    show([row for i, row in enumerate(tile_rows) if i < 5 or row["usual"]])
+                    rows += tile_rows
     measured(rows, chosen.json)
 
 

@@ -1,18 +1,17 @@
-"""Norm and MX cast of bf16 rows to codes and scales: MXNorm (p = 2) and RMSNorm, compiled and in one pass of ours.
+"""Norm and MX cast of bf16 rows to codes and scales: MXNorm (p = 2) and RMSNorm, by torch.compile and by our kernel.
 
-The grid is that of the MXNorm paper, appendix H.1. Columns, microseconds:
+The grid is that of the MXNorm paper, appendix H.1. Columns are in microseconds:
 
     floor             the fastest of several kernels that only move as many bytes
-    alike             the fastest of those that read and write as many as the cast; the other reads half
+    alike             the fastest of those that read and write as many bytes each as the cast; the other reads half
     ..._one_pass      `mxstudy.kernels.norm_codes`
-    ..._compiled      what torch.compile makes of plain PyTorch (`benchmarks.plain_norms`), the fastest of --compile:
-                      "dynamic" compiles once per hidden size, block size and format, the number of tokens left open,
-                      and tunes on the most tokens; "static" compiles, and tunes, for every number of tokens anew;
-                      "eager" does not compile. Row by row the work is the same, so dynamic is the default.
+    ..._compiled      plain PyTorch (`benchmarks.plain_norms`) under torch.compile, the fastest mode of --compile:
+                      "dynamic" compiles once per hidden size, block size and format for any number of tokens, and tunes
+                      on the largest number; "static" compiles and tunes for every number of tokens; "eager" does not
+                      compile. The work per row is the same, so dynamic is the default.
 
-A case that is finished is written at once, beside the JSON, and not measured again by the same code on the same GPU,
-with the same --compile: what --seconds cuts off, another call goes on with. Compilers run side by side before anything
-is measured.
+A finished case is written at once, beside the JSON, and not measured again with the same code, GPU and --compile, so
+another call continues where --seconds cut off. Compilers run side by side before anything is measured.
 
 python -m benchmarks.kernels [--json runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
 """
@@ -42,7 +41,7 @@ from mxstudy.train.runtime import resolve_device
 TOKENS = tuple(2**e for e in range(12, 17))
 HIDDEN = tuple(sorted({k * 2**r for k in (1, 3, 5, 7) for r in range(15) if 2**10 <= k * 2**r <= 2**14}))
 LARGE = 2**25
-WIDELY = 0.05  # seconds to choose among kernels that copy
+CHOICE_S = 0.05  # to choose the fastest of the copy kernels
 RATIOS = {  # the median of one column over that of another
     "mxnorm_of_floor": ("floor", "mxnorm_one_pass"),
     "mxnorm_of_alike": ("alike", "mxnorm_one_pass"),
@@ -55,7 +54,7 @@ RATIOS = {  # the median of one column over that of another
 
 
 class Group(NamedTuple):
-    """What is compiled once."""
+    """The settings that share compiled code."""
 
     format: str
     block_size: int
@@ -63,7 +62,7 @@ class Group(NamedTuple):
 
 
 def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budget_s: float) -> dict[str, Any]:
-    """A row of the table: x [tokens, hidden] bf16, `peers` by norm and mode."""
+    """Return a row of the table for x [tokens, hidden] bf16; `peers`: {"NORM MODE": function}."""
     fmt, block_size = group.format, group.block_size
     floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
     alike = fastest_of({name: call for name, call in floors.items() if name != EVEN} or floors, x, moved)
@@ -81,12 +80,12 @@ def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budg
 def fastest_of(calls: Calls, x: torch.Tensor, moved: int) -> str:
     if len(calls) == 1:
         return next(iter(calls))
-    us = microseconds(calls, x, moved, WIDELY)
+    us = microseconds(calls, x, moved, CHOICE_S)
     return min(us, key=lambda name: us[name].median)
 
 
 def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds]) -> dict[str, Any]:
-    """A call is a column, or a column and what computes it; a column is the fastest of its calls."""
+    """Return a row of the table; a call is named by its column, or 'COLUMN VARIANT', and the fastest variant counts."""
     best: dict[str, str] = {}
     for call in us:
         column = call.split()[0]
@@ -99,7 +98,7 @@ def row(group: Group, x: torch.Tensor, us: dict[str, Microseconds]) -> dict[str,
         "bytes": moved_bytes(x, group.format, group.block_size),
         **{f"{column}_by": call.partition(" ")[2] for column, call in best.items() if " " in call},
         **{f"{column}_{part}us": value for column, each in times.items() for part, value in parts(each).items()},
-        **{ratio: times[one].median / times[other].median for ratio, (one, other) in RATIOS.items()},
+        **{ratio: times[top].median / times[bottom].median for ratio, (top, bottom) in RATIOS.items()},
     }
 
 
@@ -112,7 +111,7 @@ def of_cast(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Geometric means of the ratios by format and block size: of all cases, and of LARGE elements and more."""
+    """Return geometric means of the ratios by format and block size: over all cases, and over those from LARGE on."""
     means = []
     for cast in dict.fromkeys(map(of_cast, rows)):
         cases = [row for row in rows if of_cast(row) == cast]
@@ -126,7 +125,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def inputs(group: Group, tokens: int, device: torch.device) -> torch.Tensor:
-    """The same numbers for all formats and blocks."""
+    """Return random x [tokens, hidden] bf16, with the same numbers for all formats and block sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     generator = torch.Generator(device).manual_seed(tokens)
@@ -149,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--compile", nargs="+", choices=MODES, default=["dynamic"])
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="compilers side by side")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after so many no other case is begun")
-    parser.add_argument("--case-seconds", type=float, default=0.2, help="of measuring a case")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new case after this time")
+    parser.add_argument("--case-seconds", type=float, default=0.2, help="time to measure a case")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)

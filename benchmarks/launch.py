@@ -1,10 +1,10 @@
-"""How long a sweep takes from the shell until all its jobs are composed, checked, frozen and in Slurm's queue.
+"""Launch time of a sweep, from the shell until all jobs are composed, checked, frozen and in Slurm's queue.
 
     python -m benchmarks.launch --json results/launch.json
 
-Two sweeps of 500: one that varies in values (learning rate and seed), one where each job has group choices of its own
-(model, precision and schedule). With SLURM_CONF the jobs go to that Slurm, held, and are cancelled; without, an sbatch
-that answers at once stands in, and the queue's own time is not counted.
+There are two sweeps of 500 jobs: one varies values (learning rate and seed), in the other each job has its own group
+choices (model, precision and schedule). With SLURM_CONF, jobs are submitted to that Slurm on hold and then cancelled.
+Without it, a stand-in for sbatch answers at once, and the queue's own time is not counted.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ STAND_INS = {"sbatch": "echo Submitted batch job 1", "squeue": "true", "srun": "
 
 
 def values(jobs: int) -> list[str]:
-    """Five seeds of so many learning rates."""
+    """Return the words of a sweep of so many jobs: five seeds of each learning rate."""
     return [f"optimizer.lr={','.join(f'{n + 1}e-6' for n in range(jobs // 5))}", "seed=0,1,2,3,4"]
 
 
 def groups(jobs: int) -> list[str]:
-    """Enough precisions for so many jobs, or one precision and fewer models."""
+    """Return the words of a sweep of at least so many jobs over models, precisions and schedules."""
     shared = len(MODELS) * len(SCHEDULES)
     models, precisions = (MODELS, -(-jobs // shared)) if jobs >= shared else (MODELS[: -(-jobs // len(SCHEDULES))], 1)
     return [
@@ -55,7 +55,7 @@ SWEEPS = {"values": values, "groups": groups}
 
 
 def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, float]:
-    """Jobs that were submitted, and seconds."""
+    """Submit a sweep and cancel it; returns the number of submitted jobs and the seconds it took."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mxstudy", *EXPERIMENT, *words, *ON_SLURM]
         began_s = time.perf_counter()
@@ -68,7 +68,7 @@ def submit(words: Sequence[str], environment: dict[str, str]) -> tuple[int, floa
 
 
 def slurm_or_stand_in(folder: Path) -> dict[str, str]:
-    """The environment of the commands."""
+    """Return the commands' environment; without SLURM_CONF it has stand-ins for Slurm's commands on the PATH."""
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "HF_HUB_OFFLINE": "1"}
     if "SLURM_CONF" not in os.environ:
         for name, line in STAND_INS.items():
@@ -81,7 +81,7 @@ def slurm_or_stand_in(folder: Path) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3, help="of each sweep; the fastest and the slowest are shown")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per sweep; the fastest and the slowest are shown")
     parser.add_argument("--json", type=Path, default=Path("figures/launch.json"))
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []

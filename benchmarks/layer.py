@@ -1,9 +1,9 @@
-"""A block of Llama 3 as inference has it: weights quantised beforehand with the gains in them, activations on the way.
+"""A block of Llama 3 for inference: weights are quantised beforehand, gains folded in; activations are cast on the fly.
 
-Every linear reads codes and scales, which lie in memory as hardware with MX GEMMs reads them. A GPU without such GEMMs
-decodes them (`decode`, an operator of its own, so that no compiler joins it to what comes before) and multiplies in
-bf16: that is the emulation, and its decoding is no part of the layer. The sum with the residual stream is left to the
-next norm, which reads it anyway.
+Every linear reads codes and scales in the memory layout of hardware with MX GEMMs. A GPU without such GEMMs decodes
+them (`decode`, a separate operator, so that the compiler cannot fuse it with what comes before) and multiplies in bf16.
+This is emulation, and its decoding does not count as part of the layer. The sum with the residual stream is computed by
+the next norm, which reads it anyway.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NORMS = ("rmsnorm", "mxnorm")
 
 
 class Codes(NamedTuple):
-    """An operand [rows, columns]: uint8 codes and scales; NVFP4's tensor scale, of all rows or [rows, 1], else 1."""
+    """An operand [rows, columns]: uint8 codes and scales, and NVFP4's tensor scale (a number or [rows, 1]), else 1."""
 
     codes: Tensor
     scales: Tensor
@@ -56,7 +56,7 @@ class Codes(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """bf16 [out, in] on the grid of the format."""
+    """A block's weights, bf16 [out, in], with values on the format's grid."""
 
     wqkv: Tensor
     wo: Tensor
@@ -64,36 +64,37 @@ class Weights(NamedTuple):
     w2: Tensor
 
 
-NormCast = Callable[[Tensor, Tensor], tuple[Tensor, Codes]]  # of x and branch: their sum, and the operand
+NormCast = Callable[[Tensor, Tensor], tuple[Tensor, Codes]]  # (x, branch) -> their sum, and its norm as an operand
 
 
 def bound(norm: str, columns: int, block_size: int) -> float:
-    """What no |x / rms| exceeds (MXNorm paper, Lemmas 1 and 2)."""
+    """Return an upper bound on |x / rms| (MXNorm paper, Lemmas 1 and 2)."""
     blocks = columns // block_size
     return columns**0.5 if norm == "rmsnorm" else blocks**0.5 / rms_coefficient(2.0, block_size)
 
 
 def tensor_scale_of(norm: str, columns: int, precision: Precision) -> float | None:
-    """NVFP4's that needs no pass over x."""
+    """Return NVFP4's tensor scale from the norm's bound, which needs no pass over x; None for other formats."""
     if precision.format != "NVFP4":
         return None
     return nvfp4_tensor_scale(torch.tensor(bound(norm, columns, precision.block_size))).item()
 
 
 def one_pass(norm: str, columns: int, precision: Precision) -> NormCast:
+    """Return the norm and cast as our kernel `norm_codes`."""
     scale = tensor_scale_of(norm, columns, precision)
     row_norm = RowNorm(p=None if norm == "rmsnorm" else 2.0, eps=EPS)
     cast = BlockCast(precision.block_size)
 
     def norm_cast(x: Tensor, branch: Tensor) -> tuple[Tensor, Codes]:
-        found = norm_codes(x, row_norm, precision.format, cast, scale, branch)
-        return found.total, Codes(found.codes, found.scales.view(torch.uint8), scale or 1.0)
+        cast_x = norm_codes(x, row_norm, precision.format, cast, scale, branch)
+        return cast_x.total, Codes(cast_x.codes, cast_x.scales.view(torch.uint8), scale or 1.0)
 
     return norm_cast
 
 
 def plain(norm: str, columns: int, precision: Precision) -> NormCast:
-    """For torch.compile."""
+    """Return the norm and cast in plain PyTorch, for torch.compile."""
     scale = tensor_scale_of(norm, columns, precision)
 
     def norm_cast(x: Tensor, branch: Tensor) -> tuple[Tensor, Codes]:
@@ -108,7 +109,7 @@ KERNELS = {"compiled": plain, "one_pass": one_pass}
 
 
 def cast_rows(x: Tensor, precision: Precision) -> Codes:
-    """Of what comes from no norm: NVFP4 with a tensor scale a row."""
+    """Return x cast to codes, where no norm comes before; NVFP4 has a tensor scale per row."""
     blocks = x.float().unflatten(-1, (-1, precision.block_size))
     absmax = blocks.abs().amax(-1)
     scale: Tensor | float = 1.0
@@ -118,7 +119,7 @@ def cast_rows(x: Tensor, precision: Precision) -> Codes:
 
 
 def linear(x: Codes, weight: Tensor, precision: Precision) -> Tensor:
-    """bf16; the GEMM is emulated."""
+    """Return x weight^T in bf16; the GEMM is emulated."""
     y = decode(x.codes, x.scales, precision.format) @ weight.t()
     return y if precision.format != "NVFP4" else (y.float() * x.tensor_scale).to(torch.bfloat16)
 
@@ -126,7 +127,7 @@ def linear(x: Codes, weight: Tensor, precision: Precision) -> Tensor:
 def layer(
     x: Tensor, branch: Tensor, weights: Weights, rope: Tensor, size: Size, precision: Precision, norm_cast: NormCast
 ) -> tuple[Tensor, Tensor]:
-    """x and branch [batch, sequence, hidden] bf16, to be added -> the same for the next layer."""
+    """Return the next layer's x and branch; this layer's are [batch, sequence, hidden] bf16, whose sum is its input."""
     batch, sequence, _ = x.shape
     x, operand = norm_cast(x.flatten(0, 1), branch.flatten(0, 1))
     qkv = linear(operand, weights.wqkv, precision).unflatten(0, (batch, sequence))

@@ -1,13 +1,13 @@
-"""What MXNorm saves in a whole layer: Llama 3 8B cut to 8 layers, forward without gradients (MXNorm paper, H.2).
+"""Time of a whole layer with MXNorm and RMSNorm: Llama 3 8B cut to 8 layers, forward only (MXNorm paper, H.2).
 
-Kernel time of a layer from torch.profiler, which leaves launches out. A layer is what runs from one attention kernel to
-the next; those that begin in the first two layers do not count. On CPU: the time of a forward over its layers.
+Kernel time of a layer comes from torch.profiler and excludes launches. A layer is measured from one attention kernel to
+the next; those that begin in the first two layers do not count. On CPU it is the time of a forward / number of layers.
 
-    rmsnorm, mxnorm       the norm; its gain is in the weights, which are quantised beforehand
-    compiled, one_pass    sum with the residual stream, norm and cast: by torch.compile, or `norm_codes`; the rest of
+    rmsnorm, mxnorm       the norm; its gain is folded into the weights, which are quantised beforehand
+    compiled, one_pass    sum with the residual stream, norm and cast by torch.compile, or by `norm_codes`; the rest of
                           the layer is torch.compile's in both
-    layer_us              all kernels but the decoding: GEMMs are emulated, whatever the GPU, on operands that a kernel
-                          of its own decodes to bf16 (decode_us); a native GEMM would take the codes, and less time
+    layer_us              all kernels except decoding: GEMMs are emulated on any GPU, on operands that a separate kernel
+                          decodes to bf16 (decode_us); a native GEMM would read the codes and take less time
 
 python -m benchmarks.layers [--json runs/layers.json] [--precisions MXFP8 NVFP4] [--batches 4 8] [--seconds 500]
 """
@@ -34,19 +34,19 @@ from mxstudy.numerics.cast import fake_quantize
 from mxstudy.train.runtime import resolve_device
 
 TOKENS = tuple(2**e for e in range(12, 17))
-LEFT_OUT = 2  # layers
+LEFT_OUT = 2  # first layers that are not counted
 KINDS = {
     "attention": "flash|fmha|attention",
     "decode": "decode_kernel",
     "norm": "norm_codes",
     "gemm": "gemm|nvjet|xmma|cutlass|splitk",
 }
-Arm = tuple[str, str]  # norm, and by whose kernels
+Arm = tuple[str, str]  # norm, and a key of KERNELS
 Forward = Callable[[Tensor, Tensor], object]
 
 
 def random_weights(size: Size, precision: Precision, device: torch.device) -> list[Weights]:
-    """Of every layer, on the format's grid: bf16."""
+    """Return random bf16 weights of every layer, with values on the format's grid."""
     qkv = (size.heads + 2 * size.kv_heads) * size.head
     shapes = (qkv, size.hidden), (size.hidden, size.hidden), (2 * size.ffn, size.hidden), (size.hidden, size.ffn)
 
@@ -60,14 +60,14 @@ def random_weights(size: Size, precision: Precision, device: torch.device) -> li
 def forward_of(
     arm: Arm, size: Size, precision: Precision, weights: Sequence[Weights], mode: str, device: torch.device
 ) -> Forward:
-    """All layers, of x and branch [batch, sequence, hidden]; one compiled layer is all of them."""
+    """Return the forward of all layers for x and branch [batch, sequence, hidden]; the layer is compiled only once."""
     norm, kernel = arm
     norm_cast: NormCast = KERNELS[kernel](norm, size.hidden, precision)
 
-    def one(x: Tensor, branch: Tensor, weights: Weights, rope: Tensor) -> tuple[Tensor, Tensor]:
+    def one_layer(x: Tensor, branch: Tensor, weights: Weights, rope: Tensor) -> tuple[Tensor, Tensor]:
         return layer(x, branch, weights, rope, size, precision, norm_cast)
 
-    step = one if mode == "eager" else torch.compile(one, dynamic=False if mode == "static" else None)
+    step = one_layer if mode == "eager" else torch.compile(one_layer, dynamic=False if mode == "static" else None)
 
     @torch.no_grad()
     def forward(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def forward_of(
 
 
 def profiled(forward: Forward, inputs: tuple[Tensor, Tensor], layers: int) -> list[dict[str, float]]:
-    """Microseconds of each layer that counts, by kind of kernel."""
+    """Return {kind of kernel: microseconds} of each counted layer in one profiled forward."""
     if not inputs[0].is_cuda:
         began_s = time.perf_counter()
         forward(*inputs)
@@ -101,25 +101,28 @@ def profiled(forward: Forward, inputs: tuple[Tensor, Tensor], layers: int) -> li
 
 
 def by_layer(kernels: Sequence[tuple[str, float]], layers: int) -> list[dict[str, float]]:
-    """From the attention of one layer to that of the next, the first LEFT_OUT not counted."""
+    """Return {kind of kernel: microseconds} from each attention to the next, without the first LEFT_OUT layers.
+
+    `kernels`: names and microseconds, in the order in which they ran.
+    """
     kinds = [kind_of(name) for name, _ in kernels]
     ends = [i for i, kind in enumerate(kinds) if kind == "attention"]
     if len(ends) != layers:
         names = "\n".join(sorted({name for name, _ in kernels}))
         raise RuntimeError(
-            f"{len(ends)} attention kernels in {layers} layers: cannot tell where one begins, in\n{names}"
+            f"{len(ends)} attention kernels in {layers} layers: cannot tell where a layer begins among\n{names}"
         )
-    found = []
+    counted = []
     for first, last in itertools.pairwise(ends[LEFT_OUT:]):
         of_layer = dict.fromkeys([*KINDS, "rest"], 0.0)
         for kind, (_, us) in zip(kinds[first + 1 : last + 1], kernels[first + 1 : last + 1], strict=True):
             of_layer[kind] += us
-        found.append(of_layer)
-    return found
+        counted.append(of_layer)
+    return counted
 
 
 def kind_of(kernel: str) -> str:
-    """The compiler's own kernels, which begin with triton_, are named after all that is around them."""
+    """Return a kernel's kind; the compiler's own, triton_..., are 'rest': their names list everything around them."""
     if kernel.startswith("triton_"):
         return "rest"
     return next((kind for kind, words in KINDS.items() if re.search(words, kernel.lower())), "rest")
@@ -131,12 +134,12 @@ def kind_of(kernel: str) -> str:
 def measure_case(
     case: dict[str, Any], forwards: dict[Arm, Forward], size: Size, device: torch.device, profiles: int
 ) -> list[dict[str, Any]]:
-    """A row an arm; the arms take turns."""
+    """Return a row per arm; the arms take turns."""
     shape = (case["batch"], case["tokens"] // case["batch"], size.hidden)
     x, branch = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
     layers: dict[Arm, list[dict[str, float]]] = {arm: [] for arm in forwards}
     for forward in forwards.values():
-        forward(x, branch)  # compiles
+        forward(x, branch)  # compile
     for _ in range(profiles):
         for arm, forward in forwards.items():
             layers[arm] += profiled(forward, (x, branch), size.layers)
@@ -157,7 +160,7 @@ def row(arm: Arm, layers: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Geometric means over the cases: MXNorm over RMSNorm by the same kernels, and over compiled RMSNorm."""
+    """Return MXNorm's speedups, geometric means over the cases: over RMSNorm by the same kernels and compiled."""
     means = []
     for precision, kernels in dict.fromkeys((row["precision"], row["kernels"]) for row in rows):
         chosen = [r for r in rows if (r["precision"], r["kernels"], r["norm"]) == (precision, kernels, "mxnorm")]
@@ -175,8 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8], help="sequences")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--compile", choices=["dynamic", "static", "eager"], default="dynamic")
-    parser.add_argument("--profiles", type=int, default=10, help="of each case and arm")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after so many no other case is begun")
+    parser.add_argument("--profiles", type=int, default=10, help="profiled forwards per case and arm")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new case after this time")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     chosen = parser.parse_args(arguments)
     device, size = resolve_device(chosen.device), SIZES[chosen.size]

@@ -1,4 +1,4 @@
-"""A real `mlflow server` on SQLite, to be killed and started again, and what it says over plain HTTP."""
+"""A real `mlflow server` on SQLite that can be killed and restarted, with plain HTTP requests to it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from typing import Any, Self
 
 import psutil
 
-ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight processes more, of no use to trackers
+ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # else eight more processes, unused here
 WRITE_VERSION = (
     18  # a byte of SQLite's header: above 2, the file may be read and not written ("Database Header", 1.3.3)
 )
 
 
 class Server:
-    """On a free port of 127.0.0.1, with a copy of an empty store; MLflow's own default is four workers."""
+    """A server on a free port of 127.0.0.1 with a copy of an empty store; MLflow's own default is four workers."""
 
     def __init__(self, folder: Path, empty_store: Path, workers: int = 1) -> None:
         self.folder, self.database, self.workers = folder, folder / "server.db", workers
         self.process: subprocess.Popen[bytes] | None = None
-        self.cpu_s = 0.0  # of those that were killed
+        self.cpu_s = 0.0  # of the killed processes
         shutil.copy(empty_store, self.database)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -43,7 +43,7 @@ class Server:
         self.kill()
 
     def start(self) -> None:
-        """Returns when all workers are there; raises RuntimeError, with the server's log, if they are not in 90 s."""
+        """Start the server and wait for all workers; raises RuntimeError, with the server's log, after 90 s."""
         options = ["--backend-store-uri", f"sqlite:///{self.database}", "--workers", str(self.workers)]
         options += ["--artifacts-destination", str(self.folder / "artifacts"), "--port", str(self.port)]
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", *options]
@@ -80,7 +80,10 @@ class Server:
 
 
 def make_writable(database: Path, writable: bool) -> None:
-    """In the header, for root may write to a file whatever its mode; noticed by who opens it afterwards."""
+    """Make the database writable or read-only; processes notice when they open it next.
+
+    This sets SQLite's header, because root can write to a file whatever its mode.
+    """
     with database.open("r+b") as file:
         file.seek(WRITE_VERSION)
         file.write(bytes([1 if writable else 3]))

@@ -1,7 +1,7 @@
-"""What an operand costs that a kernel of its own makes: at random, square, transformed, beside a copy of its bytes.
+"""Cost of casts by the general kernel (stochastic, square blocks, Hadamard), compared with a copy of the same tensor.
 
-x is bf16 and a weight float32; an operand is bf16. over_copy is the median of an operand's time over that of a copy of
-the same tensor to bf16. All cases take turns, none of them in the L2 cache.
+x is bf16 and the weight float32; the cast operand is bf16. over_copy is the median time of a cast over that of a copy
+of the same tensor to bf16. All cases take turns, and no input is in the L2 cache.
 
 python -m benchmarks.operands [--rows 32768] [--columns 4096] [--seconds 0.5] [--json PATH]
 """
@@ -42,11 +42,11 @@ OF_WEIGHT = {
 
 
 def rows_of(name: str, x: Tensor, cases: dict[str, OperandCast], budget_s: float) -> list[dict[str, Any]]:
-    """Return a row a case, with the copy and the kernel of plain casts first."""
+    """Return a row per case; the copy and the kernel of plain casts come first."""
     draws = Draws(*(torch.tensor(words, device=x.device) for words in (stream_key(0, "bench"), (1, 0))))
     calls: dict[str, Callable[[Tensor], object]] = {"copy": lambda x: x.to(torch.bfloat16, copy=True)}
-    for axis, of in ((ROWS, "rows"), (COLUMNS, "columns")):
-        calls[f"{of}, cast_one"] = partial(cast_one, fmt="E4M3", axis=axis, cast=BlockCast())
+    for axis, axis_name in ((ROWS, "rows"), (COLUMNS, "columns")):
+        calls[f"{axis_name}, cast_one"] = partial(cast_one, fmt="E4M3", axis=axis, cast=BlockCast())
     calls |= {case: partial(cast_any, cast=cast, draws=draws) for case, cast in cases.items()}
     moved = x.numel() * (x.element_size() + 2)
     times = {case: us.median for case, us in microseconds(calls, x, moved, budget_s * len(calls)).items()}
@@ -60,16 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=32768)
     parser.add_argument("--columns", type=int, default=4096)
-    parser.add_argument("--seconds", type=float, default=0.5, help="a case")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time per case")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     json_option(parser, "operands")
     chosen = parser.parse_args(arguments)
     device = resolve_device(chosen.device)
     x = torch.randn(chosen.rows, chosen.columns, device=device).bfloat16()
     weight = torch.randn(chosen.columns, chosen.columns, device=device)
-    found = rows_of("x, bf16", x, OF_X, chosen.seconds) + rows_of("weight, float32", weight, OF_WEIGHT, chosen.seconds)
-    show(found)
-    measured(found, chosen.json, shape=[chosen.rows, chosen.columns])
+    rows = rows_of("x, bf16", x, OF_X, chosen.seconds) + rows_of("weight, float32", weight, OF_WEIGHT, chosen.seconds)
+    show(rows)
+    measured(rows, chosen.json, shape=[chosen.rows, chosen.columns])
 
 
 if __name__ == "__main__":

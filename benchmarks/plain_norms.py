@@ -1,7 +1,7 @@
-"""Norm and MX cast as one writes them in PyTorch and leaves to torch.compile: what our kernels are measured against.
+"""Norm and MX cast in plain PyTorch for torch.compile: the baseline of our kernels.
 
-The rules of the casts are the package's (rceil, half to even), and so is what is computed; x / rms is not rounded as
-carefully. MXNorm takes the scales from the block maxima that its RMS comes from: nothing is reduced twice.
+They compute the same as the package, with its rules for casts (rceil, half to even), but round x / rms less carefully.
+MXNorm takes the scales from the same block absmax as its RMS, so nothing is reduced twice.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from mxstudy.numerics.formats import FORMATS, SCALE_RULES
 from mxstudy.numerics.norm_linear import rms_coefficient
 
 EPS = 1e-5
-BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # the middle of neighbours; ties go to every other
+BETWEEN_E2M1 = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # midpoints of neighbours; ties go to even codes
 
 
 def rmsnorm_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
-    """x [rows, columns] bf16 -> codes and scales of x / RMS(x), uint8."""
+    """Return codes and scales, uint8, of x / RMS(x) for x [rows, columns] bf16."""
     return mx_cast(*normalised("rmsnorm", x, block_size), fmt)
 
 
 def mxnorm_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
-    """The same with MXNorm's estimate of the RMS, p = 2 (MXNorm paper, algorithm 2)."""
+    """Return the same as `rmsnorm_cast` with MXNorm's estimate of the RMS, p = 2 (MXNorm paper, algorithm 2)."""
     return mx_cast(*normalised("mxnorm", x, block_size), fmt)
 
 
 def normalised(norm: str, x: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    """The blocks of x / rms and their maxima, float32 [rows, blocks, B] and [rows, blocks]."""
+    """Return the blocks of x / rms and their absmax, float32 [rows, blocks, B] and [rows, blocks]."""
     if norm == "rmsnorm":
         y = x.float()
         blocks = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + EPS)).unflatten(-1, (-1, block_size))
@@ -39,9 +39,9 @@ def normalised(norm: str, x: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def mx_cast(blocks: Tensor, absmax: Tensor, fmt: str, tensor_scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Blocks and maxima, float32 [rows, blocks, B] and [rows, blocks] -> codes, of 4 bits two a byte, and scales.
+    """Return codes (4-bit ones two per byte) and scales of blocks with their absmax, float32 as from `normalised`.
 
-    `tensor_scale`: of NVFP4 alone, of all rows or [rows, 1].
+    `tensor_scale`: for NVFP4 alone, a number or [rows, 1].
     """
     element = FORMATS[fmt]
     if element.scale == "E4M3":
@@ -61,7 +61,7 @@ def mx_cast(blocks: Tensor, absmax: Tensor, fmt: str, tensor_scale: Tensor | flo
 
 
 def e2m1_codes(x: Tensor) -> Tensor:
-    """uint8, one a byte."""
+    """Return the E2M1 codes of x: uint8, one per byte."""
     m = x.abs()
     passed = [m >= middle if i % 2 else m > middle for i, middle in enumerate(BETWEEN_E2M1)]
     return torch.where(x < 0, 8, 0).to(torch.uint8) + sum(each.to(torch.uint8) for each in passed)

@@ -1,7 +1,7 @@
-"""What the probes cost: training steps on which a set of them is due, beside steps on which none is, in one run.
+"""Cost of the probes: training steps on which a set of them is due, compared with steps without, in one run.
 
-The sets take turns, so that a GPU that warms up or slows down does so for all of them. Overhead is the extra time of a
-step, spread over the steps from one measurement to the next. The tokens are random, the journal is written.
+The sets take turns, so that a GPU that warms up or slows down affects all of them alike. Overhead is the extra time of
+a step, spread over the steps from one measurement to the next. Tokens are random, and the journal is written.
 
 python -m benchmarks.probes [--size llama_125m] [--rounds 20] [--json PATH]
 """
@@ -32,7 +32,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 2  # the first compiles
 
-# Model and step of experiment=lr_sensitivity, and a rehearsal of it.
+# Model and training step of experiment=lr_sensitivity, and a tiny version to try out the benchmark.
 SIZES = {
     "llama_125m": (
         config.Decoder(hidden_size=1024, ffn_size=4096, num_layers=8, num_heads=16, num_kv_heads=4, vocab_size=32_000),
@@ -47,12 +47,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Due:
-    """A set of probes, how often it is due, and at most how much longer it may make a run (None: only reported)."""
+    """A set of probes and how often it is due; `limit`: the largest allowed overhead, or None to only report it."""
 
     names: tuple[str, ...]
     every_steps: int
     limit: float | None = None
-    spikes: bool = False  # the watch and the ring of features, which look at every step
+    spikes: bool = False  # with the spike watch and the ring of features, which look at every step
 
 
 ALL_BUT_GRADIENT_BIAS = tuple(name for name in PROBES if name != "gradient_bias")
@@ -79,7 +79,7 @@ class RandomTokens:
 
 @dataclass
 class Written:
-    """A recorder with a journal and no checkpoints."""
+    """A recorder that writes the journal but no checkpoints."""
 
     journal: Journal
 
@@ -87,10 +87,11 @@ class Written:
         self.journal.write(row)
 
     def save(self, step: int) -> None:
-        """Nothing here is worth keeping."""
+        """Do nothing: the benchmark needs no checkpoint."""
 
 
 def build(size: str, folder: Path) -> TrainingRun:
+    """Return a run of that size with random tokens and its journal in `folder`."""
     model, train = SIZES[size]
     settings = config.Pretrain(
         model=model,
@@ -116,7 +117,7 @@ def build(size: str, folder: Path) -> TrainingRun:
 
 
 def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
-    """From now on the probes of `due` look at every step; None: no probe does."""
+    """From now on make the probes of `due` observe every step; with None, no probe does."""
     names = due.names if due else ()
     scheduled = {f.name: type(getattr(config.Probes(), f.name))(every_steps=1) for f in fields(config.Probes)}
     spikes = scheduled["spikes"] if due and due.spikes else config.Spikes()
@@ -126,7 +127,7 @@ def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
 
 
 def step_s(run: TrainingRun, step: int) -> float:
-    """One step as the training loop takes it, with its rows of the journal."""
+    """Do one step as the training loop does, journal included; returns its seconds."""
     synchronize(run.device)
     began_s = time.perf_counter()
     view = observed_step(run, step)
@@ -138,20 +139,20 @@ def step_s(run: TrainingRun, step: int) -> float:
 
 
 def measure(size: str, rounds: int) -> list[dict[str, Any]]:
-    """A row a set: median milliseconds of a step without it and with it, and the overhead at its schedule.
+    """Return a row per set of probes: median milliseconds of a step without and with it, and its overhead.
 
-    The extra time is the median of the differences within a round, and `spread` the half range between its quartiles.
+    The extra time is the median of the differences within a round; its spread is half the interquartile range.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = build(size, folder)
         times: dict[str, list[float]] = {each: [] for each in ("none", *SETS)}
         for number in range(WARMUP_ROUNDS + rounds):
-            for each, kept in times.items():
+            for each, step_times in times.items():
                 observe(run, SETS.get(each), folder)
                 seconds = [step_s(run, number) for _ in range(2)][1]  # the first of a set allocates its buffers
                 if number >= WARMUP_ROUNDS:
-                    kept.append(seconds * 1e3)
+                    step_times.append(seconds * 1e3)
     none_ms = torch.tensor(times.pop("none"), dtype=torch.float64)
     return [row(each, SETS[each], none_ms, torch.tensor(ms, dtype=torch.float64)) for each, ms in times.items()]
 

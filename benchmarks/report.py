@@ -1,4 +1,4 @@
-"""What every benchmark leaves: a table on the terminal, and JSON that says where and from what it was measured."""
+"""Report a benchmark: a table on the terminal, and JSON with the rows, settings and provenance."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from mxstudy.tracking.provenance import provenance
 
 
 def json_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """Where the rows of the benchmark of that name go."""
-    what = "with machine, versions and commit; %(default)s if not given"
-    parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"), help=what)
+    """Add the option --json, the file for the rows of the benchmark of that name."""
+    text = "output file, with machine, versions and commit; default: %(default)s"
+    parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"), help=text)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Numbers to four digits, a line a row."""
+    """Print the rows as a table, one line each, with numbers to four digits."""
     print(pd.DataFrame(rows).to_string(index=False, float_format=lambda x: f"{x:.4g}", na_rep="-"), flush=True)
 
 
 def measured(rows: list[dict[str, Any]], path: Path, **settings: Any) -> None:
-    """The rows, the benchmark's settings, and commit, versions, GPU and command."""
+    """Write the rows, the benchmark's settings, and commit, versions, GPU and command to `path`, and print the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"provenance": provenance(), "settings": settings, "rows": rows}
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,9 +1,9 @@
-"""Weak scaling: the same work a GPU on 1, 2, 4, 8 GPUs of this machine, in bf16 and in MXFP8.
+"""Weak scaling: the same work per GPU on 1, 2, 4 and 8 GPUs of this machine, in bf16 and in MXFP8.
 
-Each case is a run of its own under torchrun, built and stepped by the code that trains; tokens are random, nothing is
-saved. One GPU has its model whole, so that the efficiency of the others counts all that sharding costs. Efficiency:
-tokens/s a GPU over that of one GPU in the same precision. Finished cases are kept beside the JSON: a call that was cut
-off goes on with what is missing, and calls with other settings add to its table.
+Each case is a separate run under torchrun with the training code; tokens are random, and nothing is saved. Efficiency
+is tokens/s per GPU over that of one GPU in the same precision. A single GPU does not shard its model, so efficiency
+includes the whole cost of sharding. Finished cases are kept beside the JSON: after a call that was cut off, the next
+one measures what is missing, and calls with other settings add to the table.
 
 python -m benchmarks.scaling [--model llama_1b] [--gpus 1 2 4 8] [--precisions bf16 mxfp8] [--json PATH]
 """
@@ -42,12 +42,12 @@ from mxstudy.train.process_group import process_group
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 MODELS = Path(__file__).parents[1] / "conf" / "model"
-UNTOLD = ("steps", "warmup_steps", "compile", "device", "parameters")  # in the JSON, not on the terminal
+JSON_ONLY = ("steps", "warmup_steps", "compile", "device", "parameters")  # columns that are not shown on the terminal
 
 
 @dataclass(frozen=True)
 class Case:
-    """`batch_size`: sequences a GPU and step, `micro_batch_size` at a time."""
+    """One case of the benchmark; `batch_size`: sequences per GPU and step, in micro-batches of `micro_batch_size`."""
 
     model: str
     precision: str
@@ -87,7 +87,7 @@ LLAMAS = sorted(path.stem for path in MODELS.glob("llama_*.yaml"))
 
 
 def model_of(name: str) -> config.Decoder:
-    """A file of conf/model that names all its sizes."""
+    """Return the decoder of a file of conf/model that sets all its sizes."""
     values = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
     return read(config.Decoder, {key: value for key, value in values.items() if key != "defaults"}, "model")
 
@@ -96,17 +96,17 @@ class Silent:
     """A recorder that keeps nothing."""
 
     def record(self, row: dict[str, Any]) -> None:
-        """Nobody reads it."""
+        """Do nothing."""
 
     def save(self, step: int) -> None:
-        """Nothing here is worth keeping."""
+        """Do nothing."""
 
 
 # ------------------------------------------------------------------------------------------------------ in each rank
 
 
 def work(case: Case, path: Path) -> None:
-    """Builds, warms up, steps; the first rank writes the case's row to `path`."""
+    """Build the model, warm up and do the steps; the first rank writes the case's row to `path`."""
     device = resolve_device(case.device)
     configure_torch(case.compile)
     with process_group(device, RunFolder(path.parent)):
@@ -130,7 +130,10 @@ def build(settings: config.Pretrain, device: torch.device) -> TrainingRun:
 
 
 def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
-    """Loss and seconds: until the host knows the loss. What the GPU has left to do then, the next step waits for."""
+    """Do a step; returns its loss, and the seconds until the host has the loss.
+
+    The GPU may still be working then; the next step waits for it.
+    """
     began_s = time.perf_counter()
     view = train_step(run, step)
     return view.loss, time.perf_counter() - began_s
@@ -149,13 +152,15 @@ def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------- around them
+# ---------------------------------------------------------------------------------------- in the launching process
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """Under torchrun. Raises CalledProcessError for a case that fails, one that does not fit into memory for one."""
+    """Run a case under torchrun and return its row; raises CalledProcessError if it fails, e.g. out of memory."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
-    threads = str(max(1, (os.cpu_count() or 1) // case.gpus))  # torchrun's own choice, 1, draws weights for minutes
+    threads = str(
+        max(1, (os.cpu_count() or 1) // case.gpus)
+    )  # with torchrun's default of 1, drawing weights takes minutes
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.json"
         command = [*torchrun, "-m", "benchmarks.scaling", "--work", json.dumps(asdict(case)), str(path)]
@@ -164,7 +169,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """None where one GPU was not measured with the same settings, or did not have room."""
+    """Return the rows with efficiency, None if one GPU was not measured with the same settings or failed."""
 
     def settings(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[each.name] for each in fields(Case) if each.name != "gpus")
@@ -179,7 +184,7 @@ def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def measure(cases: Iterable[Case], kept: Kept) -> list[dict[str, Any]]:
-    """A row for all that is kept, and one with `error` for a case that fails: the next call tries it again."""
+    """Measure what is missing; returns all kept rows, and a row with `error` per failed case, to be tried next time."""
     failed: list[dict[str, Any]] = []
     for case in cases:
         if kept.has(**asdict(case)):
@@ -188,12 +193,12 @@ def measure(cases: Iterable[Case], kept: Kept) -> list[dict[str, Any]]:
             kept.add(run_case(case))
             tell(kept.rows[-1:])
         except subprocess.CalledProcessError as error:
-            failed.append(asdict(case) | {"error": f"torchrun ended with {error.returncode}; its output says why"})
+            failed.append(asdict(case) | {"error": f"torchrun exited with {error.returncode}; see its output above"})
     return with_efficiency(kept.rows + failed)
 
 
 def tell(rows: list[dict[str, Any]]) -> None:
-    show([{key: value for key, value in row.items() if key not in UNTOLD} for row in rows])
+    show([{key: value for key, value in row.items() if key not in JSON_ONLY} for row in rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -201,11 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp8"])
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences a GPU and step")
-    parser.add_argument("--micro-batch-size", type=int, help="sequences at a time; all by default")
+    parser.add_argument("--batch-size", type=int, default=8, help="sequences per GPU and step")
+    parser.add_argument("--micro-batch-size", type=int, help="sequences per micro-batch; default: all")
     parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--warmup-steps", type=int, default=5, help="the first compiles")
+    parser.add_argument("--warmup-steps", type=int, default=5, help="the first one compiles")
     parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -236,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured(rows, chosen.json)
     failed = sum("error" in row for row in rows)
     if failed:
-        sys.exit(f"{failed} of {len(rows)} cases failed; the same call tries them again")
+        sys.exit(f"{failed} of {len(rows)} cases failed; repeat the command to try them again")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How many steps of students a second: stacks of several widths through the study itself, beside what bounds them.
+"""Students: steps x replicas per second for stacks of several widths in the study itself, and an upper bound on it.
 
-study: the study's own run, journal on, from the end of its first 500 steps to its last. eager: the same step without
-compiler and CUDA graph. ceiling: the step's matrix products alone, in bf16 and as batches, and at a copy's bandwidth
-the bytes that everything else moves at least: each tensor read and written once by kernels that are fused as far as the
-matrix products allow (of one replica alone the L2 cache saves some). All in steps times replicas a second.
+study: the study's own run, with its journal, from the end of its first 500 steps to its last. eager: the same step
+without compiler and CUDA graph. ceiling: the time of the step's matrix products alone, in bf16 and batched, plus that
+of the bytes that everything else must at least move, at a copy's bandwidth: each tensor is read and written once by
+kernels fused as far as the matrix products allow (for a single replica the L2 cache saves some).
 
-The losses of one seed are compared over the widths: to the bit, or from which step on and by how much not.
+The losses of one seed are compared over the widths: the number of first steps with equal bits, and the largest
+difference.
 
 python -m benchmarks.student_teacher [--replicas 1 8 64] [--teachers code paper] [--steps 2000] [--json PATH]
 """
@@ -32,7 +33,7 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.runtime import configure_torch, resolve_device
 
-WITHOUT_WAITING = 8  # calls
+WITHOUT_WAITING = 8  # calls between two synchronisations
 SIZES = {
     "paper": {"model": {"hidden_size": 512, "num_layers": 4}, "train": {"batch_size": 2048}},
     "tiny": {"model": {"hidden_size": 32, "num_layers": 1}, "train": {"batch_size": 32, "compile": False}},
@@ -40,7 +41,10 @@ SIZES = {
 
 
 def configured(size: str, replicas: int, teacher: str, steps: int, **train: Any) -> config.StudentTeacher:
-    """MXFP8 as the MX specification has it; a run of less than ROWS steps stops half way, to have two parts."""
+    """Return the config of a run in MXFP8 by the MX specification.
+
+    A run of at most ROWS steps stops half way for a checkpoint, so that its second half can be timed.
+    """
     sizes = SIZES[size]
     values = {
         "study": "student_teacher",
@@ -59,7 +63,7 @@ def configured(size: str, replicas: int, teacher: str, steps: int, **train: Any)
 
 
 def study(run: config.StudentTeacher, path: Path) -> tuple[float, np.ndarray]:
-    """Steps times replicas a second, and the losses [steps, S]."""
+    """Do the run as the study does; returns steps x replicas per second, and the losses [steps, S]."""
     folder = RunFolder.create(path, run, "0" * 64, {"label": "benchmark", "choices": {}})
     student_teacher.run(run, folder, f"{len(run.replicas)} replicas, teacher {run.teacher.kind}")
     rows = [row for row in read_journal(folder.journal_path) if row.get("probe") == "replicas"]
@@ -71,7 +75,7 @@ def study(run: config.StudentTeacher, path: Path) -> tuple[float, np.ndarray]:
 
 
 def rate(function: Callable[[], object], device: torch.device, least_s: float) -> float:
-    """Calls a second, after three that are not counted."""
+    """Return calls per second, after three that are not counted."""
     for _ in range(3):
         function()
     synchronize(device)
@@ -85,7 +89,7 @@ def rate(function: Callable[[], object], device: torch.device, least_s: float) -
 
 
 def replayed(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """The same without launches: on a GPU a CUDA graph."""
+    """Return the same function without launch overhead: on a GPU a CUDA graph's replay."""
     if device.type != "cuda":
         return function
     function()
@@ -97,18 +101,19 @@ def replayed(function: Callable[[], object], device: torch.device) -> Callable[[
 
 
 def eager(run: config.StudentTeacher, device: torch.device, least_s: float) -> float:
+    """Return the eager step's rate in steps x replicas per second."""
     return len(run.replicas) * rate(Stack(run, device).eager_step, device, least_s)
 
 
 def ceiling(run: config.StudentTeacher, device: torch.device, least_s: float) -> float:
-    """Of steps times replicas a second; the teacher is not counted, all replicas share it."""
+    """Return an upper bound on steps x replicas per second; the teacher, shared by all replicas, is not counted."""
     per_s = rate(replayed(gemms(run, device), device), device, least_s)
     seconds = 1 / per_s + len(run.replicas) * moved_bytes(run) / bandwidth(device, least_s)
     return len(run.replicas) / seconds
 
 
 def gemms(run: config.StudentTeacher, device: torch.device) -> Callable[[], object]:
-    """The three of every linear, of all replicas."""
+    """Return a function that computes the three GEMMs of every linear of all replicas."""
     model, count = run.model, len(run.replicas)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
@@ -128,7 +133,10 @@ def gemms(run: config.StudentTeacher, device: torch.device) -> Callable[[], obje
 
 
 def moved_bytes(run: config.StudentTeacher) -> int:
-    """Of one replica's step, outside of the matrix products: operands are bf16 and cast once for both axes."""
+    """Return the bytes that a replica's step moves outside of matrix products.
+
+    Operands are bf16 and cast once for both axes.
+    """
     model, samples = run.model, run.train.batch_size
     thin, wide = samples * model.hidden_size, samples * model.ffn_size
     norm = 2 + 4 + 4 + 2 * 2  # branch and stream in; stream and two operands out
@@ -142,7 +150,7 @@ def moved_bytes(run: config.StudentTeacher) -> int:
 
 
 def bandwidth(device: torch.device, least_s: float) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Return the bytes per second that a copy reads and writes."""
     source = torch.empty(2**30 if device.type == "cuda" else 2**22, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * rate(lambda: target.copy_(source), device, least_s)
@@ -151,7 +159,7 @@ def bandwidth(device: torch.device, least_s: float) -> float:
 def measure(
     size: str, replicas: Sequence[int], teachers: Sequence[str], steps: int, least_s: float
 ) -> list[dict[str, Any]]:
-    """A row a teacher and width; the widths' losses are compared with those of the first."""
+    """Return a row per teacher and width; losses are compared with those of the first width."""
     device, rows = resolve_device("auto"), []
     for teacher in teachers:
         narrow: np.ndarray | None = None
@@ -172,7 +180,7 @@ def measure(
 
 
 def compared(losses: np.ndarray, narrow: np.ndarray) -> dict[str, Any]:
-    """With the same seed's in the first width: how many steps have the same bits, and how far the losses go apart."""
+    """Compare a seed's losses with those in the first width: first steps with equal bits, and largest difference."""
     same = np.logical_and.accumulate(losses == narrow)
     return {"equal_steps": int(same.sum()), "largest_difference": float(np.max(np.abs(losses / narrow - 1)))}
 
@@ -183,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--teachers", nargs="+", default=["code", "paper"])
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement beside the study's")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time per measurement other than the study's")
     json_option(parser, "student_teacher")
     chosen = parser.parse_args(arguments)
     rows = measure(chosen.size, chosen.replicas, chosen.teachers, chosen.steps, chosen.seconds)

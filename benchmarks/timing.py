@@ -1,9 +1,9 @@
-"""How long calls take that are too short for the host: on a GPU without launches and caches, on a CPU as they are.
+"""Time short calls: on a GPU without launch overhead and cache hits, on a CPU as they are.
 
-Each call is captured in a CUDA graph, again and again, on so many copies of its input that none is in the L2 cache when
-its turn comes, and with results that are all kept: what one call leaves in the cache to be written, another waits for.
-(Between calls to read something unrelated hides that writing: a copy then seems faster than the memory is.) All graphs
-take turns, so that a GPU that slows down does so for all.
+Each call is captured in a CUDA graph many times, on so many copies of its input that none is in the L2 cache when its
+turn comes. All results are kept, so that a call's pending writes in the cache delay the next calls and are counted.
+(Reading unrelated data between the calls would hide these writes, and a copy would seem faster than the memory.) All
+graphs take turns, so that a GPU that slows down does so for all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CACHES = 3  # what is moved between two calls on one input, in L2 caches
-GRAPH_US = 500  # of calls in a graph
+CACHES = 3  # bytes moved between two calls on the same input, in multiples of the L2 cache
+GRAPH_US = 500  # about how long the calls of a graph take together
 LEAST_ROUNDS, MOST_ROUNDS = 9, 41
 Calls = Mapping[str, Callable[[Tensor], object]]
 
 
 class Microseconds(NamedTuple):
-    """Of a call: first quartile, median, third quartile."""
+    """Microseconds of a call: first quartile, median and third quartile over the rounds."""
 
     q1: float
     median: float
@@ -32,12 +32,16 @@ class Microseconds(NamedTuple):
 
 
 def microseconds(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float = 0.2) -> dict[str, Microseconds]:
-    """Of each call on x, which moves so many bytes at least; about `budget_s` in all, but LEAST_ROUNDS of each."""
+    """Return {name: quartiles of the time} of each call on x, which moves at least `moved_bytes`.
+
+    Takes about `budget_s` in total, but at least LEAST_ROUNDS rounds of each call.
+    """
     rounds = on_gpu(calls, x, moved_bytes, budget_s) if x.is_cuda else on_cpu(calls, x, budget_s)
     return {name: Microseconds(*np.quantile(us, [0.25, 0.5, 0.75]).tolist()) for name, us in rounds.items()}
 
 
 def on_cpu(calls: Calls, x: Tensor, budget_s: float) -> dict[str, list[float]]:
+    """Return {name: microseconds of each round}."""
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call(x)
@@ -51,6 +55,7 @@ def on_cpu(calls: Calls, x: Tensor, budget_s: float) -> dict[str, list[float]]:
 
 
 def on_gpu(calls: Calls, x: Tensor, moved_bytes: int, budget_s: float) -> dict[str, list[float]]:
+    """Return {name: microseconds of a call in each round}, from replays of CUDA graphs."""
     for call in calls.values():
         call(x)  # it may compile
     longest_us = max(once_us(partial(call, x)) for call in calls.values())
@@ -73,7 +78,7 @@ def captured(call: Callable[[Tensor], object], inputs: Sequence[Tensor]) -> torc
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        kept = [call(x) for x in inputs]  # else the next result takes the memory of this one
+        kept = [call(x) for x in inputs]  # otherwise the next result would reuse this one's memory
     del kept
     return graph
 
@@ -93,6 +98,6 @@ def once_us(function: Callable[[], object]) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what was launched there; a CPU has nothing to wait for."""
+    """Wait for all work launched on a GPU; does nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

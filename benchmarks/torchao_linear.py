@@ -1,7 +1,7 @@
-"""The same three GEMMs through torchao's MXTensor, as its users write them: torchao has no MX linear any more.
+"""The three GEMMs of a linear through torchao's MXTensor, written as a user would: torchao has no MX linear any more.
 
-E4M3, blocks of 32, RCEIL. MXTensor quantises along the last axis alone, so the other axis is cast from a transposed
-copy. Its GEMM is the emulated one: both operands decoded to bf16.
+E4M3, blocks of 32, RCEIL. MXTensor quantises only along the last axis, so the other axis is cast from a transposed
+copy. Its GEMM is emulated: both operands are decoded to bf16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TorchaoLinear(MXLinear):
 
 
 class TorchaoNormLinear(NormLinear):
-    """The norm runs by itself before the linear."""
+    """The norm runs as a separate module before the linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         return TorchaoLinear.forward(self, self.norm(x))  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ CLASSES = {MXLinear: TorchaoLinear, NormLinear: TorchaoNormLinear}
 
 
 def use_torchao(model: Decoder) -> None:
-    """In place of the blocks' linears, by their classes: all blocks are one program to a compiler."""
+    """Replace the blocks' linears by changing their classes, so that the compiler shares code between blocks."""
     for module in model.layers.modules():
         if type(module) in CLASSES:
             module.__class__ = CLASSES[type(module)]

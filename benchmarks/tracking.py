@@ -1,10 +1,10 @@
-"""The mirror under load: trainers that log to one MLflow server, which goes away, or cannot write, for a while.
+"""The MLflow mirror under load: trainers log to one server that is killed, or cannot write, for a while.
 
-Each trainer is a process with a journal and a mirror, as a run has them: so many rows a second, now and then a durable
-checkpoint. What arrived is read from the server's SQLite file and compared with the journals, point by point, as soon
-as the last mirror is done or has given up; `arrived_s` is how long that was after the last row. `log_ms` is what a
-training loop loses in a step: the time of the row, and of the checkpoint's word to the mirror. `ready_s`: when, after
-the first row, the server was there again with all its workers, which takes as long as they take to start.
+Each trainer is a process with a journal and a mirror, like a run: rows at a fixed rate, and sometimes a durable
+checkpoint. When the last mirror is done or has given up, the points in the server's SQLite file are compared with the
+journals; `arrived_s` is how long after the last row that was. `log_ms` is what a training loop loses per step: the time
+to write the row, and to tell the mirror about a checkpoint. `ready_s`: the time after the first row at which the server
+was back with all its workers, their start included.
 
 python -m benchmarks.tracking [--trainers 16] [--seconds 60] [--cases undisturbed killed read_only] [--json PATH]
 """
@@ -38,14 +38,14 @@ from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.tracking.mlflow_store import create_store
 from mxstudy.tracking.provenance import provenance
 
-WITHIN_S, LOG_LIMIT_MS = 60.0, 1.0  # after the end; a step's median
+WITHIN_S, LOG_LIMIT_MS = 60.0, 1.0  # limits of `arrived_s`, and of the median `log_ms`
 
 Point = tuple[str, str, int, float, int]  # fingerprint, name, step, value, unix time in ms
 
 
 @dataclass(frozen=True)
 class Load:
-    """`away_s`: how long the server is gone, or its database read-only."""
+    """The load of a case; `away_s`: how long the server is gone, or its database is read-only."""
 
     trainers: int
     metrics: int
@@ -62,7 +62,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a trainer says at its end: `log_s` of every step, `problem` as Mirror.finish returns it."""
+    """A trainer's report at its end: `log_s` of every step, `problem` as Mirror.finish returns it."""
 
     log_s: list[float]
     late_s: float
@@ -73,11 +73,11 @@ class Trained:
 
 
 def undisturbed(server: Server, load: Load) -> None:
-    """Nothing happens."""
+    """Leave the server alone."""
 
 
 def killed(server: Server, load: Load) -> None:
-    """SIGKILL in the middle."""
+    """Kill the server with SIGKILL in the middle of the run, and restart it after `away_s`."""
     time.sleep((load.seconds - load.away_s) / 2)
     server.kill()
     time.sleep(load.away_s)
@@ -85,7 +85,7 @@ def killed(server: Server, load: Load) -> None:
 
 
 def read_only(server: Server, load: Load) -> None:
-    """From before the first row on; who is to write again has to open the file anew."""
+    """Keep the database read-only from before the first row on, then restart the server so that it can write."""
     time.sleep(load.away_s)
     server.kill()
     make_writable(server.database, True)
@@ -96,29 +96,29 @@ CASES: dict[str, Callable[[Server, Load], None]] = {f.__name__: f for f in (undi
 
 
 def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str, Any]:
-    """A row of the table."""
+    """Return a case's row of the table."""
     context = multiprocessing.get_context("forkserver")
-    # seconds of work, for which each run has a machine of its own
+    # these imports take seconds of CPU time; real runs spend them on machines of their own
     context.set_forkserver_preload(["mlflow", "mxstudy.tracking.mlflow_mirror", "benchmarks.report"])
-    begin, said = context.Barrier(load.trainers + 1), context.Queue()
+    begin, reports = context.Barrier(load.trainers + 1), context.Queue()
     folder.mkdir()
     with Server(folder, empty_store, load.workers) as server, ExitStack() as stack:
         make_writable(server.database, case != "read_only")
         server.start()
         runs = [make_run(server.uri, folder / "runs", number) for number in range(load.trainers)]
         for run in runs:
-            trainer = context.Process(target=train, args=(load, run, begin, said))
+            trainer = context.Process(target=train, args=(load, run, begin, reports))
             trainer.start()
             stack.callback(trainer.kill)
         begin.wait(timeout=120)
         began_s = time.monotonic()
         CASES[case](server, load)
         ready_s = time.monotonic() - began_s
-        trained: list[Trained] = [said.get(timeout=load.seconds + 120) for _ in runs]
-        found, sent = points_in(server.database), Counter(point for run in runs for point in points_of(run))
+        trained: list[Trained] = [reports.get(timeout=load.seconds + 120) for _ in runs]
+        stored, written = points_in(server.database), Counter(point for run in runs for point in points_of(run))
     load_average = psutil.getloadavg()[0]  # of the last minute, others' processes included
     machine = {"ready_s": ready_s, "server_cpu_s": server.cpu_s, "load_average": load_average}
-    return judged(case, trained, sent, found) | machine
+    return judged(case, trained, written, stored) | machine
 
 
 def make_run(uri: str, runs: Path, number: int) -> RunFolder:
@@ -138,8 +138,8 @@ def make_run(uri: str, runs: Path, number: int) -> RunFolder:
     return RunFolder.create(runs / fingerprint[:12], settings, fingerprint, provenance() | {"choices": {}})
 
 
-def train(load: Load, run: RunFolder, begin: Any, said: Any) -> None:
-    """The process of a trainer: rows at their times, which a step that was late does not move."""
+def train(load: Load, run: RunFolder, begin: Any, reports: Any) -> None:
+    """Run a trainer's process: write each row at its scheduled time, which a late step does not shift."""
     warned = Warned()
     logging.getLogger("mxstudy").addHandler(warned)
     journal, mirror = Journal(run.journal_path), mirror_of(run.config(), run, run.path.name)
@@ -162,11 +162,11 @@ def train(load: Load, run: RunFolder, begin: Any, said: Any) -> None:
     ended_s = time.perf_counter()
     problem = mirror.finish("finished")
     arrived_s = time.perf_counter() - ended_s
-    said.put(Trained(log_s, late_s, arrived_s, time.process_time() - used_s, warned.lines, problem))
+    reports.put(Trained(log_s, late_s, arrived_s, time.process_time() - used_s, warned.lines, problem))
 
 
 class Warned(logging.Handler):
-    """Keeps what a user would read."""
+    """Keeps the warnings that a user would read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Warned(logging.Handler):
 
 
 def points_of(run: RunFolder) -> Iterator[Point]:
-    """As a journal has them, which is read here without the code that the mirror reads it with."""
+    """Yield the points of a run's journal, read without the code with which the mirror reads it."""
     for line in run.journal_path.read_text().splitlines():
         row = json.loads(line)
         step, time_ms = row.pop("step"), int(1000 * row.pop("time_s"))
@@ -185,16 +185,17 @@ def points_of(run: RunFolder) -> Iterator[Point]:
 
 
 def points_in(database: Path) -> Counter[Point]:
-    """As MLflow has stored them, in whatever runs."""
+    """Return all points stored by MLflow, with their counts."""
     query = """SELECT substr(tags.value, 1, 12), metrics.key, step, metrics.value, timestamp
                FROM metrics JOIN tags ON tags.run_uuid = metrics.run_uuid AND tags.key = 'fingerprint'"""
     with closing(sqlite3.connect(database, timeout=60)) as connection:
         return Counter(connection.execute(query))
 
 
-def judged(case: str, trained: list[Trained], written: Counter[Point], found: Counter[Point]) -> dict[str, Any]:
+def judged(case: str, trained: list[Trained], written: Counter[Point], stored: Counter[Point]) -> dict[str, Any]:
+    """Return a case's row: points that are missing or too many, times, and whether all limits are kept."""
     log_ms = 1e3 * np.concatenate([each.log_s for each in trained])
-    missing, extra = (written - found).total(), (found - written).total()
+    missing, extra = (written - stored).total(), (stored - written).total()
     arrived_s, median_ms = max(each.arrived_s for each in trained), float(np.median(log_ms))
     complete = missing == extra == 0 and not any(each.problem for each in trained)
     return {
@@ -218,12 +219,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--trainers", type=int, default=16)
-    parser.add_argument("--metrics", type=int, default=20, help="of a row")
+    parser.add_argument("--metrics", type=int, default=20, help="metrics per row")
     parser.add_argument("--steps-per-s", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--checkpoint-steps", type=int, default=50, help="more than there are: only at the end")
+    parser.add_argument(
+        "--checkpoint-steps", type=int, default=50, help="between checkpoints; above all steps: only at the end"
+    )
     parser.add_argument("--away-s", type=float, default=20.0)
-    parser.add_argument("--workers", type=int, default=1, help="of the server, seconds of CPU each to start")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="workers of the server; each takes seconds of CPU to start"
+    )
     json_option(parser, "tracking")
     chosen = vars(parser.parse_args(arguments))
     cases, path = chosen.pop("cases"), chosen.pop("json")

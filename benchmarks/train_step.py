@@ -1,15 +1,15 @@
-"""What a training step in emulated MXFP8 costs over one in bf16: ours, module by module, and torchao's.
+"""Cost of a training step in emulated MXFP8 over one in bf16: with our kernels, module by module, and with torchao.
 
 bf16: RMSNorm, nothing quantised. mxfp8: our kernels, with RMSNorm and with MXNorm (p=2). sr_rht_2d: MXFP8 with
-stochastic rounding of output gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: what
-the modules compute one after another, left to the compiler. torchao: linears that multiply torchao's MXTensors. All
-step one and the same model, in turns, so that a GPU that warms up does so for all; compiled block by block, roundings
-kept in all of them. The tokens are random.
+stochastic rounding of output gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the
+modules one after another, left to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the
+same model, in turns, so that a GPU that warms up does so for all; all are compiled block by block, with all roundings
+kept. The tokens are random.
 
-over_bf16 is the median over the rounds of an arm's time over that of bf16 in the same round, its spread half the range
-between the quartiles; peak memory is that of a step, weights and optimizer included. MFU is of a data sheet's dense
-bf16 rate: 6 FLOP a matmul parameter and token, the input embedding not counted, and causal attention. The floor is what
-the bytes alone cost that our kernels move beyond those of bf16, at the bandwidth of a copy.
+over_bf16 is an arm's time over that of bf16 in the same round, the median over the rounds; its spread is half the
+interquartile range. Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's
+dense bf16 rate, with 6 FLOP per matmul parameter and token, without the input embedding, plus causal attention. The
+floor is the time of the bytes that our kernels move in addition to those of bf16, at the bandwidth of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
 """
@@ -43,11 +43,11 @@ from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 3  # the first compiles
-BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that leave room on a GPU of 141 GB
+BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
 class Arm(NamedTuple):
-    """`precision`: a file of conf/precision. `torchao`: in place of the linears are those of torchao."""
+    """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's."""
 
     norm: config.Norm
     precision: str
@@ -77,7 +77,7 @@ def precision_of(arm: Arm) -> config.Precision:
 
 @dataclass(frozen=True)
 class Case:
-    """`batch_size` sequences a step, all at once."""
+    """The case that all arms share: a step has `batch_size` sequences in one micro-batch."""
 
     model: config.Decoder
     batch_size: int
@@ -107,11 +107,11 @@ class Case:
 
 
 def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
-    """A run an arm; the parameters and the optimizer are the same objects in all: memory is for one."""
+    """Return a run per arm; all share the same parameter and optimizer objects, so memory holds only one model."""
     device = resolve_device(case.device)
     configure_torch(case.compile)
-    torch._dynamo.config.automatic_dynamic_shapes = False  # arms differ in floats, which must not become dynamic
-    torch._dynamo.config.recompile_limit = 8 * len(names)  # all have the same code
+    torch._dynamo.config.automatic_dynamic_shapes = False  # else floats that differ between arms become dynamic
+    torch._dynamo.config.recompile_limit = 8 * len(names)  # all arms share the same code objects
     runs: dict[str, TrainingRun] = {}
     for name in names:
         settings = case.settings(ARMS[name])
@@ -134,7 +134,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
 
 
 def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
-    """Seconds from an idle GPU to an idle GPU, and the GiB of the step's peak, 0 on CPU."""
+    """Do a step; returns its seconds from idle GPU to idle GPU, and its peak memory in GiB (0 on CPU)."""
     synchronize(run.device)
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
@@ -146,7 +146,7 @@ def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
 
 
 def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
-    """A row an arm, of as many rounds as take `least_s` an arm, three at least."""
+    """Return a row per arm, from rounds that take `least_s` per arm, and at least three rounds."""
     for step in range(WARMUP_ROUNDS):
         for name, run in runs.items():
             seconds, _ = timed_step(run, step)
@@ -162,7 +162,7 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
 def row_of(
     name: str, run: TrainingRun, seconds: np.ndarray, peaks: np.ndarray, first_s: np.ndarray, first_peaks: np.ndarray
 ) -> dict[str, Any]:
-    """Beside the first arm."""
+    """Return an arm's row; `first_s` and `first_peaks`: seconds and peaks of the first arm, bf16."""
     step_s, spread_s = median_and_spread(seconds)
     ratio, ratio_spread = median_and_spread(seconds / first_s)
     tokens_per_s = run.tokens_per_step / step_s
@@ -187,12 +187,11 @@ def median_and_spread(values: np.ndarray) -> tuple[float, float]:
 
 
 def more_bytes(model: config.Decoder, tokens: int) -> int:
-    """That a step in MXFP8 moves beyond those of bf16, outside of GEMMs.
+    """Return the bytes that a step in MXFP8 moves in addition to those of bf16, outside of GEMMs.
 
-    Of a block and token: the heads' output is cast twice, each time read and written for that alone; the gradients of
-    both outputs are read once and written twice; those of both inputs, computed anyway, are written once more. What
-    the backward computes again, norms' and activation's outputs, it does in bf16 too. A weight is read and cast anew in
-    the backward.
+    Per block and token: the heads' output is cast twice, with its own read and write each time; the gradients of both
+    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. The backward
+    recomputes the norms' and the activation's outputs in bf16 too. A weight is read and cast again in the backward.
     """
     kv_size = model.num_kv_heads * model.hidden_size // model.num_heads
     inner = MLPS[model.mlp].parts * model.ffn_size
@@ -203,7 +202,7 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
 
 
 def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
-    """Where the device's time of one step goes, by kernel: the longest first."""
+    """Return the device time of one step by kernel, the `most` longest first, and their total."""
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]
     with torch.profiler.profile(activities=activities) as profile:
@@ -211,7 +210,7 @@ def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
         synchronize(run.device)
     cuda = run.device.type == "cuda"
     on_device = [e for e in profile.key_averages() if (e.device_type == torch.autograd.DeviceType.CUDA) == cuda]
-    events = [e for e in on_device if not e.is_user_annotation]  # those are sums of others
+    events = [e for e in on_device if not e.is_user_annotation]  # annotations are sums of other events
     times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e) for e in events]
     total = sum(time_us for time_us, _ in times)
     longest = sorted(times, key=lambda pair: -pair[0])[:most]
@@ -224,16 +223,18 @@ def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=LLAMAS, default="llama_125m", metavar="MODEL", help="a file of conf/model")
-    parser.add_argument("--ffn", type=int, help="another size than the file's")
-    parser.add_argument("--vocabulary", type=int, help="another one than the file's")
-    parser.add_argument("--batch", type=int, help="sequences a step")
+    parser.add_argument("--ffn", type=int, help="default: the model file's")
+    parser.add_argument("--vocabulary", type=int, help="default: the model file's")
+    parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--sequence", type=int, default=4096)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="bf16 is the first")
-    parser.add_argument("--seconds", type=float, default=10.0, help="an arm")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="bf16 always comes first"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     parser.add_argument("--checkpointing", choices=["none", "full"], default="none")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--profile", action="store_true", help="also a step's longest kernels, an arm")
+    parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")
     json_option(parser, "train_step")
     chosen = parser.parse_args(arguments)
     model = model_of(chosen.model)
@@ -244,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = measure(runs, chosen.seconds)
     copied_per_s = bandwidth(runs["bf16"].device, least_s=min(chosen.seconds, 1.0))
     floor = 1 + more_bytes(model, batch_size * chosen.sequence) / copied_per_s / (rows[0]["step_ms"] / 1e3)
-    print(f"mxfp8 over bf16, by bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
+    print(f"floor of mxfp8 over bf16, from the extra bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
     kernels = {name: kernels_of(run) for name, run in runs.items()} if chosen.profile else {}
     for name, table in kernels.items():
         print(f"\n{name}")

@@ -244,5 +244,5 @@ def test_a_rounding_that_fused_kernels_are_asked_for_is_refused(copy: Copy) -> N
     copy.add(recipe("truncated", "dgrad_dh", rounding="toward_zero"))
     code, said = copy.run(RUN, "precision=truncated", "precision.backend=fused")
     assert code == 1
-    assert "precision.backend: fused cannot be had for layers.0: dgrad_dh: rounding is toward_zero, and" in said
+    assert "precision.backend: fused cannot run layers.0: dgrad_dh: rounding is toward_zero, and" in said
     assert not list(copy.folder.glob("runs/*/*"))

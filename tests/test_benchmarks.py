@@ -124,7 +124,7 @@ def test_operands(tmp_path: Path) -> None:
 def test_a_benchmark_writes_without_being_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         importlib.import_module(f"benchmarks.{name}").main(["--help"])
-    assert f"runs/{name}.json if not given" in " ".join(capsys.readouterr().out.split())
+    assert f"default: runs/{name}.json" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_evaluation_of_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +195,7 @@ def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(scaling, "run_case", run_case)
     full = True
     rows = measured()
-    assert "ended with 137" in rows[1]["error"]
+    assert "exited with 137" in rows[1]["error"]
     assert rows[2]["efficiency"] is None
     full = False
     rows = measured()

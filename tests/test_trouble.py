@@ -37,7 +37,7 @@ def truncated(newest: Path) -> str:
 def of_another_run(newest: Path) -> str:
     about = json.loads((newest / "checkpoint.json").read_text())
     (newest / "checkpoint.json").write_text(json.dumps(about | {"fingerprint": "a" * 64}))
-    return r"CheckpointError: .*step_00000006: of run aaaaaaaaaaaa, not [0-9a-f]{12}; give it its own folder back"
+    return r"CheckpointError: .*step_00000006: belongs to run aaaaaaaaaaaa, not [0-9a-f]{12}; move it back to its"
 
 
 def without_its_json(newest: Path) -> str:

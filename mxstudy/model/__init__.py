@@ -1,4 +1,4 @@
-"""Models built from norms and linears whose GEMMs run in MX formats."""
+"""The decoder, and the norms and linear layers whose GEMMs run in MX formats."""
 
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.linear import MXLinear, NormLinear

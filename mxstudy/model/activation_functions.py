@@ -1,4 +1,4 @@
-"""Activations of the decoder's MLP, and which of them fused kernels compute."""
+"""The activation functions of the decoder's MLP, and the table of those that fused kernels compute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """[..., 2 * ffn_size], the gate first -> silu(gate) * up, [..., ffn_size]."""
+    """Return silu(gate) * up, [..., ffn_size]; `gate_up` is [..., 2 * ffn_size], the gate first."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -16,5 +16,5 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-# Activations that fused kernels compute, by the very function that the reference applies.
+# The kernel's name of each activation that fused kernels compute; the key is the function that the reference applies.
 KERNEL_ACTIVATIONS = {swiglu: "swiglu", F.gelu: "gelu", relu2: "relu2"}

@@ -1,10 +1,10 @@
-"""Which backend computes each block: planned from config, model and device, said, and kept.
+"""Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
     fused       kernels with casts in them                native      the hardware's MX GEMM, module by module
     reference   module by module, in PyTorch: the arithmetic that the others are compared with
 
-All compute the same; on a GPU they sum in orders of their own. A backend is closed: it names what it computes, and
-anything else is a reason not to take it. `auto` takes the fastest that has no such reason, block by block.
+All backends compute the same values, but on a GPU each may sum in its own order. A backend lists what it can compute;
+anything else is a reason not to use it. `auto` chooses, for each block, the fastest backend without such a reason.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ EARLIER_NAMES = {"joined": "fused"}
 
 
 def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, Backend]:
-    """Return the backend of every block, and of a quantised head, by module name, for the formats that they have now.
+    """Return {module name: backend} for every block, and for a quantised head, in their current formats.
 
-    Raises ConfigError, with the reason, where `backend` names one that a block cannot have.
+    Raises ConfigError, with the reason, if a block cannot run on the backend that `backend` names.
     """
     backend = EARLIER_NAMES.get(backend, backend)
     return {name: backend_of(name, module, backend, target) for name, module in parts(model).items()}
 
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that have a backend of their own: blocks, and linears that are in none."""
+    """Return {module name: module} of what has its own backend: blocks, and quantised linears outside all blocks."""
     blocks = {name: m for name, m in model.named_modules() if isinstance(m, Fusable)}
     outside = {
         name: module
@@ -44,21 +44,22 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
+    """Return the backend of one module; raises ConfigError if it cannot run on the one that `backend` names."""
     refusals = {"native": why_no_native(module, target), "fused": why_not_fused(module, target), "reference": None}
     if backend in refusals and backend != "reference":
         reason = refusals[backend]
         if reason is None:
             return Backend(backend, but=left_of(module, backend))
-        is_head = backend == "fused" and isinstance(module, MXLinear)  # in no block that could be
+        is_head = backend == "fused" and isinstance(module, MXLinear)  # a linear outside all blocks is never fused
         if is_plain(module) or is_head:
             return Backend("reference", reason)
         raise ConfigError(
-            f"precision.backend: {backend} cannot be had for {name}: {reason}; reference runs everywhere, and auto "
-            "takes the fastest that can be had"
+            f"precision.backend: {backend} cannot run {name}: {reason}; reference runs everywhere, and auto chooses "
+            "the fastest backend that can run"
         )
     if backend == "reference":
         return Backend("reference", "precision.backend asks for it" if refusals["fused"] is None else refusals["fused"])
-    if backend == "auto" and refusals["native"] is None and torch.cuda.is_available():  # else nobody has seen the GPU
+    if backend == "auto" and refusals["native"] is None and torch.cuda.is_available():  # no GPU here: unconfirmed
         return Backend("native")
     return (
         Backend("fused", but=left_of(module, "fused"))
@@ -68,7 +69,7 @@ def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Ba
 
 
 def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Target) -> None:
-    """Set every block up for its backend."""
+    """Set up every module of `backends` to run on its backend."""
     for name, backend in backends.items():
         module = model.get_submodule(name)
         module.backend = backend  # type: ignore[assignment]
@@ -79,12 +80,12 @@ def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Targe
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:
-    """Return what of the module that backend leaves to the reference; None if it computes all of it."""
+    """Return which part of the module that backend leaves to the reference, or None if it computes everything."""
     return module.left_to_reference if backend == "fused" and isinstance(module, Fusable) else None
 
 
 def why_no_native(module: nn.Module, target: Target) -> str | None:
-    """Return what keeps the module's GEMMs from the hardware's MX GEMM; None if nothing does."""
+    """Return why the module cannot use the hardware's MX GEMM, or None if it can."""
     quantised = [linear for linear in linears_in(module) if linear.gemms != Gemms()]
     if not quantised:
         return "nothing is quantised"
@@ -92,32 +93,32 @@ def why_no_native(module: nn.Module, target: Target) -> str | None:
         if reason := why_not_native(linear.gemms, target.compute, target.device):
             return reason
         if linear.weight.ndim > 2:
-            return "it multiplies matrices, and these are stacks of them"
+            return "its weight is a stack of matrices, and the hardware's GEMM multiplies single matrices"
     return None
 
 
 def why_not_fused(module: nn.Module, target: Target) -> str | None:
-    """Return what keeps the module from fused kernels; None if nothing does."""
-    return module.why_not_fused(target) if isinstance(module, Fusable) else "it is in no block"
+    """Return why the module cannot run in fused kernels, or None if it can."""
+    return module.why_not_fused(target) if isinstance(module, Fusable) else "it is outside all blocks"
 
 
 def backends_of(model: nn.Module) -> dict[str, str]:
-    """Return the backend of every block, and of a quantised head, by module name, as it was set up."""
+    """Return {module name: backend's name}, as set up by `apply_backends`, for blocks and a quantised head."""
     return {
         name: backend.name for name, module in parts(model).items() if (backend := getattr(module, "backend", None))
     }
 
 
 def describe_backends(model: nn.Module) -> list[str]:
-    """Return a line for each backend that blocks run on, with how many and the reason where it is not the fastest."""
+    """Return one line per backend in use: the number of blocks, and why they do not run on the fastest backend."""
     groups: dict[Backend, list[str]] = defaultdict(list)
     for name, module in parts(model).items():
         groups[getattr(module, "backend", Backend("reference", "no precision was applied"))].append(name)
     return [
-        f"{spelled(names)}: {backend.name}" + (f" ({note})" if (note := backend.why or backend.but) else "")
+        f"{name_or_count(names)}: {backend.name}" + (f" ({note})" if (note := backend.why or backend.but) else "")
         for backend, names in groups.items()
     ]
 
 
-def spelled(names: list[str]) -> str:
+def name_or_count(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} blocks"

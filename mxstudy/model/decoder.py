@@ -1,7 +1,7 @@
-"""One decoder: pre-norm blocks of grouped-query attention and an MLP; Llama 3, OLMo, Nemotron-4 are configs of it.
+"""The decoder: pre-norm blocks of grouped-query attention and an MLP. Llama 3, OLMo and Nemotron-4 are configs of it.
 
 Shapes: B sequences, T tokens, D hidden size, N heads, H head size, V vocabulary. Every norm that reads the residual
-stream inside a block is fused with the linear that reads it. The final norm and those of queries and keys, the
+stream inside a block is fused with the linear that reads it. The final norm, the norms of queries and keys, the
 embedding and the output head stay in high precision.
 """
 
@@ -29,15 +29,16 @@ from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.rotary import rotate
 from mxstudy.reader import require
 
-# Called with a norm's module name, the norm with what reads it, and the norm's input.
+# Called with a norm's module name, the linear that the norm is fused with (or the norm itself), and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
 
 
 class Tree(NamedTuple):
-    """Who reads whom where a sequence is no line, but a beginning with several ends.
+    """Attention pattern of a sequence that branches: one beginning with several continuations.
 
-    `positions_BT`: int64, of the rotary embedding. `mask_BTT`: bool, true where the token of the first T reads that of
-    the second; each reads one at least, itself if nothing else, for a softmax over nothing is NaN.
+    `positions_BT`: int64 positions for the rotary embedding. `mask_BTT`: bool [B, T, T], true where the token of the
+    first T attends to that of the second. Every token must attend to at least one, if only to itself: a softmax over
+    nothing is NaN.
     """
 
     positions_BT: Tensor
@@ -45,15 +46,15 @@ class Tree(NamedTuple):
 
 
 class Init(NamedTuple):
-    """Standard deviations, before the cut at 3 sigma; the head has D^-0.5, and depth shrinks the residual outputs'."""
+    """Standard deviations before truncation at 3 sigma. The head's is D^-0.5; depth shrinks the residual outputs'."""
 
     embedding: Callable[[config.Decoder], float]
     linear: Callable[[config.Decoder, int], float]  # by fan-in
-    shrinks_up: bool  # with depth, of an MLP with a gate the other half
+    shrinks_up: bool  # whether depth also shrinks the ungated half of a gated MLP's first linear
 
 
 INITS = {
-    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std, True),  # TorchTitan, which cuts later
+    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std, True),  # TorchTitan, which truncates later
     "mitchell": Init(lambda model: model.hidden_size**-0.5, lambda model, fan_in: fan_in**-0.5, False),  # OLMo
 }
 
@@ -86,34 +87,37 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output, and what goes into the norms of queries and keys, by their names. Causal without a mask."""
+        """Return the output [B, T, D] and {name: input} of the norms of queries and keys; causal without a mask."""
         q, k, v = split_heads(self.wqkv(x_BTD), self.sizes, self.head_size)
-        q, k, seen = self.normed(q, k)
+        q, k, norm_inputs = self.normed(q, k)
         heads_BTD = attend(rotate(q, rope_TH), rotate(k, rope_TH), v, mask_BTT)
-        return self.wo(heads_BTD), seen
+        return self.wo(heads_BTD), norm_inputs
 
     def normed(self, q_BTNH: Tensor, k_BTNH: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Queries and keys, and what goes into their norms, where they have some."""
+        """Return queries and keys after their norms, and {name: input} of those norms ({} if there are none)."""
         if self.q_norm is None or self.k_norm is None:
             return q_BTNH, k_BTNH, {}
         q, k = q_BTNH.flatten(2), k_BTNH.flatten(2)
-        seen = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
-        return self.q_norm(q).view_as(q_BTNH), self.k_norm(k).view_as(k_BTNH), seen
+        norm_inputs = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
+        return self.q_norm(q).view_as(q_BTNH), self.k_norm(k).view_as(k_BTNH), norm_inputs
 
 
 def attend(q_BTNH: Tensor, k_BTNH: Tensor, v_BTNH: Tensor, mask_BTT: Tensor | None) -> Tensor:
-    """[B, T, D], without a copy: torch gives what it computes the layout of the queries."""
+    """Return the heads' attention outputs, concatenated: [B, T, D].
+
+    The last reshape copies nothing, because torch gives the result the memory layout of the queries.
+    """
     q, k, v = (y.transpose(1, 2) for y in (q_BTNH, k_BTNH, v_BTNH))
     if mask_BTT is None:
         out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-    else:  # grouped queries run fused in flash attention alone, which takes no mask
+    else:  # only flash attention computes grouped queries in one kernel, and it takes no mask
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
         out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
     return out_BNTH.transpose(1, 2).flatten(2)
 
 
 class FeedForward(nn.Module):
-    """w2(activation(up x)); a gated one has the gate's linear and the other fused in `up`."""
+    """Compute w2(activation(up(x))); in a gated MLP, `up` holds the gate's linear and the other one, fused."""
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
         super().__init__()
@@ -136,7 +140,11 @@ class FeedForward(nn.Module):
 
 
 class Block(Fusable):
-    """`fused`: in two functions, with kernels; None: module by module. `mxstudy.model.backends` decides."""
+    """One decoder block: attention and an MLP, each with its pre-norm and a residual connection.
+
+    `fused`: the settings of the two fused functions that compute the block, or None to run it module by module;
+    `mxstudy.model.backends` decides.
+    """
 
     fused: FusedBlock | None = None
 
@@ -152,29 +160,29 @@ class Block(Fusable):
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The block's output, and the input of every norm but the first: the backward keeps them anyway."""
+        """Return the block's output and {name: input} of every norm but the first: the backward keeps these anyway."""
         if self.fused is not None:
-            return self.in_two(x_BTD, rope_TH, mask_BTT, self.fused)
-        attended_BTD, seen = self.attention(x_BTD, rope_TH, mask_BTT)
+            return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused)
+        attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
-        return h_BTD + self.feed_forward(h_BTD), seen | {"ffn_norm": h_BTD}
+        return h_BTD + self.feed_forward(h_BTD), norm_inputs | {"ffn_norm": h_BTD}
 
-    def in_two(
+    def forward_fused(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same, the modules' weights without the modules."""
+        """Return what `forward` does, computed from the modules' weights by the two fused functions."""
         attention, (wqkv, wo, up, w2) = self.attention, self.linears()
         self.check_hooks()
-        is_normed = attention.q_norm is not None  # before it is rotated
+        is_normed = attention.q_norm is not None  # the norms come before the rotary embedding
         rope, affine = None if is_normed else rope_TH, wqkv.gain_and_bias(x_BTD)
         q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, keys_of(wqkv), settings)
-        q, k, seen = attention.normed(q, k)
+        q, k, norm_inputs = attention.normed(q, k)
         if is_normed:
             q, k = rotate(q, rope_TH), rotate(k, rope_TH)
         heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
         keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
-        return out_BTD, seen | {"ffn_norm": h_BTD}
+        return out_BTD, norm_inputs | {"ffn_norm": h_BTD}
 
     def why_not_fused(self, target: Target) -> str | None:
         return why_not_fused_block(self, target)
@@ -183,11 +191,11 @@ class Block(Fusable):
         self.fused = fused_block(self) if fused else None
 
     def check_hooks(self) -> None:
-        """Raise ConfigError where somebody waits for what goes through a linear by itself: nothing does here."""
+        """Raise ConfigError if a linear has a hook: a fused block does not call its linears, so no hook would run."""
         for linear in self.linears():
             require(
                 not any(getattr(linear, hooks) for hooks in HOOKS),
-                "precision.backend: a hook of a linear sees nothing in a fused block; set it to reference",
+                "precision.backend: a hook of a linear is never called in a fused block; set it to reference",
             )
 
     def linears(self) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
@@ -203,22 +211,22 @@ HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pr
 
 
 def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
-    """Return where linears draw from, as a fused block takes it: the keys of each, and the places that they share."""
+    """Return the random streams of these linears as a fused block takes them: the key of each, then their places."""
     randoms = [linear.random for linear in linears]
     places = next((random.places for random in randoms if random), None)
     return *(random.keys if random else None for random in randoms), places
 
 
 class Decoder(nn.Module):
-    """tokens [B, T] int64 -> logits [B, T, V] in the compute dtype.
+    """Map tokens [B, T] int64 to logits [B, T, V] in the compute dtype.
 
-    `watchers` are shown every norm's input as the forward passes it; they may read it, not write.
+    During the forward pass each of `watchers` is called with every norm's input, which it may read but not write.
     """
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, compute: torch.dtype) -> None:
         super().__init__()
         self.config, self.compute = model, compute
-        undrawn_VD = torch.empty(model.vocab_size, model.hidden_size)  # a draw, on meta too, would load the compiler
+        undrawn_VD = torch.empty(model.vocab_size, model.hidden_size)  # drawing, even on meta, would load the compiler
         self.tok_embeddings = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(Block(i, model, norm, cast) for i in range(model.num_layers))
         self.norm = build_exact_norm(norm, model.hidden_size)
@@ -229,16 +237,16 @@ class Decoder(nn.Module):
         return self.output(self.features(tokens_BT))
 
     def features(self, tokens_BT: Tensor, tree: Tree | None = None) -> Tensor:
-        """What the head reads: [B, T, D]. Without a tree every token reads those before it."""
-        x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight).to(self.compute)  # its gradient sums in FP32
+        """Return the head's input [B, T, D]. Without a tree, attention is causal."""
+        x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight).to(self.compute)  # its gradient is summed in FP32
         if tree is None:
             rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
         else:
             rope_TH, mask_BTT = self.angles(tree.positions_BT.float()), tree.mask_BTT
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
-            x_BTD, seen = layer(x_BTD, rope_TH, mask_BTT)
-            for norm, y in {"attention_norm": x_in_BTD, **seen}.items():
+            x_BTD, norm_inputs = layer(x_BTD, rope_TH, mask_BTT)
+            for norm, y in {"attention_norm": x_in_BTD, **norm_inputs}.items():
                 self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
         self.watch("norm", self.norm, x_BTD)
         return self.norm(x_BTD)
@@ -248,20 +256,21 @@ class Decoder(nn.Module):
             watcher(name, module, x_BTD.detach())
 
     def rope(self, length: int, device: torch.device) -> Tensor:
-        """Angles of the rotary embedding at positions 0 to T - 1: float32 [T, H / 2]."""
+        """Return the angles of the rotary embedding at positions 0 to T - 1: float32 [T, H / 2]."""
         return self.angles(torch.arange(length, device=device, dtype=torch.float32))
 
     def angles(self, positions: Tensor) -> Tensor:
-        """Of the rotary embedding: positions float32 [...] -> [..., H / 2]."""
+        """Return the angles of the rotary embedding, float32 [..., H / 2], at positions float32 [...]."""
         half = self.config.hidden_size // self.config.num_heads // 2
         powers = -torch.arange(half, device=positions.device, dtype=torch.float32) / half
         return positions[..., None] * self.config.rope_theta**powers
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Norms as new, embedding and linears normal, cut at 3 sigma, with the standard deviations of `INITS`.
+        """Reset the norms; draw embedding and linears from normals truncated at 3 sigma, with the stds of `INITS`.
 
-        Each parameter's numbers depend on the seed and its name alone: equal over norms, devices and world sizes.
+        A parameter's values depend on the seed and its name alone, so they are equal for all norms, devices and world
+        sizes.
         """
         embedding_std = INITS[self.config.init].embedding(self.config)
         weights: list[tuple[Tensor, Callable[[], Tensor]]] = []
@@ -282,13 +291,13 @@ class Decoder(nn.Module):
         return sum(module.weight.numel() for module in self.modules() if isinstance(module, MXLinear))
 
     def flops_per_token(self, sequence_length: int) -> int:
-        """Forward and backward: 6 a matmul parameter, and causal attention (half of the square)."""
+        """Return the FLOPs of forward and backward: 6 per matmul parameter, plus causal attention (half the square)."""
         attention = 6 * self.config.num_layers * self.config.hidden_size * sequence_length
         return 6 * self.num_matmul_params() + attention
 
 
 def normal_weight(shape: torch.Size, stds: tuple[float, ...], seed: int, name: str) -> Tensor:
-    """Cut at 3 sigma: float32, on CPU; as many equal parts of its rows as there are `stds`."""
+    """Draw a float32 weight on CPU from a normal truncated at 3 sigma; its rows are split evenly over the `stds`."""
     std = stds[0]
     weight = nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
     for part, own in zip(weight.chunk(len(stds))[1:], stds[1:], strict=True):

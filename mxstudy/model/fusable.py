@@ -1,4 +1,4 @@
-"""What the plan of backends asks of a block that may run in fused kernels."""
+"""The interface of a block that may run in fused kernels, as the choice of backends uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mxstudy.model.linear import MXLinear
 
 @dataclass(frozen=True)
 class Backend:
-    """The backend of a block, and why it is not the fastest one; `but`: what of the block it does not compute."""
+    """A block's backend; `why`: the reason if it is not the fastest one; `but`: what it leaves to the reference."""
 
     name: str
     why: str | None = None
@@ -22,7 +22,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Target:
-    """Say where a model is going to run."""
+    """Where a model is going to run: compute dtype, device, and whether it is compiled."""
 
     compute: torch.dtype
     device: torch.device
@@ -30,25 +30,26 @@ class Target:
 
 
 class Fusable(nn.Module):
-    """A block that says what keeps it from fused kernels, and is set up to run in them or module by module."""
+    """A block that can run in fused kernels or module by module, and states why it cannot run fused."""
 
     def why_not_fused(self, target: Target) -> str | None:
-        """Return what keeps the block from fused kernels in the formats that its linears have now; None if nothing."""
+        """Return why the block, in its linears' current formats, cannot run in fused kernels, or None if it can."""
         raise NotImplementedError
 
     @property
     def left_to_reference(self) -> str | None:
-        """Say what of the block fused kernels leave to the reference; None if they compute all of it."""
+        """Return which part of the block fused kernels leave to the reference, or None if they compute everything."""
         return None
 
     def take(self, fused: bool) -> None:
-        """Run in fused kernels from here on, in the formats that the linears have now, or module by module."""
+        """From now on run in fused kernels, in the linears' current formats, or else module by module."""
         raise NotImplementedError
 
 
 def linears_in(module: nn.Module) -> list[MXLinear]:
-    return [one for one in module.modules() if isinstance(one, MXLinear)]
+    return [child for child in module.modules() if isinstance(child, MXLinear)]
 
 
 def is_plain(module: nn.Module) -> bool:
+    """Return whether none of the module's linears is quantised."""
     return all(linear.gemms == Gemms() for linear in linears_in(module))

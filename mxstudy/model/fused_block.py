@@ -1,4 +1,4 @@
-"""Whether a decoder's block can run in two fused functions, and with which settings."""
+"""Decide whether a decoder's block can run in two fused functions, and build their settings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def why_not_fused_block(block: Block, target: Target) -> str | None:
-    """Return the first reason why a decoder's block cannot run in two fused functions."""
+    """Return the first reason why a decoder's block cannot run in two fused functions, or None if it can."""
     linears = block.linears()
     wqkv, _, up, w2 = linears
     if target.compute != torch.bfloat16:
         return f"kernels compute in bf16, and train.compute is {target.compute}"
     if target.compiled and target.device.type == "cpu":
-        return "compiled on CPU, where a compiler fuses what operators would hide"
+        return "compiled on CPU, where the compiler fuses the modules itself but cannot look into our operators"
     if is_plain(block):
-        return "nothing is quantised"  # there is nothing to cast, and nothing to gain
+        return "nothing is quantised"  # there is no cast to fuse, so nothing would be gained
     if any(linear.compute is not None or linear.on_tensor_cores for linear in linears):
-        return "its linears compute in a dtype of their own"
+        return "its linears compute in their own dtype"
     for linear in linears:
         if reason := ANY.why_not(linear.gemms):
             return reason
@@ -38,7 +38,7 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         if reason := why_no_kernel_norm(linear.norm, linear.cast.block_size):
             return reason
     if type(wqkv.norm) is not type(up.norm):
-        return "its two norms are not alike"
+        return "its two norms are of different kinds"
     if block.feed_forward.activation not in KERNEL_ACTIVATIONS:
         return f"its activation ({block.feed_forward.kind}) has no kernel"
     sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()} | {wqkv.cast.block_size}
@@ -49,7 +49,7 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
 
 
 def fused_block(block: Block) -> FusedBlock:
-    """Return the settings of the block's two fused functions."""
+    """Return the settings of the block's two fused functions, for its linears' current formats."""
     linears = block.linears()
     wqkv = linears[0]
     activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes

@@ -1,4 +1,4 @@
-"""Linear layers that know in which formats their three GEMMs run."""
+"""Linear layers whose three GEMMs (forward, dgrad, wgrad) run in configurable formats."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mxstudy.numerics.vector_ops import Gain, round_gain
 
 
 class MXLinear(nn.Module):
-    """x [..., in] -> [..., out] without bias; `gemms` may be set anew between steps.
+    """A linear layer without bias: x [..., in] -> [..., out]. `gemms` may be set anew between steps.
 
-    The parameter is kept in FP32 and cast to x's dtype first, which is that of the result. Where `compute` is set, that
-    is the dtype of unquantised operands and results, and what is quantised is so from FP32. `random`: where stochastic
-    rounding and random signs come from. `native`: the GEMM is the hardware's own. `on_tensor_cores`: FP32 as
-    `linear_fp32` has it.
+    The weight is kept in FP32 and first cast to x's dtype, which is also the result's. If `compute` is set, unquantised
+    operands and results have that dtype instead, and operands are quantised from FP32. `random`: the random streams of
+    stochastic rounding and random signs. `native`: use the hardware's MX GEMM. `on_tensor_cores`: compute in FP32 by
+    `linear_fp32`.
     """
 
     compute: torch.dtype | None = None
@@ -31,7 +31,7 @@ class MXLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, init_std: float) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.init_stds: tuple[float, ...] = (init_std,)  # of as many equal parts of its rows
+        self.init_stds: tuple[float, ...] = (init_std,)  # one per equal part of the weight's rows
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.gemms, self.cast = Gemms(), BlockCast()
 
@@ -49,10 +49,10 @@ class MXLinear(nn.Module):
 
 
 class NormLinear(MXLinear):
-    """A norm, its gain and bias, and one (fused) linear layer: the norm's output feeds one cast and one GEMM.
+    """A norm with its gain and bias, fused with one linear layer: the norm's output feeds one cast and one GEMM.
 
-    `gain`: what the gain is rounded to, x's dtype where it is None; mx is the format of the forward's W, or of its X
-    where W is not quantised. It may be set anew between steps.
+    `gain`: the format to which the gain is rounded; None is x's dtype, mx the format of the forward's W, or of its X if
+    W is not quantised. It may be set anew between steps.
     """
 
     gain: Gain | None = None
@@ -81,7 +81,7 @@ class NormLinear(MXLinear):
         )
 
     def gain_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As the norm multiplies and adds them."""
+        """Return the norm's gain, rounded as `gain` says, and its bias or None: the values that it computes with."""
         gain, bias = self.norm.parameters_as(x)
         if self.gain is not None and self.norm.weight is not None:
             away = self.cast.operand_pre_round
@@ -90,11 +90,11 @@ class NormLinear(MXLinear):
 
     @property
     def gain_cast(self) -> Cast | None:
-        """The cast that a gain in mx takes: that of the forward's W, or of its X where W is not quantised."""
+        """Return the cast of a gain in mx: that of the forward's W, or of its X if W is not quantised."""
         return self.gemms.forward_w or self.gemms.forward_x
 
     def read(self, xbar: Tensor) -> Tensor:
-        """x / rms as the forward GEMM reads it where the gain is folded, float32: what observers see."""
+        """Return `xbar` = x / rms, float32, as the forward GEMM reads it when the gain is folded; for probes."""
         if self.gemms.forward_x is None:
             return xbar
         linear, bound = Linear(self.gemms, self.random), xbar.new_full((), self.norm.bound)

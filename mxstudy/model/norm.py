@@ -1,6 +1,6 @@
-"""Norms: what differs between them is the RMS that they divide by, and whether their gain moves into the weight.
+"""Normalisation layers; they differ in the RMS that they divide by and in whether the gain is folded into the weight.
 
-LayerNorm subtracts the row's mean first, may add a bias, and may have neither gain nor bias.
+LayerNorm also subtracts the row's mean first, may add a bias, and may have neither gain nor bias.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Output = Literal["fused", "rounded", "op_by_op", "op_by_op_skipped"]
 
 
 class Norm(nn.Module):
-    """x [..., size] -> x / rms(x) * gain, computed in FP32 and rounded once to x's dtype.
+    """Map x [..., size] to x / rms(x) * gain, computed in FP32 and rounded once to x's dtype.
 
-    `weight` is the gain, None where there is none, and `bias` what is added after it; `centers`: x is less its mean.
-    `reads`: the settings of the run that it is built with, beside its size.
-    `output`: what a linear reads, that is fused with it: unrounded FP32, of no tensor of its own; or a tensor in x's
-    dtype, rounded once; or one in bf16 whose every operation was rounded, or most of them, in the public code's attempt
-    to skip that. A folded gain leaves no choice.
+    `weight` is the gain, or None; `bias` is added after it, or None. `centers`: subtract x's mean first. `reads`: the
+    settings of `precision` that the norm is built from. `output`: what the linear fused with the norm reads.
+    `fused`: unrounded FP32, never stored as a tensor. `rounded`: a tensor in x's dtype, rounded once. `op_by_op`: a
+    tensor in bf16, rounded after every operation. `op_by_op_skipped`: the same, rounded after most operations, as in
+    the public code, which tries to skip these roundings. With a folded gain it is always `fused`.
     """
 
     fold_gain: bool
@@ -47,26 +47,26 @@ class Norm(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(size)) if bias else None)
 
     def rms(self, x: Tensor) -> Tensor:
-        """The RMS of the rows of x, centered already if the norm centers, or an estimate of it: float32, [..., 1]."""
+        """Return the rows' RMS, or an estimate of it, float32 [..., 1]; x is already centered if the norm centers."""
         raise NotImplementedError
 
     @property
     def bound(self) -> float:
-        """What no element of `normalize(x)` exceeds in magnitude (MXNorm paper, Lemmas 1 and 2)."""
+        """Return an upper bound on the magnitude of every element of `normalize(x)` (MXNorm paper, Lemmas 1 and 2)."""
         raise NotImplementedError
 
     @property
     def is_op_by_op(self) -> bool:
-        """Whether its operations are rounded one by one, all or most of them."""
+        """Return whether the result is rounded after each of its operations, or after most of them."""
         return self.output in ("op_by_op", "op_by_op_skipped")
 
     def normalize(self, x: Tensor) -> Tensor:
-        """x before gain and bias: float32."""
+        """Return the normalised x, before gain and bias: float32."""
         centered = center(x, row_mean(x) if self.centers else None)
         return normalize(centered, self.rms(centered))
 
     def parameters_as(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Gain (ones where there is none) and bias in x's dtype."""
+        """Return the gain (ones if there is none) and the bias (or None) in x's dtype."""
         gain = x.new_ones(self.size) if self.weight is None else self.weight.to(x.dtype)
         return gain, None if self.bias is None else self.bias.to(x.dtype)
 
@@ -74,20 +74,20 @@ class Norm(nn.Module):
         return self.apply_affine(x, *self.parameters_as(x))
 
     def apply_affine(self, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-        """The norm's output with that gain and bias in place of its own."""
+        """Return the norm's output, computed with these gain and bias instead of its own."""
         if self.is_op_by_op:
             return norm_op_by_op(x, gain, bias, self.eps, self.centers, skipped=self.output == "op_by_op_skipped")
         return affine(self.normalize(x), gain, bias).to(x.dtype)
 
     def reset_parameters(self) -> None:
-        """Gain 1, bias 0."""
+        """Set the gain to 1 and the bias to 0."""
         for parameter, value in ((self.weight, 1.0), (self.bias, 0.0)):
             if parameter is not None:
                 nn.init.constant_(parameter, value)
 
 
 class RMSNorm(Norm):
-    """Zhang and Sennrich 2019; eps is added to the mean square."""
+    """RMSNorm (Zhang and Sennrich 2019); eps is added to the mean square."""
 
     def __init__(self, size: int, eps: float = 1e-5, fold_gain: bool = False) -> None:
         super().__init__(size, eps)
@@ -102,7 +102,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """Ba, Kiros and Hinton 2016: RMSNorm of x less its mean; eps is added to the variance."""
+    """LayerNorm (Ba, Kiros and Hinton 2016): RMSNorm of x minus its mean; eps is added to the variance."""
 
     fold_gain = False
     centers = True
@@ -115,16 +115,16 @@ class LayerNorm(Norm):
 
     @property
     def bound(self) -> float:
-        """sqrt(D - 1), below RMSNorm's sqrt(D).
+        """Return sqrt(D - 1), which is below RMSNorm's sqrt(D).
 
-        A row adds up to 0 and its squares to D at most. Beside an element a the D - 1 others add up to -a, and so their
-        squares to a^2 / (D - 1) at least: a^2 D / (D - 1) <= D.
+        The elements of a row sum to 0 and their squares to at most D. For an element a, the D - 1 others sum to -a, so
+        their squares sum to at least a^2 / (D - 1). Hence a^2 D / (D - 1) <= D.
         """
         return (self.size - 1) ** 0.5
 
 
 class MXNorm(Norm):
-    """RMS from the block absmax that the MX cast needs anyway (MXNorm paper, section 3.4); eps is added to the RMS."""
+    """Estimates the RMS from the block absmax that the MX cast needs anyway (MXNorm paper, section 3.4); adds eps."""
 
     fold_gain = True
 
@@ -142,9 +142,9 @@ class MXNorm(Norm):
 
 
 class PostRoundMXNorm(Norm):
-    """RMS from the scales of the MX cast of x, after their rounding (MXNorm paper, appendix K); eps is added to it.
+    """Estimates the RMS from the rounded block scales of the MX cast of x (MXNorm paper, appendix K); adds eps.
 
-    x / rms is cast anew, as in MXNorm: the ablation is of the estimate alone.
+    x / rms is cast anew, as in MXNorm, so that the ablation changes only the estimate.
     """
 
     fold_gain = True
@@ -154,7 +154,7 @@ class PostRoundMXNorm(Norm):
     ) -> None:
         super().__init__(size, eps)
         check_blocks(size, block_size)
-        require(scale_rule in SCALE_RULES, f"precision.scale_rule: {scale_rule} gives a block no scale; take floor")
+        require(scale_rule in SCALE_RULES, f"precision.scale_rule: {scale_rule} gives a block no scale; use floor")
         self.fmt, self.block_cast = fmt, BlockCast(block_size, scale_rule)
         self._bound = 1 / smallest_rms(size // block_size, fmt, self.block_cast)
 
@@ -181,13 +181,13 @@ NORMS: dict[type, Callable[[Any, int, BlockCast], Norm]] = {
 }
 
 
-# The norms that kernels compute, by their very class: one that inherits from it is another norm.
+# The norms that kernels compute, by exact class: a subclass is another norm.
 KERNEL_NORMS: dict[type, Callable[[Any], RowNorm]] = {
     RMSNorm: lambda norm: RowNorm(eps=norm.eps),
     LayerNorm: lambda norm: RowNorm(centers=True, eps=norm.eps),
     MXNorm: lambda norm: RowNorm(norm.p, eps=norm.eps),
 }
-KNOWN = {
+KERNEL_FIELDS = {
     "size",
     "eps",
     "fold_gain",
@@ -196,30 +196,33 @@ KNOWN = {
     "block_size",
     "reads",
     "training",
-}  # what those have, and kernels respect
+}  # the fields of these norms, all of which kernels take into account
 
 
 def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = ("fused",)) -> str | None:
-    """Return why kernels, with blocks of that size and these outputs, do not compute that norm; None if they do."""
+    """Return why kernels with this block size and these outputs cannot compute the norm, or None if they can."""
     name = type(norm).__name__
     if type(norm) not in KERNEL_NORMS:
         return f"{name} has no kernel"
-    fields = {field for field in vars(norm) if not field.startswith("_")} - KNOWN
+    fields = {field for field in vars(norm) if not field.startswith("_")} - KERNEL_FIELDS
     if fields:
         return f"{name} has {', '.join(sorted(fields))}, which its kernel does not know"
     if norm.output not in outputs:
-        return f"the norm's output is {norm.output}, a tensor of its own"
+        return f"the norm's output is {norm.output}, which is stored as a tensor"
     own = getattr(norm, "block_size", block_size)
-    return None if own == block_size else f"{name} takes maxima of blocks of {own}, and its kernel of {block_size}"
+    return None if own == block_size else f"{name} takes the absmax of blocks of {own}, but its kernel of {block_size}"
 
 
 def kernel_norm(norm: Norm) -> RowNorm:
-    """Return the norm as kernels take it."""
+    """Return the norm's settings in the form that kernels take."""
     return KERNEL_NORMS[type(norm)](norm)
 
 
 def build_norm(norm: config.Norm, size: int, cast: BlockCast) -> Norm:
-    """`cast`: that of the linear which reads the norm. ConfigError for a norm without a row in NORMS."""
+    """Return the norm built from its config; `cast`: that of the linear which reads it.
+
+    Raises ConfigError for a norm without a row in NORMS.
+    """
     name = type(norm).__name__
     require(type(norm) in NORMS, f"norm.kind: {name} has no row in NORMS (mxstudy/model/norm.py); add one")
     built = NORMS[type(norm)](norm, size, cast)

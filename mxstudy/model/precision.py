@@ -1,4 +1,4 @@
-"""The precision plan: which linear runs by which recipe, from patterns of module names."""
+"""The precision plan: assign a recipe to every linear by patterns of module names, check it, and describe it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def apply_precision(
 ) -> dict[str, str]:
     """Set every linear's casts, and every block's backend, to those of the schedule's row at `step`.
 
-    Returns {module name: recipe}. `device`: where the model is going to run, `compiled` or not. `seeds`: what random
-    roundings and signs are drawn by; one a replica of a stack. `evaluates`: it is not trained there, but asked, see
-    `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an unknown recipe, sizes that its blocks do
-    not divide, a setting that no operand takes, a backend that cannot be had.
+    Returns {module name: recipe}. `device`, `compiled`: where the model is going to run, and whether compiled. `seeds`:
+    the seeds of random roundings and signs, one per replica of a stack. `evaluates`: set the model up for evaluation
+    instead of training, see `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an unknown recipe,
+    a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
     if precision.head:
@@ -72,9 +72,10 @@ def apply_precision(
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Have a model that is trained compute as it is asked, see `for_evaluation`; afterwards as it did, to the object.
+    """Within the block, a model in training computes as in evaluation (see `for_evaluation`).
 
-    Nothing else is touched: a recipe that is the same then keeps its compiled code, and every block its backend.
+    Afterwards the very same recipe objects are restored. Nothing else changes: a linear whose recipe is the same in
+    both keeps its compiled code, and every block keeps its backend.
     """
     linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
@@ -94,12 +95,12 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def for_evaluation(gemms: Gemms) -> Gemms:
-    """Return the recipe, filled, under which a trained model is asked: what it answers depends on the question alone.
+    """Return the (filled) recipe for evaluation, under which a sequence's result depends on that sequence alone.
 
-    X has one scale a row where in training it has one a tensor, which is that of everything in the batch; square blocks
-    lie in several rows, and keep it. The forward's operands are rounded to nearest even where in training they are
-    rounded by chance, which is drawn by the place in the batch, and its signs are those of the run, not of a step. All
-    else stays. Returns the same object where nothing of this is in it.
+    A scale per tensor of X, which spans the batch, becomes a scale per row; square blocks span several rows and keep
+    it. Stochastic rounding of the forward's operands, drawn by the position in the batch, becomes rounding to nearest
+    even. Random signs of the forward are drawn by the run's seed, not by step. All else stays. Returns the same object
+    if nothing changes.
     """
     operands = {name: cast for name, cast in gemms.casts() if name.startswith("forward")}
     asked = {name: replace(cast, rounding="even", random_bits=24) for name, cast in operands.items() if is_random(cast)}
@@ -113,7 +114,7 @@ def for_evaluation(gemms: Gemms) -> Gemms:
 
 
 def check_starts(precision: config.Precision, steps: int) -> None:
-    """ConfigError where a row of the schedule would never be reached."""
+    """Raise ConfigError if a row of the schedule would never be reached."""
     for row in precision.schedule:
         if row.from_step >= steps:
             raise ConfigError(
@@ -123,7 +124,7 @@ def check_starts(precision: config.Precision, steps: int) -> None:
 
 
 def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[str, str]:
-    """{name: row}; of several patterns that match, the last wins."""
+    """Return {linear's name: recipe}; the last pattern that matches wins, and `default` applies where none does."""
     rows = dict.fromkeys(names, default)
     for pattern, row in plan.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
@@ -136,26 +137,26 @@ def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[
 
 
 def end_blocks(names: list[str], skip_blocks: int) -> list[str]:
-    """The linears of so many first and last blocks; ConfigError where that leaves none between."""
+    """Return the linears of the first and last `skip_blocks` blocks; raises ConfigError if no block is left between."""
     if not skip_blocks:
         return []
     blocks = {name: int(name.split(".")[1]) for name in names if name.startswith("layers.")}
     between = range(skip_blocks, max(blocks.values()) + 1 - skip_blocks)
     if not between:
         raise ConfigError(
-            f"precision.skip_blocks: {skip_blocks} at both ends leave none of {len(set(blocks.values()))}"
+            f"precision.skip_blocks: {skip_blocks} at both ends leave none of {len(set(blocks.values()))} blocks"
         )
     return [name for name, block in blocks.items() if block not in between]
 
 
 class Origin(NamedTuple):
-    """Say where a linear's recipe comes from: the config, and the recipe's name in its plan."""
+    """Where a linear's recipe comes from: the config, and the recipe's name in its plan."""
 
     precision: config.Precision
     row: str
 
     def key(self, part: str, field: str) -> str:
-        """Return what to change for that field of an operand or a transform: a key, or the recipe by its name."""
+        """Return the config key that sets that field of an operand or transform, or else the recipe and the field."""
         own = getattr(self.precision.recipe(self.row), part)
         field = {setting: name for name, setting in SETTINGS.items()}.get(field, field)
         if isinstance(own, Cast) and field in SETTINGS and own.is_open(field):
@@ -166,18 +167,18 @@ class Origin(NamedTuple):
 
 
 def norm_settings(model: nn.Module) -> set[str]:
-    """Return the settings that the model's norms take, beside the casts."""
+    """Return the settings of `precision` that the model's norms read."""
     return {name for module in model.modules() if isinstance(module, Norm) for name in module.reads}
 
 
 def check_settings(precision: config.Precision, norm_reads: Collection[str]) -> None:
-    """Raise ConfigError for a setting that no operand takes, though some are quantised, and no norm."""
+    """Raise ConfigError for a setting that neither a norm nor any of the quantised operands takes."""
     for vain in vain_settings(precision, norm_reads):
         require(not vain.refused, vain.message)
 
 
 def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -> None:
-    """Raise ConfigError where a linear cannot compute by its recipe."""
+    """Raise ConfigError if the linear cannot compute with its recipe."""
     row = origin.row
     if row in DTYPES and row != compute:
         raise ConfigError(f"precision.schedule: {name} asks for {row}, but train.compute is {compute}; make them equal")
@@ -193,8 +194,8 @@ def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -
         sizes = sorted({str(cast.block_size) for _, cast in scaled})
         if len(sizes) > 1:
             raise ConfigError(
-                f"{origin.key(scaled[-1][0], 'block_size')}: {name}: FP32 scales of both operands of a GEMM are in "
-                f"blocks alike, not of {sizes}"
+                f"{origin.key(scaled[-1][0], 'block_size')}: {name}: both operands of a GEMM with FP32 scales need the "
+                f"same block size, not {sizes}"
             )
     if isinstance(linear, NormLinear):
         try:
@@ -213,7 +214,7 @@ def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -
             )
 
 
-# The axes of each operand: that of its GEMM's contraction, and the other.
+# The two axes of each operand: first the one that its GEMM contracts, then the other.
 AXES = {
     "forward_x": ("in", "tokens"),
     "forward_w": ("in", "out"),
@@ -225,7 +226,7 @@ AXES = {
 
 
 class Divisor(NamedTuple):
-    """What has to divide an axis (in, out, tokens): the size of which field of which operand or transform."""
+    """A size that must divide an axis (in, out, tokens); `place`: the operand or transform, and its field."""
 
     place: tuple[str, str]
     axis: str
@@ -240,49 +241,50 @@ class Divisor(NamedTuple):
 
 
 def divisors(gemms: Gemms) -> list[Divisor]:
-    """Return all that has to divide an axis of a linear."""
-    found = []
+    """Return everything that must divide an axis of a linear with this recipe."""
+    needed = []
     for operand, cast in gemms.casts():
         if cast.scale != "none" and not cast.pad:
             axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
-            found += [Divisor((operand, "block_size"), axis, cast.block_size or 1) for axis in axes]
+            needed += [Divisor((operand, "block_size"), axis, cast.block_size or 1) for axis in axes]
     for axis, name in zip(("in", "out", "tokens"), TRANSFORMS, strict=True):
         transform: Hadamard | None = getattr(gemms, name)
         if transform is not None:
-            found.append(Divisor((name, "size"), axis, transform.size))
-    return found
+            needed.append(Divisor((name, "size"), axis, transform.size))
+    return needed
 
 
 def token_divisors(model: nn.Module) -> list[Divisor]:
-    """Return what lies along the tokens of a micro-batch: blocks, and transforms."""
+    """Return the blocks and transforms that lie along the token axis and so must divide a micro-batch's tokens."""
     linears = (module for module in model.modules() if isinstance(module, MXLinear))
     return [divisor for linear in linears for divisor in divisors(linear.gemms) if divisor.axis == "tokens"]
 
 
 def token_block(model: nn.Module) -> int:
-    """Return what has to divide the tokens of a micro-batch: 1 where no block and no transform lies along them."""
+    """Return the number that must divide the tokens of a micro-batch; 1 if no block or transform lies along them."""
     return math.lcm(*(divisor.size for divisor in token_divisors(model)))
 
 
 def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
-    """Raise ConfigError where so many tokens do not divide; `tokens` begins the message: 'train.batch_size: 48 ...'."""
+    """Raise ConfigError if blocks or transforms do not divide `number`; `tokens` begins its message, 'KEY: 48'."""
     for divisor in token_divisors(model):
         where = f" ({divisor.place[0]})" if divisor.place[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")
 
 
 def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> None:
-    """Raise ConfigError unless the scales that the norm takes its RMS from are those that its output is cast with."""
+    """Raise ConfigError unless the scales from which the norm takes its RMS are those that its output is cast with."""
     if cast is None:
         return
     require(
         cast.scale != "none",
-        f"norm: PostRoundMXNorm reads block scales, and {name} casts the norm's output under one scale a tensor; "
-        "take rmsnorm, or a row with a scale a block",
+        f"norm: PostRoundMXNorm reads block scales, but {name} casts the norm's output with one scale per tensor; "
+        "use rmsnorm, or a recipe with block scales",
     )
     if cast.scale != "E8M0":
         raise ConfigError(
-            f"norm: PostRoundMXNorm reads E8M0 scales, and {name} casts the norm's output to {cast.format}"
+            f"norm: PostRoundMXNorm reads E8M0 scales, but {name} casts the norm's output to {cast.format} with "
+            f"{cast.scale} scales; use rmsnorm, or a recipe with E8M0 scales"
         )
     reads = norm.fmt
     require(
@@ -293,15 +295,15 @@ def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> No
     is_simple = not cast.two_dimensional and cast.statistic == "absmax" and len(cast.candidates) == 1
     require(
         own == theirs and is_simple,
-        f"norm: PostRoundMXNorm reads the scales of 1 x {own[0]} blocks by {own[1]}, and {name} casts its output to "
-        "others; take mxnorm_p2",
+        f"norm: PostRoundMXNorm reads the scales of 1 x {own[0]} blocks by {own[1]}, but {name} casts its output to "
+        "others; use mxnorm_p2",
     )
 
 
 def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
-    """Return the plan as applied, a line for each recipe and each backend: how many linears, what each GEMM has.
+    """Return the plan as applied, one line per recipe (number of linears, casts of each GEMM) and one per backend.
 
-    `forward_only`: of a model that is asked, and not trained, which has no other GEMM.
+    `forward_only`: describe the forward GEMM alone, for a model that is evaluated and not trained.
     """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
@@ -319,39 +321,36 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
 
 
 def forward_of(gemms: Gemms) -> Gemms:
-    """Return the recipe without its backward."""
+    """Return the recipe of the forward GEMM alone."""
     return Gemms(forward_x=gemms.forward_x, forward_w=gemms.forward_w, forward_transform=gemms.forward_transform)
 
 
 def describe_settings(
     settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
 ) -> list[str]:
-    """Return lines about the settings that are off their defaults: which operands keep their own, and what none takes.
-
-    Where arms share their settings, one that quantises nothing has some that it does not take.
-    """
+    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
     casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
     lines, vain = [], []
     for field, setting in SETTINGS.items():
         value = getattr(settings, setting)
         if value == getattr(BlockCast, setting):
             continue
-        said = f"precision.{setting}={written(value)}"
+        assigned = f"precision.{setting}={written(value)}"
         having = {place: getattr(cast, field) for place, cast in casts.items() if cast.has(field)}
         if not having and setting not in norm_reads:
-            vain.append(said)
+            vain.append(assigned)
         keeping: dict[str, list[str]] = defaultdict(list)
         for (row, operand), own in having.items():
             if own != value:
                 keeping[row].append(f"{operand} keeps {written(own)}")
-        lines += [f"{row}: {said} fills what is left open; {', '.join(own)}" for row, own in keeping.items()]
+        lines += [f"{row}: {assigned} fills what is left open; {', '.join(own)}" for row, own in keeping.items()]
     if vain:
         lines.append(f"{', '.join(vain)}: no operand here takes {'it' if len(vain) == 1 else 'them'}")
     return lines
 
 
 def spans_micro_batch(gemms: Gemms) -> bool:
-    """Return whether something belongs to all tokens at hand: a scale of activations or gradients, or signs."""
+    """Return whether a scale of activations or gradients, or random signs, are shared by a micro-batch's tokens."""
     spans = any(cast.outer_scale == "tensor" and "tokens" in AXES[name] for name, cast in gemms.casts())
     transforms = (getattr(gemms, name) for name in TRANSFORMS)
     return spans or any(transform.signs == "call" for transform in transforms if transform is not None)
@@ -367,7 +366,7 @@ def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
 
 
 def describe_cast(cast: Cast | None) -> str:
-    """Return the format and what is not usual about the cast: 'E2M1 (16x16, stochastic)'."""
+    """Return the cast's format and whatever is unusual about it, e.g. 'E2M1 (16x16, stochastic)'."""
     if cast is None:
         return "-"
     has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
@@ -376,7 +375,7 @@ def describe_cast(cast: Cast | None) -> str:
         "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
         "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
         "rounding": cast.rounding,
-        "source": "of the forward's",
+        "source": "from the forward's cast",
         "mask_clipped": "gradients masked",
         "headroom": f"headroom {cast.headroom:.4g}",
         "candidates": f"candidates {', '.join(f'{factor:g}' for factor in cast.candidates)}",
@@ -388,14 +387,14 @@ def describe_cast(cast: Cast | None) -> str:
 
 
 def unusual(cast: Cast) -> list[str]:
-    """Return the fields of a cast that differ from its format's plain cast under the default settings."""
+    """Return the names of the fields in which a cast differs from its format's plain cast under default settings."""
     usual = Cast(format=cast.format, block_size=FORMATS[cast.format].block_size).filled(BlockCast())
     values = {field.name: getattr(cast, field.name) for field in fields(cast)}
     return [name for name, value in values.items() if value is not None and value != getattr(usual, name, None)]
 
 
 def describe_transform(transform: Hadamard) -> str:
-    """Return size and signs: 'Hadamard 16 (signs by seed)'."""
+    """Return the transform's size and signs, e.g. 'Hadamard 16 (signs by seed)'."""
     signs = "written signs" if transform.vector else f"signs by {transform.signs}" if transform.signs != "none" else ""
     notes = ", ".join(filter(None, (signs, "after it" if transform.signs_after else "")))
     return f"Hadamard {transform.size} ({notes})" if notes else f"Hadamard {transform.size}"

@@ -1,7 +1,8 @@
-"""Give a model's linears the keys that they draw by, and say where in the training it is.
+"""Give a model's linears their random streams, and move these streams along with the training.
 
-What is drawn is a function of (seed, step, module, operand, the element's place in the global tensor), see
-`mxstudy.numerics.random_bits`. The place is a tensor that whoever trains moves on: nothing recompiles.
+A random number is a function of (seed, step, module, operand, the element's position in the global tensor), see
+`mxstudy.numerics.random_bits`. The current step and first row are a tensor that the training loop updates in place, so
+nothing recompiles.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from mxstudy.numerics.random_bits import stream_key
 
 
 def give_streams(model: nn.Module, linears: Mapping[str, MXLinear], seeds: Sequence[int]) -> None:
-    """Give every linear that draws its keys, by seed, module name and operand; of a stack one a replica."""
+    """Give every linear that draws random numbers its keys, by seed, module name and operand; one per replica."""
     places = places_of(model)
     for name, linear in linears.items():
         linear.random = None
         if not any_random(linear.gemms):
             continue
         device, replicas = linear.weight.device, linear.weight.ndim > 2
-        if places is None or places.device != device:  # it was on meta before
+        if places is None or places.device != device:  # the model was on meta before
             places = torch.zeros((3, len(seeds), 2) if replicas else (3, 2), dtype=torch.int64, device=device)
         keys = [[stream_key(seed, f"{name}.{stream}") for seed in seeds] for stream in STREAMS]
-        of_all = torch.tensor(keys, dtype=torch.int64, device=device)
-        linear.random = Random(of_all if replicas else of_all[:, 0], places)
+        all_keys = torch.tensor(keys, dtype=torch.int64, device=device)
+        linear.random = Random(all_keys if replicas else all_keys[:, 0], places)
 
 
 def places_of(model: nn.Module) -> Tensor | None:
-    """Return the places that the model's linears share; None where none of them draws."""
+    """Return the places (see `Random`) that the model's linears share, or None if none draws random numbers."""
     linears = (module for module in model.modules() if isinstance(module, MXLinear))
     return next((linear.random.places for linear in linears if linear.random is not None), None)
 
 
 def move_to(model: nn.Module, step: int | Tensor, first_row: int) -> None:
-    """Say where the model is: the training step, of a stack [S], and the first row of the tokens that come next."""
+    """Set the training step (for a stack a tensor [S]) and the first row of the next tokens."""
     places = places_of(model)
     if places is not None:
         places[CALL, ..., 0] = step
@@ -48,7 +49,7 @@ def move_to(model: nn.Module, step: int | Tensor, first_row: int) -> None:
 
 
 def move_to_row(model: nn.Module, first_row: int) -> None:
-    """Say which tokens come next, in the same step."""
+    """Set the first row of the next tokens, within the same step."""
     places = places_of(model)
     if places is not None:
         places[CALL, ..., 1] = first_row

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed and a name alone: equal over devices, world sizes, and widths of a stack."""
+"""Random generators seeded by a seed and a name alone: equal for all devices, world sizes and widths of a stack."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """On CPU."""
+    """Return a CPU generator seeded by `seed` and `name`."""
     return generator_of(f"{seed}:{name}")
 
 
 def generator_of(text: str) -> torch.Generator:
-    """On CPU; seeded with the first 63 bits of the text's sha256."""
+    """Return a CPU generator seeded with the first 63 bits of the text's sha256."""
     digest = hashlib.sha256(text.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,4 +1,4 @@
-"""The students' laboratory: replicas of small MLPs that learn a fixed teacher (instability paper, section 4)."""
+"""The student-teacher study: replicas of small MLPs that learn a fixed teacher (instability paper, section 4)."""
 
 from mxstudy.students.model import ResidualMLP
 from mxstudy.students.replicas import stack

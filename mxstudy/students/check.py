@@ -1,4 +1,4 @@
-"""What students and their teacher need before they can train: models that fit together."""
+"""Check a student-teacher config before it runs: students and teacher can be built and run in its precision."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mxstudy.students.teacher import Teacher
 from mxstudy.tracking.arms import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 
-# The backends of what `check_models` has passed: stacks that differ in seeds and rates have the same.
+# The backends by checked config: stacks that differ only in seeds or learning rates have the same.
 _passed: dict[str, str | None] = {}
 
 
 def backends_on(config: StudentTeacher, device: torch.device | None = None) -> str | None:
-    """Return the backends of the students' blocks, over all rows of the schedule; raises ConfigError as `check_models`.
+    """Return the students' backends over all rows of the precision schedule; raises ConfigError as `check_models` does.
 
-    `device`: the config's own if not given.
+    `device`: by default the config's own.
     """
     device = device or resolve_device(config.train.device)
     models = config.model, config.norm, config.precision, config.student, config.teacher
@@ -34,13 +34,16 @@ def backends_on(config: StudentTeacher, device: torch.device | None = None) -> s
 
 
 def check_models(config: StudentTeacher, device: torch.device) -> str | None:
-    """Check what models, precision and train decide alone; returns the backends of the students' blocks."""
+    """Check models, precision and train against each other; returns the students' backends over the schedule.
+
+    Raises ConfigError.
+    """
     precision, train = config.precision, config.train
     try:
         with torch.device("meta"):
             model = build_student(config)
             teacher = Teacher(config.teacher.kind, config.model, quantized(config))
-    except ConfigError as error:  # the model does not know where its options stand
+    except ConfigError as error:  # the model does not know the config section of its options
         is_students = str(error).partition(":")[0] in vars(config.student)
         raise ConfigError(f"student.{error}" if is_students else str(error)) from None
     check_starts(precision, train.steps)
@@ -56,7 +59,7 @@ def check_models(config: StudentTeacher, device: torch.device) -> str | None:
 
 
 def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: torch.device) -> None:
-    """It is of other sizes than the student."""
+    """Raise ConfigError if the precision does not fit the teacher, whose sizes differ from the student's."""
     try:
         apply_precision(teacher.mlp, config.precision, step, config.train.compute, device)
     except ConfigError as error:
@@ -64,12 +67,12 @@ def check_teacher(teacher: Teacher, config: StudentTeacher, step: int, device: t
 
 
 def check_gain(model: nn.Module, gain: str) -> None:
-    """A gain in MX takes its format from the forward, which has to have blocks with scales of powers of two."""
+    """Raise ConfigError if a gain in MX finds no cast: it uses that of the forward, which must have E8M0 scales."""
     for name, linear in model.named_modules():
         if gain == "mx" and isinstance(linear, NormLinear):
             cast = linear.gain_cast
             require(
                 cast is not None and cast.scale == "E8M0" and not is_random(cast),
-                f"student.gain: mx takes blocks from the forward of {name}, which has none in an MX format, or rounds "
-                "them at random; take bf16 or fp32",
+                f"student.gain: mx uses the cast of the forward of {name}, which is not in an MX format, or rounds "
+                "stochastically; use bf16 or fp32",
             )

@@ -1,7 +1,7 @@
-"""N(0, 1) as a pure function of (seed, stream, step, index): no state, on any device, inside of a CUDA graph.
+"""Draw N(0, 1) as a pure function of (seed, stream, step, index): without state, on any device, in a CUDA graph.
 
-The bits are counted and mixed (SplitMix64, as in `batches`), not drawn in turn, so that a step needs no step before it,
-and two shapes agree where their indices do.
+The bits come from a counter that is mixed (SplitMix64, as in `batches`), not from a sequence, so a step does not depend
+on earlier steps, and two shapes have the same numbers at the same indices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mxstudy.compat.torch_compiler import constant
 from mxstudy.data.batches import mix
 from mxstudy.reader import require
 
-STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed; a place is a number
+STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed; the position here enters the key
 LABEL_STD = 0.005  # instability paper's public code
 INCREMENT, FIRST, SECOND = (
     int(np.uint64(x).astype(np.int64))
@@ -32,9 +32,10 @@ INCREMENT, FIRST, SECOND = (
 def gaussian_samples(
     seed: int, stream: str, step: int | Tensor, shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> Tensor:
-    """float32 of that shape; `step` from 0, a tensor (int64, 0-dim, on the device) where a captured graph counts it.
+    """Return float32 N(0, 1) samples of that shape.
 
-    Devices and compilers may differ in the last bit: the integers are the same, logarithm and cosine need not be.
+    `step` counts from 0; in a captured graph it is an int64 0-dim tensor on the device. Results may differ between
+    devices and compilers in the last bit: the integers are equal, but logarithm and cosine may not be.
     """
     require(stream in STREAMS, f"stream: {stream!r} is not one of {', '.join(STREAMS)}")
     index = torch.arange(math.prod(shape), device=device)
@@ -44,19 +45,19 @@ def gaussian_samples(
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """The low 32 bits as float64 inside of (0, 1)."""
+    """Return the low 32 bits as float64 in the open interval (0, 1)."""
     return ((bits & 0xFFFFFFFF).to(torch.float64) + 0.5) * 2.0**-32
 
 
 @constant
 def key(seed: int, stream: str) -> int:
-    """int64."""
+    """Return the key of a seed's stream, an int in the int64 range."""
     start = mix(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(STREAMS.index(stream))
     return int(mix(start).astype(np.int64)[0])
 
 
 def mix_bits(x: Tensor) -> Tensor:
-    """`batches.mix` of int64 for uint64: products and sums wrap alike, and a shift to the right is masked."""
+    """Return `batches.mix` computed in int64: sums and products wrap as in uint64, and right shifts are masked."""
     x = x + INCREMENT
     x = (x ^ shift_right(x, 30)) * FIRST
     x = (x ^ shift_right(x, 27)) * SECOND
@@ -70,7 +71,7 @@ def shift_right(x: Tensor, places: int) -> Tensor:
 def student_inputs(
     data_seed: int, step: int | Tensor, batch_size: int, hidden_size: int, device: torch.device
 ) -> Tensor:
-    """x [T, D] float32, i.i.d. N(0, 1), the same for all replicas of a stack."""
+    """Return inputs x [T, D] float32, i.i.d. N(0, 1), the same for all replicas of a stack."""
     return gaussian_samples(data_seed, "inputs", step, (batch_size, hidden_size), device)
 
 
@@ -83,5 +84,5 @@ def label_noise(
     std: float = LABEL_STD,
     stream: str = "noise",
 ) -> Tensor:
-    """What is added to the teacher's output, [T, D] float32, the same for all replicas of a stack."""
+    """Return the noise added to the teacher's output, [T, D] float32, the same for all replicas of a stack."""
     return std * gaussian_samples(data_seed, stream, step, (batch_size, hidden_size), device)

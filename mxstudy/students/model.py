@@ -1,10 +1,10 @@
-"""The student of the student-teacher study: a residual MLP without embedding and head (instability paper, Eq. 1).
+"""The student: a residual MLP without embedding and output head (instability paper, Eq. 1).
 
     A_{k+1} = A_k + W2 phi(W1 LN(A_k)) + b        A_0 = x, and A_L is the output
 
 Before each such block there may be self-attention (`mxstudy.students.attention`).
-Shapes: T samples, D hidden size; of a stack of S replicas with a leading [S]. With `compute` bf16 every GEMM's result
-has bf16 values; what lies between two GEMMs is rounded as VECTOR_OPS has it.
+Shapes: T samples, D hidden size; a stack of S replicas has a leading [S]. With `compute` bf16 every GEMM's result has
+bf16 values; the vector operations between two GEMMs are rounded as VECTOR_OPS says.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 class VectorOps(NamedTuple):
-    """How a norm's output is rounded, and to what: silu of swiglu's gate, activation, sum with b, sum with A_k.
+    """How a norm's output is rounded, and the dtypes of silu of swiglu's gate, activation, sum with b, sum with A_k.
 
     An attention's softmax is rounded as the activation.
     """
@@ -54,9 +54,9 @@ VECTOR_OPS = {
     "code": VectorOps("op_by_op", BF16, FP32, BF16, FP32),  # what the paper's public code does
 }
 
-# The norms alone, where they are given apart.
+# The rounding of norms alone, for configs that set it separately.
 NORM_OPS: dict[str, Output] = {name: ops.norm for name, ops in VECTOR_OPS.items()} | {
-    "code_skipped": "op_by_op_skipped"  # as that code leaves out the rounding of norms: hardly
+    "code_skipped": "op_by_op_skipped"  # as when that code is told not to round norms: most roundings remain
 }
 
 
@@ -78,15 +78,15 @@ ACTIVATIONS = {
 }
 
 
-KERNEL_ACTIVATIONS = dict(ACTIVATIONS)  # those of today; one that is added or replaced has no kernel
+KERNEL_ACTIVATIONS = dict(ACTIVATIONS)  # a copy: an activation that is added or replaced later has no kernel
 
 
 class StudentInit(NamedTuple):
-    """Of a weight [out, in]: the standard deviation by fan-in and fan-out, and how numbers with it are drawn."""
+    """How a weight [out, in] is initialised: its std by fan-in and fan-out, and how numbers with this std are drawn."""
 
     std: Callable[[int, int], float]
     draw: Callable[[Tensor, float, torch.Generator], Tensor]
-    bias: bool  # drawn as the weight before it, or 0
+    bias: bool  # whether the bias is drawn like the weight before it; else it is 0
 
 
 def uniform(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
@@ -94,7 +94,7 @@ def uniform(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
 
 
 INITS = {
-    "torch": StudentInit(lambda fan_in, fan_out: (3 * fan_in) ** -0.5, uniform, True),  # within fan_in^-0.5
+    "torch": StudentInit(lambda fan_in, fan_out: (3 * fan_in) ** -0.5, uniform, True),  # bounded by fan_in^-0.5
     "xavier": StudentInit(
         lambda fan_in, fan_out: 0.5 * math.sqrt(2 / (fan_in + fan_out)),
         lambda x, std, generator: x.normal_(0, std, generator=generator),
@@ -104,9 +104,10 @@ INITS = {
 
 
 class StudentBlock(Fusable):
-    """`fused`: norm, both linears and the activation in one, with kernels; None for one after another.
+    """One block of the student: an MLP with its norm, optionally after self-attention.
 
-    `held`: then also the operands of up and down, if whoever trains keeps them up to date; else every forward casts.
+    `fused`: the settings of the fused block that computes norm, both linears and activation; None runs them one by one.
+    `held`: the cast operands of up and down, if the optimizer keeps them up to date; None casts in every forward.
     """
 
     fused: NormMLP | None = None
@@ -120,7 +121,7 @@ class StudentBlock(Fusable):
         std = INITS[model.init].std
         self.attention = None
         if model.attention_heads:
-            qkv = after_norm(norm, size, 3 * size, std(size, size), cast, ops)  # three linears in one
+            qkv = after_norm(norm, size, 3 * size, std(size, size), cast, ops)  # three linears, concatenated
             out = MXLinear(size, size, std(size, size))
             self.attention = SelfAttention(qkv, out, model.attention_heads, model.sequence_length)
         self.up = after_norm(norm, size, fused, std(size, fused), cast, ops)
@@ -131,20 +132,21 @@ class StudentBlock(Fusable):
         if self.attention is not None:
             x_TD = x_TD + self.attention(x_TD, self.ops.activation).to(self.ops.residual)
         if self.fused is not None:
-            return self.all_in_one(x_TD, self.fused).to(self.ops.residual)
+            return self.forward_fused(x_TD, self.fused).to(self.ops.residual)
         y_TD = self.down(self.activation.apply(self.up(x_TD), self.ops))
         if self.bias is None:
             return y_TD.to(self.ops.residual)
         y_TD = y_TD.to(self.ops.bias) + self.bias.to(self.ops.bias)
         return x_TD + y_TD.to(self.ops.residual)
 
-    def all_in_one(self, x_TD: Tensor, settings: NormMLP) -> Tensor:
+    def forward_fused(self, x_TD: Tensor, settings: NormMLP) -> Tensor:
+        """Return the MLP's output, residual included, computed by the fused block."""
         gain, bias = self.up.gain_and_bias(x_TD) if isinstance(self.up, NormLinear) else (None, None)
         up, down = self.held or (self.up.weight, self.down.weight)
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
     def take(self, fused: bool) -> None:
-        """Run with kernels from here on, in the formats that the linears now have, or by the reference."""
+        """From now on run with kernels, in the linears' current formats, or else by the reference."""
         self.fused = self.held = None
         for linear in (self.up, self.down):
             linear.on_tensor_cores = fused and self.has_fp32_kernel(linear)
@@ -168,19 +170,20 @@ class StudentBlock(Fusable):
         return None if self.attention is None else "the MLP; attention runs by the reference"
 
     def join(self) -> None:
-        """Take kernels where there are some, on whatever device."""
+        """Run with kernels if there are any for this block, on any device."""
         self.take(self.why_no_kernel() is None)
 
     def why_not_fused(self, target: Target) -> str | None:
         return self.why_no_kernel() if target.device.type == "cuda" else "the kernels of students run on a GPU"
 
     def why_no_kernel(self) -> str | None:
-        """Return what keeps the block from kernels: from the fused one in MX, and from those of FP32 linears."""
+        """Return why the block has neither the fused MX kernel nor an FP32 linear's kernel, or None if it has one."""
         if any(self.has_fp32_kernel(linear) for linear in (self.up, self.down)):
             return None
         return self.why_not_fused_mlp()
 
     def why_not_fused_mlp(self) -> str | None:
+        """Return why the block's MLP has no fused kernel, or None if it has one."""
         up, down = self.up, self.down
         if up.compute != BF16:
             return f"the fused kernel computes in bf16, and train.compute is {up.compute}"
@@ -194,13 +197,13 @@ class StudentBlock(Fusable):
         return why_not(up.gemms, up.cast) or why_not(down.gemms, down.cast)
 
     def has_fp32_kernel(self, linear: MXLinear) -> bool:
-        """Return whether an FP32 GEMM of three TF32 products computes that linear."""
-        in_fp32 = self.ops.residual == self.ops.activation == FP32  # what both linears read, as their kernel has it
+        """Return whether the kernel for FP32 GEMMs, as three TF32 products, computes that linear."""
+        in_fp32 = self.ops.residual == self.ops.activation == FP32  # the kernel takes FP32 inputs of both linears
         plain = not isinstance(linear, NormLinear) or not (linear.norm.fold_gain or linear.norm.is_op_by_op)
         return in_fp32 and plain and linear.compute == FP32 and linear.gemms == Gemms()
 
     def hold(self) -> dict[Tensor, Held]:
-        """From here on with operands that are held: those of the weights that have some, by the weight."""
+        """From now on use held operands; returns {weight: operands} for the optimizer to keep up to date."""
         if self.fused is None or self.fused.fold_gain:
             return {}
         up, down = (hold(linear.weight, linear.gemms, linear.cast) for linear in (self.up, self.down))
@@ -211,7 +214,7 @@ class StudentBlock(Fusable):
 def after_norm(
     norm: config.Norm | None, size: int, out: int, init_std: float, cast: BlockCast, ops: VectorOps
 ) -> MXLinear:
-    """Return a linear size -> out that is fused with a norm of its own, where the student has norms."""
+    """Return a linear size -> out, fused with its own norm if the student has norms."""
     if norm is None:
         return MXLinear(size, out, init_std)
     built = build_norm(norm, size, cast)
@@ -220,12 +223,12 @@ def after_norm(
 
 
 class ResidualMLP(nn.Module):
-    """x [T, D] float32 -> [T, D] float32; as a stack (`mxstudy.students.replicas`) x [T, D] or [S, T, D] -> [S, T, D].
+    """Map x [T, D] to [T, D], both float32; as a stack (`mxstudy.students.replicas`), [T, D] or [S, T, D] to [S, T, D].
 
-    With attention T is a multiple of the config's sequence_length. `norm`: None for none. `gain`: fp32, bf16 or mx,
-    `vector_ops`: a row of VECTOR_OPS, `norm_ops`: one of NORM_OPS, None for that of `vector_ops`. `freeze_norm_bias`:
-    LayerNorm's bias stays 0, as in the MX runs of the paper's public code. Raises ConfigError for what the norm cannot
-    do.
+    With attention, T must be a multiple of the config's sequence_length. `norm`: None for no norms. `gain`: fp32, bf16
+    or mx. `vector_ops`: a row of VECTOR_OPS. `norm_ops`: one of NORM_OPS, or None for that of `vector_ops`.
+    `freeze_norm_bias`: keep LayerNorm's bias at 0, as in the MX runs of the paper's public code. Raises ConfigError for
+    options that the norm does not have.
     """
 
     def __init__(
@@ -266,21 +269,28 @@ class ResidualMLP(nn.Module):
         return x.to(FP32)
 
     def join(self) -> None:
-        """Every block by itself; see StudentBlock.join."""
+        """Call `StudentBlock.join` on every block."""
         for layer in self.layers:
             typing.cast(StudentBlock, layer).join()
 
     def hold(self) -> dict[Tensor, Held]:
-        """Every block by itself; see StudentBlock.hold."""
-        return {weight: one for layer in self.layers for weight, one in typing.cast(StudentBlock, layer).hold().items()}
+        """Call `StudentBlock.hold` on every block; returns {weight: operands} of all blocks."""
+        return {
+            weight: operand
+            for layer in self.layers
+            for weight, operand in typing.cast(StudentBlock, layer).hold().items()
+        }
 
     def sharing(self, fused: bool = False) -> ResidualMLP:
-        """A copy with the same parameters that casts them itself, its blocks one after another or `fused` as here."""
+        """Return a copy that shares the parameters and casts them in every forward.
+
+        Its blocks run module by module, or with `fused` as this model's blocks do.
+        """
         held = [
             operand
             for layer in self.layers
-            for one in typing.cast(StudentBlock, layer).held or ()
-            for operand in one[:2]
+            for operands in typing.cast(StudentBlock, layer).held or ()
+            for operand in operands[:2]
         ]
         shared = copy.deepcopy(self, {id(tensor): tensor for tensor in [*self.parameters(), *held]})
         for module in shared.layers:
@@ -290,9 +300,10 @@ class ResidualMLP(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seeds: Sequence[int], prefix: str = "") -> None:
-        """Norms as new, the rest from each replica's seed and the parameter's name: equal in stacks of any width.
+        """Reset the norms, and draw the rest from each replica's seed and the parameter's name.
 
-        `prefix` of the names: another model of the same sizes and seed then has other numbers.
+        The numbers are equal in stacks of any width. `prefix` is put before the names, so that another model of the
+        same sizes and seed has other numbers.
         """
         init = INITS[self.config.init]
         for module in self.modules():
@@ -301,13 +312,13 @@ class ResidualMLP(nn.Module):
         for name, parameter, std in self.drawn():
             replicas = parameter if parameter.ndim > 2 else parameter[None]
             require(
-                len(seeds) == len(replicas), f"seeds: {len(seeds)} for {len(replicas)} replicas; one each is needed"
+                len(seeds) == len(replicas), f"seeds: {len(seeds)} for {len(replicas)} replicas; give one per replica"
             )
             for replica, seed in zip(replicas, seeds, strict=True):
                 replica.copy_(init.draw(torch.empty(replica.shape), std, generator_for(seed, prefix + name)))
 
     def drawn(self) -> Iterator[tuple[str, nn.Parameter, float]]:
-        """Weights and biases by name, with the standard deviation of their numbers."""
+        """Yield name, parameter and standard deviation of every weight and bias to draw."""
         for name, module in self.named_modules():
             if isinstance(module, MXLinear):
                 yield f"{name}.weight", module.weight, module.init_stds[0]
@@ -316,16 +327,18 @@ class ResidualMLP(nn.Module):
 
 
 def check_norm(norm: Norm, gain: Gain, vector_ops: str, norm_ops: str | None) -> None:
+    """Raise ConfigError for options of gain and rounding that the norm does not have."""
     require(
         norm_ops is None or not norm.fold_gain,
-        "norm_ops: a folded gain joins the norm to the linear, unrounded; set it to null",
+        "norm_ops: with a folded gain the norm is fused with the linear and its output is not rounded; set it to null",
     )
     require(
         norm_ops != "bf16" or VECTOR_OPS[vector_ops].residual == BF16,
-        f"norm_ops: bf16 rounds to the residual stream's dtype, which is FP32 with vector_ops={vector_ops}; take code",
+        f"norm_ops: bf16 rounds to the residual stream's dtype, which is FP32 with vector_ops={vector_ops}; use code",
     )
     require(
         VECTOR_OPS[vector_ops].norm != "op_by_op" or not norm.fold_gain,
-        f"vector_ops: {vector_ops} rounds every step of the norm, and a folded gain joins it to the linear; take bf16",
+        f"vector_ops: {vector_ops} rounds every step of the norm, but with a folded gain the norm is fused with the "
+        "linear; use bf16",
     )
     require(norm.weight is not None or gain == "fp32", f"gain: the norm has none to round to {gain}; leave it at fp32")

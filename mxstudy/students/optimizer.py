@@ -1,6 +1,6 @@
-"""Adam and SGD for stacks: each replica with a learning rate and a step of its own, as pure functions of tensors.
+"""Adam and SGD for stacks, as pure functions of tensors; each replica has its own learning rate and step.
 
-As in PyTorch's, without weight decay: p -= lr * update; Adam's update is m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).
+As in PyTorch, without weight decay: p -= lr * update; Adam's update is m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ State = tuple[Tensor, ...]
 
 
 def adam(g: Tensor, state: State, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, State]:
-    """`step` counts from 0, int64."""
+    """Return Adam's update and the new state (m, v); `step` is int64 and counts from 0."""
     m, v = state
     m = m + (g - m) * (1 - optimizer.betas[0])
     v = v * optimizer.betas[1] + g * g * (1 - optimizer.betas[1])
@@ -32,12 +32,13 @@ def adam(g: Tensor, state: State, step: Tensor, optimizer: config.Adam) -> tuple
 
 
 def unbias(step: Tensor, betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """What m and the root of v are multiplied with, of the zeros that they began as: float32."""
+    """Return the factors, float32, that correct m and sqrt(v) for their start at zero; `step` counts from 0."""
     t = (step + 1).to(torch.float64)
     return (1 - betas[0] ** t).reciprocal().to(torch.float32), (1 - betas[1] ** t).rsqrt().to(torch.float32)
 
 
 def sgd(g: Tensor, state: State, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, State]:
+    """Return SGD's update and the new state: the momentum buffer, or nothing without momentum."""
     if not optimizer.momentum:
         return g, ()
     buffer = state[0] * optimizer.momentum + g
@@ -48,19 +49,20 @@ RULES: dict[type, Any] = {config.Adam: adam, config.SGD: sgd}
 
 
 def state_tensors(optimizer: config.StudentOptimizer) -> int:
-    """Of each parameter."""
+    """Return the number of state tensors per parameter."""
     return 2 if isinstance(optimizer, config.Adam) else int(optimizer.momentum > 0)
 
 
 def is_vector(p: Tensor) -> bool:
-    """[S, 1, n]."""
+    """Return whether a stacked parameter [S, rows, n] is a vector per replica: rows is 1."""
     return p.shape[-2] == 1
 
 
 class StackOptimizer:
-    """Of parameters [S, ...]. `starts`: of each the steps [S] of the first updates, None for 0. `held`: its operands.
+    """The optimizer of a stack's parameters [S, ...].
 
-    On a GPU Adam is a kernel: what compiles from the formula is slower for stacks of a few replicas.
+    For each parameter, `starts` has the steps [S] of its first updates, or None for 0, and `held` its cast operands or
+    None. On a GPU, Adam is a kernel: the compiled formula is slower for stacks of a few replicas.
     """
 
     def __init__(
@@ -76,7 +78,10 @@ class StackOptimizer:
         self.step = self.kernel_step if has_kernel else self.cast_step
 
     def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
-        """`lrs` and `alive` [S], `step` 0-dim or [S]. A replica that is not alive stays as it is."""
+        """Update the parameters by Adam's kernel; `lrs` and `alive` are [S], `step` is 0-dim or [S].
+
+        A replica that is not alive stays unchanged.
+        """
         assert isinstance(self.config, config.Adam)
         betas, eps, device = self.config.betas, self.config.eps, self.parameters[0].device
         unbiased = self.unbias(step.view(-1), betas)
@@ -89,17 +94,18 @@ class StackOptimizer:
                     adam_(p, g, (m, v), lrs, own, alive, betas, eps, held)
 
         with torch.no_grad():
-            with side_stream(device):  # a launch each, of next to nothing
+            with side_stream(device):  # many launches with very little work each
                 update(vectors=True)
             update(vectors=False)
             join_side_stream(device)
 
     def cast_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
+        """Update the parameters by the formula, then cast the held operands; arguments as in `kernel_step`."""
         self.plain_step(gradients, lrs, step, alive)
         self.recast()
 
     def recast(self) -> None:
-        """The operands that are held, of the parameters as they are now."""
+        """Cast the held operands from the current parameters."""
         for p, held in zip(self.parameters, self.held, strict=True):
             if held is not None:
                 recast(p, held)
@@ -108,8 +114,8 @@ class StackOptimizer:
     def _plain_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         lrs, alive, step = (tensor.reshape(-1, 1, 1) for tensor in (lrs, alive, step))
         for p, g, state, start in zip(self.parameters, gradients, self.states, self.starts, strict=True):
-            taken = step if start is None else step - start.reshape(-1, 1, 1)
-            change, new = self.rule(to_dtype(g, torch.float32), state, taken)
+            own_step = step if start is None else step - start.reshape(-1, 1, 1)
+            change, new = self.rule(to_dtype(g, torch.float32), state, own_step)
             p.copy_(torch.where(alive, p - lrs * change, p))
             for old, value in zip(state, new, strict=True):
                 old.copy_(torch.where(alive, value, old))

@@ -1,4 +1,4 @@
-"""A model as a stack of replicas: every parameter with a leading dimension, the forward pass as it is."""
+"""Turn a model into a stack of replicas: every parameter gets a leading dimension, the forward pass stays the same."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import nn
 
 
 def stack(model: nn.Module, replicas: int) -> None:
-    """Parameters anew, not initialised: weights [out, in] become [S, out, in], gains and biases [in] [S, 1, in].
+    """Replace all parameters, uninitialised: weights [out, in] by [S, out, in], gains and biases [in] by [S, 1, in].
 
-    The model then takes [S, ..., in], where each replica has samples of its own.
+    The model then takes [S, ..., in], so that each replica has its own samples.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

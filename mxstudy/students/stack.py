@@ -1,7 +1,7 @@
-"""Replicas of a student, trained side by side: every step of all of them at once, on a GPU as one CUDA graph.
+"""Train replicas of a student side by side: one step of all of them at once, on a GPU as one CUDA graph.
 
-Nothing crosses between replicas: losses, gradients, norms and updates have a leading [S]. What varies over a stack is
-data: initial weights, learning rates, and the step at which a replica is.
+Replicas do not influence each other: losses, gradients, norms and updates have a leading [S]. Only data varies over a
+stack: initial weights, learning rates, and each replica's current step.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WARM_UP_STEPS = 3  # before a capture: compilation, cuBLAS handles
 
 
 def mse(y_STD: Tensor, target_STD: Tensor) -> Tensor:
-    """[S]."""
-    return (y_STD - target_STD).square().mean(-1).mean(-1)  # two steps: the order of one may depend on the width S
+    """Return the mean squared error of each replica: [S]."""
+    return (y_STD - target_STD).square().mean(-1).mean(-1)  # two means: one's summation order may depend on S
 
 
 def kl(y_STD: Tensor, target_STD: Tensor) -> Tensor:
-    """KL(softmax of the target || softmax of y), mean over the samples: [S], nats."""
+    """Return KL(softmax(target) || softmax(y)) in nats, the mean over the samples of each replica: [S]."""
     log_q, log_p = F.log_softmax(y_STD, -1), F.log_softmax(target_STD, -1)
     return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1)
 
@@ -43,7 +43,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": mse, "kl": kl}
 
 
 def build_student(run: config.StudentTeacher) -> ResidualMLP:
-    """A stack of as many replicas as the run has, not initialised."""
+    """Return an uninitialised stack of the run's replicas."""
     student = run.student
     model = ResidualMLP(
         run.model,
@@ -60,25 +60,28 @@ def build_student(run: config.StudentTeacher) -> ResidualMLP:
 
 
 def quantized(run: config.StudentTeacher) -> TeacherRounding | None:
-    """How the run's teacher is, None if it is not."""
+    """Return the rounding of the run's teacher, or None if it is not quantised."""
     return TeacherRounding(run.precision.settings, DTYPES[run.train.compute]) if run.teacher.quantized else None
 
 
 def apply_run_precision(
     model: ResidualMLP, run: config.StudentTeacher, step: int, device: torch.device
 ) -> dict[str, str]:
-    """Set the student's casts, and where they draw; its teacher's draw by the data seed."""
+    """Set the students' casts and random streams to the schedule's at `step`; returns {linear: recipe}.
+
+    The streams are seeded by the replicas' seeds, the teacher's by the data seed.
+    """
     seeds = [seed for seed, _ in run.replicas]
     return apply_precision(model, run.precision, step, run.train.compute, device, seeds)
 
 
 class Stack:
-    """Students, teacher, optimizer and how many steps they have taken; `train_step` moves all of them on by one.
+    """Students, teacher, optimizer and their step count; `train_step` trains all of them by one step.
 
-    `starts`: of each replica the step of the run that its first one here is; all 0 if not given. `taught_as`: the run
-    whose teacher this is, where that is another. `losses` and `grad_norms` [S] are those of the last step, of the
-    weights before it. A replica of which one is not finite is not `alive` any more: it keeps its weights, and both are
-    NaN from the next step on. `record` [ROWS, 2, S] has them of the last steps, step t in row t % ROWS.
+    `starts`: the step of the run at which each replica begins, by default 0. `taught_as`: the run whose teacher is
+    used, by default this one. `losses` and `grad_norms` [S] are those of the last step, at the weights before it. A
+    replica with a loss or gradient norm that is not finite is no longer `alive`: it keeps its weights, and both values
+    are NaN from the next step on. `record` [ROWS, 2, S] holds both for the last steps, step t in row t % ROWS.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class Stack:
         self.teacher.to(device)
         self.starts = torch.tensor(starts or 0, dtype=torch.int64, device=device)
         self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        self.leaves = self.parameters  # of the gradients
+        self.leaves = self.parameters  # the tensors to differentiate by
         as_configured: Callable[[Any], Any] = torch.compile if run.train.compile else lambda function: function
         self.optimizer = StackOptimizer(run.optimizer, self.parameters, as_configured)
         ratios = [lr_ratio(run.schedule, step, run.train.steps) for step in range(run.train.steps)]
@@ -112,7 +115,7 @@ class Stack:
         self.set_precision(0)
 
     def set_precision(self, step: int) -> dict[str, str]:
-        """As the schedule has it at `step`; {linear: row of PRECISIONS}."""
+        """Set students and teacher to the schedule's precision at `step`; returns {linear: recipe} of the students."""
         self.graph = None
         if self.taught_as.teacher.quantized:
             by = self.taught_as
@@ -123,7 +126,7 @@ class Stack:
         return rows
 
     def use_kernels(self) -> None:
-        """Where there are some; what stands for a weight then is the operand that the optimizer has cast."""
+        """Use kernels wherever there are some; a weight is then represented by the operand that the optimizer casts."""
         if self.config.precision.backend != "reference":
             self.teacher.mlp.join()
         held = self.model.hold()
@@ -131,6 +134,7 @@ class Stack:
         self.leaves = [held[p].forward if p in held else p for p in self.parameters]
 
     def train_step(self) -> None:
+        """Train one step: by replaying the CUDA graph on a GPU, else eagerly."""
         if self.device.type == "cuda":
             self.graph = self.graph or self.capture()
             self.graph.replay()
@@ -141,7 +145,7 @@ class Stack:
         each = self.steps()
         move_to(self.model, self.starts + self.step, 0)
         inputs_TD = [self.draw(step) for step in each]
-        with side_stream(self.device):  # alone, a small stack leaves most of a GPU idle
+        with side_stream(self.device):  # in parallel, because a small stack leaves most of a GPU idle
             target_STD = self.targets(each, inputs_TD)
         y_STD = self.forward(self.spread(inputs_TD))
         join_side_stream(self.device)
@@ -152,22 +156,22 @@ class Stack:
         self.step.add_(1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the next step, [S, T, D] each."""
+        """Return inputs and targets of the next step, [S, T, D] each."""
         steps = self.steps()
         inputs_TD = [self.draw(step) for step in steps]
         return self.spread(inputs_TD), self.targets(steps, inputs_TD)
 
     def targets(self, steps: Sequence[Tensor], inputs_TD: Sequence[Tensor]) -> Tensor:
-        """[S, T, D]."""
+        """Return the targets, label noise included: [S, T, D]."""
         return self.spread([self.teach(*pair) for pair in zip(steps, inputs_TD, strict=True)])
 
     def steps(self) -> Sequence[Tensor]:
-        """The one at which all replicas are, or that of each."""
+        """Return the one step at which all replicas are, or the step of each replica: int64 0-dim tensors."""
         steps = self.starts + self.step
         return steps.unbind() if steps.ndim else (steps,)
 
     def spread(self, parts_TD: Sequence[Tensor]) -> Tensor:
-        """[S, T, D] of what all replicas share, or each has: one layout, so that both run the same code."""
+        """Return [S, T, D] from one tensor [T, D] for all replicas, or one for each; the memory layout is the same."""
         if len(parts_TD) > 1:
             return torch.stack(list(parts_TD))
         return parts_TD[0].expand(len(self.lrs), *parts_TD[0].shape).contiguous()
@@ -185,7 +189,7 @@ class Stack:
 
     @torch.no_grad()
     def _judge(self, losses: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Learning rates [S] and steps of the update; who lives to have one, and the step's record."""
+        """Update `alive`, `losses`, `grad_norms` and `record`; returns learning rates [S] and steps of the update."""
         grad_norms = sum(g.float().square().sum(-1).sum(-1) for g in gradients).sqrt()  # type: ignore[union-attr]
         losses, grad_norms = (torch.where(self.alive, value, torch.nan) for value in (losses, grad_norms))
         self.alive.logical_and_(losses.isfinite() & grad_norms.isfinite())
@@ -194,11 +198,13 @@ class Stack:
         self.record.index_copy_(0, (self.step % ROWS).view(1), torch.stack((losses, grad_norms))[None])
         steps = self.starts + self.step
         at = steps.clamp_max(len(self.lr_ratios) - 1).view(-1)
-        return self.lrs * self.lr_ratios.index_select(0, at), steps  # a 0-dim index would be read by the host
+        return self.lrs * self.lr_ratios.index_select(0, at), steps  # a 0-dim index would be copied to the host
 
     def capture(self) -> torch.cuda.CUDAGraph:
-        """The step as a graph; what the warm-up trains is undone."""
-        state = [tensor.detach().clone() for tensor in self.state()]  # autograd remembers where it met a parameter
+        """Capture and return the step as a CUDA graph; the warm-up's changes of the state are undone."""
+        state = [
+            tensor.detach().clone() for tensor in self.state()
+        ]  # detached: autograd remembers a parameter's stream
         self.optimizer.recast()  # weights may have been loaded
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -216,11 +222,11 @@ class Stack:
         return graph
 
     def state(self) -> list[Tensor]:
-        """Everything that a step changes but its own report."""
+        """Return every tensor that a step changes, except losses, gradient norms and their record."""
         return [self.step, self.alive, *self.model.parameters(), *self.optimizer.state()]
 
     def named_state(self) -> dict[str, Tensor]:
-        """`state` by name, as a checkpoint has it."""
+        """Return `state` by name, as in a checkpoint."""
         trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
         named = {"step": self.step, "alive": self.alive} | {
             f"model.{name}": p.detach() for name, p in self.model.named_parameters()

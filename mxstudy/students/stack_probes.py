@@ -1,4 +1,4 @@
-"""What a stack's probes measure between two of its steps, as rows of the journal; the training does not notice."""
+"""Run a stack's probes between two of its steps and return rows of the journal, without affecting the training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from mxstudy.students.stack import LOSSES, Stack
 
 
 class StackProbes:
-    """`twin`: for `gradient_bias.coupled` a stack of `fp32_twin(stack.config)`, which its owner trains in step.
+    """The probes of a stack.
 
-    Raises ConfigError where that is missing.
+    `twin`: for `gradient_bias.coupled`, a stack of `fp32_twin(stack.config)` that the caller trains in step with
+    `stack`. Raises ConfigError if it is missing.
     """
 
     def __init__(self, probes: config.StudentProbes, stack: Stack, twin: Stack | None = None) -> None:
@@ -32,12 +33,12 @@ class StackProbes:
         )
         self.probes, self.stack, self.twin = probes, stack, twin
         self.loss = LOSSES[stack.config.loss]
-        self.eigenvectors: dict[str, Vector] = {}  # where the next measurement goes on
+        self.eigenvectors: dict[str, Vector] = {}  # the next measurement starts from them
 
     def measure(self, step: int) -> list[dict[str, Any]]:
-        """{"step", "probe", "values"} of each probe that is due, `values` '<place>/<quantity>' to a list [S].
+        """Return a row {"step", "probe", "values"} per due probe; `values` is {'<place>/<quantity>': S numbers}.
 
-        At the weights before that step and on its batch: to be called before `train_step`.
+        Call it before `train_step`: probes use the weights before that step, and its batch.
         """
         due = {
             name
@@ -50,6 +51,7 @@ class StackProbes:
         return [{"step": step, "probe": name, "values": values} for name, values in self.measured(due, step, *batch)]
 
     def measured(self, due: set[str], step: int, x_STD: Tensor, target_STD: Tensor) -> Iterator[tuple[str, Rows]]:
+        """Yield the name and the values of every due probe."""
         model, twin = self.stack.model, self.twin
         if "last_bin" in due:
             yield "last_bin", last_bin(model, x_STD)
@@ -62,14 +64,14 @@ class StackProbes:
             assert twin is not None
             yield "coupled_gradient_bias", gradient_bias(own, gradients(twin.model, self.loss, *twin.batch()))
         if "sharpness" in due:
-            own = {}  # the Hessian needs the memory
+            own = {}  # free the gradients: the Hessian needs the memory
             yield "sharpness", self.sharpness(step, bias[f"{WHOLE}/ratio"], x_STD, target_STD)
 
     def sharpness(self, step: int, zeta: list[float], x_STD: Tensor, target_STD: Tensor) -> Rows:
-        """'hessian/...', and with Adam from its first update on 'preconditioned/...': eigenvalue, residual, stability.
+        """Return eigenvalue, residual and stability as 'hessian/...', and 'preconditioned/...' after an Adam update.
 
         stability is the left side of Eq. 10 (`mxstudy.students.probes.sharpness`) with the eigenvalue as lambda and, as
-        ||zeta||, the lower bound that gradient_bias/model/ratio is at the same weights; both are here, and `lr`.
+        ||zeta||, its lower bound gradient_bias/model/ratio at the same weights. `lr` and `zeta` are returned too.
         """
         lr = (self.stack.lrs * self.stack.lr_ratios[step]).double()
         product = hessian(self.stack.model, self.loss, x_STD, target_STD)
@@ -80,14 +82,14 @@ class StackProbes:
         values = {"lr": lr, "zeta": torch.tensor(zeta, dtype=torch.float64, device=lr.device)}
         for name, operator in operators.items():
             iterations, last = self.probes.sharpness.iterations, self.eigenvectors.get(name)
-            found = largest_eigenvalue(operator, self.stack.model, iterations, last)
-            self.eigenvectors[name] = found.vector
-            values |= {f"{name}/eigenvalue": found.value, f"{name}/residual": found.residual}
-            values[f"{name}/stability"] = stability(found.value, lr, values["zeta"])
+            pair = largest_eigenvalue(operator, self.stack.model, iterations, last)
+            self.eigenvectors[name] = pair.vector
+            values |= {f"{name}/eigenvalue": pair.value, f"{name}/residual": pair.residual}
+            values[f"{name}/stability"] = stability(pair.value, lr, values["zeta"])
         return {name: value.tolist() for name, value in values.items()}
 
     def adam_diagonal(self, step: int) -> list[Tensor] | None:
-        """sqrt(v / (1 - beta2^step)) + eps, by which Adam has divided its last update; None without one."""
+        """Return sqrt(v / (1 - beta2^step)) + eps, the divisor of Adam's last update; None if there was none."""
         optimizer = self.stack.config.optimizer
         if not isinstance(optimizer, config.Adam) or step == 0:
             return None
@@ -96,9 +98,9 @@ class StackProbes:
 
 
 def fp32_twin(run: config.StudentTeacher) -> config.StudentTeacher:
-    """The same run with nothing rounded; seeds, data, norm and a bias that is frozen stay, the teacher is in FP32.
+    """Return the config of the same run in FP32, its teacher included; seeds, data, norm and a frozen bias stay.
 
-    Noise of its own stays with the run: the twin has that of the runs without.
+    `own_noise` is off: the twin has the label noise of runs without it.
     """
     values = plain(run)
     values["precision"]["schedule"] = [{"from_step": 0, "plan": {BLOCKS: "fp32"}}]

@@ -1,4 +1,4 @@
-"""Students that learn a fixed teacher as a kind of run."""
+"""Training students on a fixed teacher as a kind of run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StudentTeacherStudy(Study[StudentTeacher]):
         return settings_in_vain(config.precision, config.norm)
 
     def cost(self, config: StudentTeacher, done: int) -> Cost:
-        """Return the cost of the steps that are left. The GPU waits more than it computes, so no rate gives hours."""
+        """Return the cost of the remaining steps, without GPU hours: the GPU waits more than it computes."""
         with torch.device("meta"):
             model = build_student(config)
         weights = sum(p.numel() for p in model.parameters() if p.dim() > 2 and p.shape[-2] > 1)  # [replicas, out, in]

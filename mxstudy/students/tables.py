@@ -1,4 +1,4 @@
-"""What a stack of students says at its end, and a sweep of stacks: a line an arm, over its replicas."""
+"""The table printed after a stack of students, or a sweep of stacks: one line per arm, over its replicas."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mxstudy.tracking.mlflow_parent import Summary
 TITLE = "loss of the last step, over the replicas that are finite"
 COLUMNS = ("arm", "runs", "median", "quartiles", "NaN", "spikes", "stuck", "diverged")
 NOTES = (
-    "runs: NaN, or infinite, at the end; with a spike, a loss over 100 times the one before; stuck after it, not below",
-    "10 times the best before it within 500 steps; diverged, above that for longer, jump or not",
+    "runs: NaN, not finite at the end; spikes, with a loss over 100 times the one before; stuck, after one not below",
+    "10 times the best before it within 500 steps; diverged, above that for longer, with or without a spike",
 )
 
 
 def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """The table of the arms, on the terminal and for MLflow. Nothing is tested here, and so no arm is the baseline."""
+    """Print the table of the arms and return it for MLflow; no arms are compared, so `baseline` is not used."""
     cells = show_arms(arms)
     return Summary("\n\n".join([markdown(TITLE, COLUMNS, cells), *NOTES]))
 
 
 def show_arms(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
-    """An arm is a stack, and of a stack with several learning rates each."""
+    """Print the table and return its rows as text; an arm is a stack, or each learning rate of a stack with several."""
     cells = []
     for label, folder in arms.items():
         for lr, replicas in (by_lr := results.load_runs([folder]).groupby("lr")):
@@ -39,7 +39,7 @@ def show_arms(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
 
 
 def arm_cells(replicas: pd.DataFrame) -> tuple[str, ...]:
-    """Of the frame of an arm's replicas."""
+    """Return the cells of an arm, as text, from the table of its replicas."""
     finite = replicas["loss"][np.isfinite(replicas["loss"]) & np.isfinite(replicas["grad_norm"])]
     low, median, high = (f"{finite.quantile(q):.3g}" if len(finite) else "-" for q in (0.25, 0.5, 0.75))
     counts = (

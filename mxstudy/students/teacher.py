@@ -1,4 +1,4 @@
-"""Teachers of the student-teacher study: fixed functions of Gaussian inputs, one for all replicas."""
+"""Teachers of the student-teacher study: fixed functions of Gaussian inputs, shared by all replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mxstudy.students.model import ResidualMLP
 
 
 class Kind(NamedTuple):
-    """What a teacher has other than its student, and whether every layer's rows are brought to RMS 1."""
+    """How a teacher's model config differs from its student's, and whether every layer's rows are scaled to RMS 1."""
 
     changed: dict[str, object]
     scaled: bool = False
@@ -26,29 +26,29 @@ class Kind(NamedTuple):
 THE_CODES: dict[str, object] = {"residual": False, "expansion": 1, "attention_heads": 0, "sequence_length": 0}
 
 TEACHERS = {
-    # That of the paper's public code: no residual, no bias, no attention, inner size D. Nearly the zero function: with
-    # four layers of GELU its output has a mean square of 1e-6.
+    # The teacher of the paper's public code: no residual, bias or attention, inner size D. It is nearly the zero
+    # function: with four layers of GELU its output has a mean square of 1e-6.
     "code": Kind(THE_CODES),
-    # That of the paper's text: the student without its norms, with attention if the student has it.
+    # The teacher of the paper's text: the student without its norms, with attention if the student has it.
     "paper": Kind({}),
-    # The code's, with something to learn. One factor a layer would not do: each layer of SwiGLU squares its input, and
-    # after a few the RMS is that of a few rows. Nor would attention: without a residual it averages a sequence's tokens
-    # until their targets are nearly the same.
+    # The code's teacher, scaled so that there is something to learn. One factor per layer would not be enough: each
+    # layer of SwiGLU squares its input, and after some layers a few rows dominate the RMS. It has no attention, which
+    # without a residual averages a sequence's tokens until their targets are nearly the same.
     "scaled": Kind(THE_CODES, scaled=True),
 }
 
 
 class TeacherRounding(NamedTuple):
-    """How the student's precision cuts and rounds; the formats are set as the student's are, by apply_precision."""
+    """The block cast settings and compute dtype of the student; the formats are set by apply_precision, as for it."""
 
     cast: BlockCast
     compute: torch.dtype
 
 
 class Teacher(nn.Module):
-    """x [T, D] float32 -> [T, D] float32, without norms that learn; of `student`'s sizes, depth and activation.
+    """Map x [T, D] to [T, D], both float32, without learned norms, with the student's size, depth and activation.
 
-    In FP32, or `quantized`: what the student's precision makes of it, with all that is no GEMM in bf16 and GELU in its
+    It computes in FP32, or, if `quantized`, in the student's precision with vector operations in bf16 and GELU in its
     tanh form, as in the MX runs of the paper's public code. Raises ConfigError for a `kind` that TEACHERS lacks.
     """
 
@@ -74,7 +74,7 @@ class Teacher(nn.Module):
 
 
 def like(student: config.ResidualMLP, **changed: object) -> config.ResidualMLP:
-    """In torch's default initialisation whatever its own."""
+    """Return the student's config with these changes and torch's default initialisation."""
     return typing.cast(config.ResidualMLP, read(config.ResidualMLP, plain(student) | {"init": "torch"} | changed))
 
 
@@ -85,7 +85,7 @@ def build_teacher(
     quantized: TeacherRounding | None = None,
     redrawn: bool = False,
 ) -> Teacher:
-    """One whose weights depend on `data_seed` alone; if `redrawn`, others."""
+    """Return a teacher whose weights depend on `data_seed` alone; `redrawn` gives other weights for the same seed."""
     teacher = Teacher(kind, student, quantized)
     teacher.mlp.init_weights([data_seed], prefix="redrawn_teacher." if redrawn else "teacher.")
     return teacher

@@ -1,7 +1,7 @@
-"""Students that learn a fixed teacher, replicas of them side by side (instability paper, section 4).
+"""Run a student-teacher study: replicas of a student learn a fixed teacher (instability paper, section 4).
 
-Arms of a comparison share initial weights, inputs, noise and, but where it is quantised, the teacher: they differ in
-what their configs say and in nothing else.
+Arms of a comparison differ only in their configs: they share initial weights, inputs, noise and, unless it is
+quantised, the teacher.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from mxstudy.train.recorder import Recorder, State, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
-SHOWN_EVERY = 50  # steps, of the rows that MLflow gets; `Columns` has all
+SHOWN_EVERY = 50  # steps between the rows of the journal, which MLflow gets; `Columns` has all steps
 
 
 def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
-    """Train, or go on from the last checkpoint; returns finished, diverged (every replica) or preempted."""
+    """Train, or resume from the last checkpoint; returns finished, diverged (every replica did) or preempted."""
     device = resolve_device(config.train.device)
     configure_torch(config.train.compile)
     with folder.lock(), folder.heartbeat():
@@ -61,26 +61,26 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
 
 
 def plan_of(stack: Stack, step: int) -> Row:
-    """Set casts and backends to those of this step; returns recipe by linear and backend by block, for the journal."""
+    """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
     return {"precision": stack.set_precision(step), "backends": backends_of(stack.model)}
 
 
 def named_state(stack: Stack, twin: Stack | None) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds; of the twin only where there is one."""
-    of_twin = twin.named_state() if twin else {}
-    return stack.named_state() | {f"twin.{name}": tensor for name, tensor in of_twin.items()}
+    """Return {name: tensor} of a checkpoint: the state of the stack, and of the twin if there is one."""
+    twin_state = twin.named_state() if twin else {}
+    return stack.named_state() | {f"twin.{name}": tensor for name, tensor in twin_state.items()}
 
 
 def replica_names(config: StudentTeacher) -> list[str]:
-    """seed0, or seed0_lr0.0006 where there are several learning rates."""
+    """Return the replicas' names: seed0, or seed0_lr0.0006 if there are several learning rates."""
     several = len(config.lrs) > 1
     return [f"seed{seed}_lr{lr:g}" if several else f"seed{seed}" for seed, lr in config.replicas]
 
 
 def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave) -> str:
-    """From `start` to the end, to where no replica is finite any more, or to a signal.
+    """Train from step `start` to the end, a signal, or the step at which no replica is finite; returns the state.
 
-    Nothing is read from the device but at the stops: in between the steps follow each other as fast as it can.
+    The device is read only at the stops (`next_stop`), so that steps between two stops run without waiting.
     """
     stack, config = probes.stack, probes.stack.config
     stacks = [stack, probes.twin] if probes.twin else [stack]
@@ -92,8 +92,8 @@ def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave
             recorder.record(row)
         first, stop, began_s = step, next_stop(config, step), time.perf_counter()
         while step < stop and (step == first or not leave.signal):
-            for one in stacks:
-                one.train_step()
+            for each in stacks:
+                each.train_step()
             step += 1
         values = stack.record[first % ROWS :][: step - first].cpu().numpy()
         seconds, end = time.perf_counter() - began_s, step_of_death(values)
@@ -112,7 +112,7 @@ def train(probes: StackProbes, start: int, recorder: StackRecorder, leave: Leave
 
 
 def next_stop(config: StudentTeacher, step: int) -> int:
-    """The first step after `step` before which something is due, or the record is full."""
+    """Return the first step after `step` before which something is due, or the stack's record is full."""
     probes = (config.probe.last_bin, config.probe.gradient_bias, config.probe.sharpness)
     every = {ROWS, config.checkpoint.every_steps, *(probe.every_steps for probe in probes)} - {0}
     fixed = [config.train.steps, *(row.from_step for row in config.precision.schedule)]
@@ -120,14 +120,14 @@ def next_stop(config: StudentTeacher, step: int) -> int:
 
 
 def step_of_death(values: np.ndarray) -> int | None:
-    """Of [steps, 2, S] the first row from which on no replica is finite, None if one is to the last."""
+    """Return the first row of `values` [steps, 2, S] from which on no replica is finite, or None if there is none."""
     alive = np.flatnonzero(np.isfinite(values).all(axis=1).any(axis=1))
     first_dead = int(alive[-1]) + 1 if len(alive) else 0
     return first_dead if first_dead < len(values) else None
 
 
 class StackRecorder(Recorder):
-    """Of a stack: every step goes to the columns, some of them to the journal too."""
+    """Records a stack: every step in the columns, and some of them also in the journal."""
 
     def __init__(
         self,
@@ -143,7 +143,10 @@ class StackRecorder(Recorder):
         super().__init__(config, folder, progress, start, checkpoints, tensors)
 
     def extend(self, first: int, values: np.ndarray, seconds: float, last: bool) -> None:
-        """The steps from `first` on: [steps, 2, S]. The journal gets every SHOWN_EVERY-th and the run's last."""
+        """Record the steps from `first` on, `values` [steps, 2, S]; the journal gets every SHOWN_EVERY-th and the last.
+
+        `last`: whether the final row is the run's last step.
+        """
         self.columns.append(values)
         final = first + len(values) - 1
         for step in range(first, final + 1):
@@ -153,7 +156,7 @@ class StackRecorder(Recorder):
         self.show({"step": final, "loss": median(values[-1, 0]), "replica_steps_per_s": rate})
 
     def named(self, row: np.ndarray) -> Mapping[str, float]:
-        """[2, S] by name, and first the median of the finite losses and how many replicas are not finite."""
+        """Return `row` [2, S] by name, after the median of the finite losses and the count of replicas not finite."""
         alive = np.isfinite(row).all(axis=0)
         summary = {"train/loss": median(row[0]), "train/not_finite": int((~alive).sum())}
         return summary | {
@@ -163,11 +166,11 @@ class StackRecorder(Recorder):
         }
 
     def save(self, step: int) -> None:
-        self.columns.flush()  # first: what a checkpoint goes on from has to be there
+        self.columns.flush()  # first, because a run that resumes from the checkpoint needs these steps
         super().save(step)
 
 
 def median(losses: np.ndarray) -> float:
-    """Of those that are finite; NaN if none is."""
+    """Return the median of the finite losses, or NaN if there is none."""
     finite = losses[np.isfinite(losses)]
     return float(np.median(finite)) if len(finite) else float("nan")

@@ -1,4 +1,4 @@
-"""Kinds of run, by `study` of their config: a `Study` each, in a file or folder of its own."""
+"""The kinds of run, each a `Study` in its own file or folder, by the name that `study` has in a config."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ MODULES = {
 
 
 def study_of(kind: str) -> Study[Any]:
-    """Return the study of that name, imported when it is asked for: what all of them need takes seconds to import."""
+    """Return the study of that name; it is imported only now, because importing all studies takes seconds."""
     study: Study[Any] = import_module(MODULES[kind]).STUDY
     return study

@@ -1,7 +1,7 @@
-"""Preparing a corpus: streamed, tokenised on all cores, written as the shards that a training finds by itself.
+"""Prepare a corpus: stream it, tokenise it on all cores, and write the shards that a training run will find.
 
-Killed at any moment it goes on where it was, and the shards have the same bytes. At the end every file is read back and
-its sha256 compared with the manifest's.
+If killed at any moment, it resumes where it stopped, and the shards have the same bytes. At the end every file is read
+back and its sha256 compared with the manifest's.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.recorder import finish_and_mirror
 
-PROBE = "prepare_data"  # what its rows in a journal are called
+PROBE = "prepare_data"  # the name of its rows in a journal
 RECORD_EVERY_S = 10.0
 COUNTED = ("documents", "duplicates", "bytes", "tokens")
 
 
 class PrepareDataStudy(Study[PrepareData]):
     def check(self, config: PrepareData, ranks: int = 1) -> None:
-        """Raise ConfigError if the corpus is neither prepared nor to be had with text."""
+        """Raise ConfigError if the corpus is neither prepared nor available with text."""
         if not locate(config.data, config.tokenizer, Path(config.cache_dir))[0].exists():
             corpus.check(config.data)
 
@@ -46,7 +46,7 @@ class PrepareDataStudy(Study[PrepareData]):
         return run(config, folder, label)
 
     def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        """Print a line for every corpus with its totals; a corpus whose shards have been deleted since says so."""
+        """Print and return a line for every corpus: its totals, and its shards' folder or that they were deleted."""
         columns = ("arm", *COUNTED, "shards")
         cells = [(label, *summary_of(folder)) for label, folder in arms.items()]
         show("prepared", columns, cells, [])
@@ -57,6 +57,7 @@ STUDY = PrepareDataStudy()
 
 
 def run(config: PrepareData, folder: RunFolder, label: str) -> str:
+    """Prepare and verify the shards; returns the run's state."""
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", reason=None)
         with Record(folder) as record:
@@ -70,17 +71,17 @@ def run(config: PrepareData, folder: RunFolder, label: str) -> str:
         files = shards.manifest["files"]
         show(label, COLUMNS, rows_of(shards), [f"shards: {shards.folder}"])
         print(f"sha256 of {len(files)} files verified in {time.monotonic() - began_s:.1f} s", flush=True)
-        folder.update(steps=folder.status().step)  # how many documents there are is known only now
+        folder.update(steps=folder.status().step)  # the number of documents is known only now
         finish_and_mirror(config, folder, label)
     return "finished"
 
 
 class Record:
-    """Counts and tokens/s in the journal, now and then, by documents so far."""
+    """Records counts and tokens/s in the journal every few seconds; a row's step is the number of documents so far."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.journal, self.recorded_s = folder, Journal(folder.journal_path), 0.0
-        self.tokens_per_s: float | None = None  # of this process; None: the shards were there
+        self.tokens_per_s: float | None = None  # of this process; None if the shards existed already
 
     def __enter__(self) -> Record:
         return self
@@ -89,7 +90,8 @@ class Record:
         self.journal.close()
 
     def watch(self, counts: Counts, tokens_per_s: float) -> None:
-        if self.tokens_per_s is None:  # what a killed process did behind its last note is done again
+        """Take the counts so far and this process's rate, and record them if the last row is too old."""
+        if self.tokens_per_s is None:  # documents after a killed process's last saved state are prepared again
             self.journal.resumed_from(totals(counts)["documents"])
         self.tokens_per_s = tokens_per_s
         if time.monotonic() - self.recorded_s > RECORD_EVERY_S:
@@ -97,7 +99,7 @@ class Record:
             self.recorded_s = time.monotonic()
 
     def end(self, shards: Shards) -> None:
-        """The whole, once more."""
+        """Record the totals of the finished shards."""
         counts = totals(shards.manifest["splits"])
         self.journal.resumed_from(counts["documents"])
         self.write(counts)
@@ -109,7 +111,7 @@ class Record:
 
 
 def totals(counts: Mapping[Any, Mapping[str, int]]) -> dict[str, int]:
-    """Over both splits."""
+    """Return the counts summed over both splits."""
     return {name: sum(count[name] for count in counts.values()) for name in COUNTED}
 
 
@@ -129,5 +131,5 @@ def summary_of(folder: RunFolder) -> tuple[str, ...]:
     manifest = json.loads((folder.path / "shards.json").read_text())
     config: Any = folder.config()
     where = locate(config.data, config.tokenizer, Path(config.cache_dir))[0]
-    found = str(where) if where.exists() else "deleted; rerun=true makes them again"
-    return *(f"{value:,}" for value in totals(manifest["splits"]).values()), found
+    shards = str(where) if where.exists() else "deleted; rerun=true makes them again"
+    return *(f"{value:,}" for value in totals(manifest["splits"]).values()), shards

@@ -1,8 +1,8 @@
-"""What a kind of run is: one class, whose methods are called in the order in which they stand here.
+"""The interface of a kind of run: one class, whose methods are called in the order of their definition here.
 
-plan        check, pinned, identity_key, identity, backends, cost       nothing is written, nothing trained
-run         run                                                         in the run's folder, and nowhere else
-afterwards  summarise, tell_others                                      of all runs of a sweep; of one run
+plan        check, pinned, identity_key, identity, backends, cost       write nothing and train nothing
+run         run                                                         writes in the run's folder and nowhere else
+afterwards  summarise, tell_others                                      for all runs of a sweep; for one run
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import is_planned, resolve_device
 
 C = TypeVar("C", bound=Run)
-Identity = tuple[str, dict[str, Any]]  # type of the device, and what else a fingerprint hashes beside the config
+Identity = tuple[str, dict[str, Any]]  # the device's type, and what else a fingerprint hashes besides the config
 
 
 class Uses(Enum):
@@ -35,10 +35,10 @@ class Uses(Enum):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs, or a step of it. A value that is not known is None.
+    """The cost of a run, or of one of its steps. An unknown value is None.
 
-    samples: tokens of a decoder, inputs of students, counted for every replica. flops: of the forward and the backward
-    pass. gpu_hours: at the rate that was measured on a GPU.
+    samples: tokens of a decoder, or inputs of students, counted for every replica. flops: of forward and backward.
+    gpu_hours: at the rate measured on a GPU.
     """
 
     samples: float | None = None
@@ -46,75 +46,75 @@ class Cost:
     gpu_hours: float | None = None
 
     def __add__(self, other: Cost) -> Cost:
-        """Sum the costs of two runs; a value that is not known counts as 0."""
+        """Return the sum of two costs; an unknown value counts as 0."""
         return Cost(*((getattr(self, f.name) or 0) + (getattr(other, f.name) or 0) for f in fields(Cost)))
 
     def __mul__(self, steps: int) -> Cost:
-        """Return the cost of so many steps."""
+        """Return the cost of `steps` such steps."""
         values = (getattr(self, f.name) for f in fields(Cost))
         return Cost(*(None if value is None else value * steps for value in values))
 
 
 class Study(ABC, Generic[C]):
-    """A kind of run. What a kind does not need, it leaves as it is here."""
+    """A kind of run; a subclass overrides only the methods that it needs."""
 
     uses: ClassVar[Uses] = Uses.ONE_GPU
 
     @abstractmethod
     def check(self, config: C, ranks: int = 1) -> None:
-        """Raise ConfigError for anything that is wrong and can be known before a run over so many ranks."""
+        """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
 
     def pinned(self, config: C) -> C:
-        """Return the config as it is hashed: names are resolved that may mean something else when the run begins."""
+        """Return the config to be hashed, with names resolved that may mean something else when the run begins."""
         return config
 
     def identity_key(self, config: C) -> Hashable:
-        """Return what `identity` depends on, which is then asked once for all jobs that share it."""
+        """Return what `identity` depends on; `identity` is called once for all jobs with the same key."""
         return None
 
     @abstractmethod
     def identity(self, config: C) -> Identity:
-        """Return the device's type, and what a fingerprint hashes beside the config: the corpus, a checkpoint."""
+        """Return the device's type, and what a fingerprint hashes besides the config, such as corpus or checkpoint."""
 
     def backends(self, config: C) -> str | None:
         """Return the backends of the model's blocks, for example "fused, reference"; None for a run without a model.
 
-        Raises ConfigError if an explicit `precision.backend` cannot be had.
+        Raises ConfigError if an explicit `precision.backend` cannot run the model.
         """
         return None
 
     def vain_settings(self, config: C) -> dict[str, str]:
-        """Return by its key each setting of the run's precision that nothing takes, with a message that says why."""
+        """Return {config key: message that says why} for each precision setting that has no effect in this run."""
         return {}
 
     def cost(self, config: C, done: int) -> Cost:
-        """Return the cost of the training steps that are left after the first `done`; nothing if it does not train."""
+        """Return the cost of the training steps after the first `done`; an empty cost if the run does not train."""
         return Cost()
 
     @abstractmethod
     def run(self, config: C, folder: RunFolder, label: str) -> str:
-        """Run, or go on where the folder's run was interrupted; returns its state."""
+        """Run, or resume the folder's run where it was interrupted; returns the run's state."""
 
     @abstractmethod
     def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        """Print and return what came out of a sweep's runs, by label."""
+        """Print and return the results of a sweep's runs; `arms` is {label: folder}."""
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
-        """Tell the tracking server's other runs what this one found out; returns why that failed, in one line."""
+        """Add this run's results to other runs on the tracking server; returns None, or one line on why it failed."""
         return None
 
 
 def settings_in_vain(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
-    """Return what `Study.vain_settings` does, of a model with this precision and norm."""
-    found = vain_settings(precision, () if norm is None else norm.reads)
-    return {f"precision.{vain.setting}": vain.message for vain in found}
+    """Return the result of `Study.vain_settings` for a model with this precision and norm."""
+    unused = vain_settings(precision, () if norm is None else norm.reads)
+    return {f"precision.{vain.setting}": vain.message for vain in unused}
 
 
 T = TypeVar("T")
 
 
 def on_planned_device(part: T, key: str = "train.device") -> T:
-    """Return a part of a config with the type of the device that its job will have, if another process runs it."""
+    """Return `part` with its job's device type as `device` if another process will run the job, else unchanged."""
     if not is_planned():
         return part
     return changed(part, device=resolve_device(part.device, key).type)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the studies of a trained model share: which model that is, and where what was found out about it goes."""
+"""What studies of a trained model share: finding and loading the checkpoint, and recording results about it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainedModelStudy(Study[C]):
     uses: ClassVar[Uses] = Uses.ONE_TASK
 
     def pinned(self, config: C) -> C:
-        """Return the config with the checkpoint's folder for its name: a run's newest checkpoint may be replaced."""
+        """Return the config with the checkpoint's folder instead of its name: a run's newest checkpoint may change."""
         path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
         return on_planned_device(changed(config, checkpoint=str(path)), "device")
 
@@ -56,7 +56,7 @@ class TrainedModelStudy(Study[C]):
 
 
 def described(config: OfCheckpoint) -> tuple[Path, Trained]:
-    """Where the checkpoint is, and what it is, with what was asked for in place of what it was trained in."""
+    """Return the checkpoint's path and description; norm, precision and compute of the config replace its own."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
     trained = checkpoints.describe(path)
     asked = {name: getattr(config, name) for name in ("norm", "precision", "compute")}
@@ -64,17 +64,17 @@ def described(config: OfCheckpoint) -> tuple[Path, Trained]:
 
 
 def identity_of(config: OfCheckpoint, **asked: Any) -> Identity:
-    """What a fingerprint has beside the config: the kind of device; the checkpoint, and what it is `asked`."""
+    """Return what a fingerprint hashes besides the config: device type, the checkpoint's identity, and `asked`."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
     return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
 
 
-# The backends of what `check_model` has built.
+# The backends of the models that `check_model` has built, by `built_key`.
 _built: dict[str, str | None] = {}
 
 
 def check_model(config: OfCheckpoint) -> Trained:
-    """The checkpoint that there is, and that norm, precision and as many devices can be had; else ConfigError."""
+    """Return the checkpoint's description; raises ConfigError if it, norm, precision or devices are not available."""
     device, trained = resolve_device(config.device, "device"), described(config)[1]
     model = checkpoints.build(trained, device)
     _built[built_key(config)] = all_backends(backends_of(model).values())
@@ -83,13 +83,13 @@ def check_model(config: OfCheckpoint) -> Trained:
 
 
 def built_key(config: OfCheckpoint) -> str:
-    """Return what decides the model that is built, and where."""
+    """Return a key of everything that determines the model that is built, and its device."""
     path, device = checkpoints.find(config.checkpoint, Path(config.runs_dir)), resolve_device(config.device, "device")
     return repr((path, config.norm, config.precision, config.compute, device))
 
 
 def plan_of(config: OfCheckpoint, trained: Trained) -> tuple[str, Row]:
-    """Return the plan as applied to the model that is asked: to be read, and as a journal has it."""
+    """Return the precision plan as applied to the evaluated model: as text, and as a row of the journal."""
     device = resolve_device(config.device, "device")
     model = checkpoints.build(trained, device)
     rows = checkpoints.set_precision(model, trained, device)
@@ -98,7 +98,7 @@ def plan_of(config: OfCheckpoint, trained: Trained) -> tuple[str, Row]:
 
 @contextmanager
 def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch: int) -> Iterator[Scorer]:
-    """What scores requests, in this process or in several, on devices that are named as it begins."""
+    """Print devices and plan, and yield a scorer: in this process for one device, else one process per device."""
     devices = devices_of(resolve_device(config.device, "device"), config.processes)
     configure_torch()
     print(f"{trained.name} on {', '.join(map(str, devices))}: {checkpoints.title(trained)}")
@@ -116,7 +116,7 @@ def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch
 def write_journal(
     config: OfCheckpoint, folder: RunFolder, path: Path, trained: Trained, probe: str, values: Mapping[str, float]
 ) -> None:
-    """Write two rows, at the step of the checkpoint in `path`, in place of what the journal had: plan, and values."""
+    """Replace the journal by two rows at the step of the checkpoint in `path`: the plan and the values."""
     folder.journal_path.unlink(missing_ok=True)
     step, journal = checkpoints.step_of(path), Journal(folder.journal_path)
     journal.write({"step": step} | plan_of(config, trained)[1])
@@ -125,15 +125,15 @@ def write_journal(
 
 
 def finish(config: OfCheckpoint, folder: RunFolder, label: str) -> None:
-    """The run has finished: it is mirrored, and so is, beside its training, what the model is as it was trained."""
+    """Set the run to finished and mirror it; if the model is as it was trained, also add to its training run."""
     finish_and_mirror(config, folder, label, partial(tell_training_run, config, folder))
 
 
 def tell_training_run(config: OfCheckpoint, folder: RunFolder) -> str | None:
-    """The journal's row once more, beside the losses of the run that it is of, where the store has that run.
+    """Add the journal's rows to the run that trained the model, if the tracking store has that run.
 
-    Of the model as it was trained: not with another norm or precision. What it has already is there once. Returns None,
-    or in one line why it could not be told.
+    Only for the model as it was trained, not with another norm, precision or compute dtype. Rows that are there already
+    are not added twice. Returns None, or one line that says why it failed.
     """
     as_trained = (config.norm, config.precision, config.compute) == (None, None, None)
     trained_in = RunFolder(checkpoints.find(config.checkpoint, Path(config.runs_dir)).parent.parent)

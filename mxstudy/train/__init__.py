@@ -1,1 +1,1 @@
-"""The step, and what surrounds it: schedule, optimizer, checkpoints, signals."""
+"""The training loop and what surrounds it: schedule, optimizer, checkpoints, process group, signals, progress."""

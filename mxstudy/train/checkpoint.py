@@ -1,10 +1,10 @@
-"""Checkpoints: torch.distributed.checkpoint in safetensors files, so that loading one executes nothing.
+"""Write and read checkpoints: torch.distributed.checkpoint in safetensors files, so that loading executes no code.
 
     checkpoints/step_00000200/{*.safetensors, checkpoint.json}
 
-written under a temporary name, synced, then renamed: a checkpoint is there whole or not at all. What is in it is a
-dict of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A file `pinned` keeps a checkpoint for good.
-Several ranks write one together, each its parts; any number of ranks reads it, each what it needs.
+A checkpoint is written under a temporary name, synced, then renamed, so it exists whole or not at all. It holds a dict
+of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A checkpoint with a file `pinned` is never deleted.
+Several ranks write a checkpoint together, each its own shards; any number of ranks can read it, each what it needs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PINNED = "pinned"
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint that could not be written or read; what was there before is untouched."""
+    """Raised when a checkpoint could not be written or read; earlier checkpoints are untouched."""
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run, which carry its config; another fingerprint's checkpoint is not read."""
+    """The checkpoints of one run, which carry its config; a checkpoint with another fingerprint is refused."""
 
     folder: Path
     fingerprint: str
@@ -47,17 +47,17 @@ class Checkpoints:
     keep_last: int
 
     def latest(self) -> Path | None:
-        """The newest; the same for all ranks, which must all ask."""
+        """Return the newest checkpoint, or None; all ranks must call it, and all get the same."""
         return on_first_rank(self._newest)
 
     def save(self, step: int, tensors: dict[str, Tensor]) -> Path:
-        """Write the state before `step`, then drop all but the newest `keep_last` and those that are pinned.
+        """Write the state before `step`, then delete all but the newest `keep_last` and the pinned checkpoints.
 
-        All ranks must call it, each with its parts of the tensors.
+        Returns the checkpoint's folder. All ranks must call it, each with its own shards of the tensors.
         """
         path = self.folder / f"{CHECKPOINT}{step:08d}"
         if on_first_rank(path.exists):
-            return path  # a step that diverges has had its checkpoint
+            return path  # a step that diverges may already have its checkpoint
         try:
             temporary = on_first_rank(lambda: self._begin(path))
             _save_tensors(temporary, tensors)
@@ -75,15 +75,15 @@ class Checkpoints:
         return max(self.folder.glob(f"{CHECKPOINT}*"), default=None)
 
     def _begin(self, path: Path) -> Path:
-        """An empty folder, under the name that a checkpoint has until it is whole."""
-        self._clear()  # a killed process was writing it
+        """Create and return an empty folder under the temporary name of an unfinished checkpoint."""
+        self._clear()  # what killed processes left unfinished
         temporary = self.folder / f".{path.name}.{os.getpid()}"
         temporary.mkdir(parents=True)
         return temporary
 
     def _clear(self, ignore_errors: bool = False) -> None:
-        for partial in self.folder.glob(f".{CHECKPOINT}*"):
-            shutil.rmtree(partial, ignore_errors)
+        for unfinished in self.folder.glob(f".{CHECKPOINT}*"):
+            shutil.rmtree(unfinished, ignore_errors)
 
     def _finish(self, temporary: Path, path: Path, step: int) -> None:
         about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}
@@ -98,7 +98,10 @@ class Checkpoints:
                 shutil.rmtree(old)
 
     def pin_latest(self) -> str | None:
-        """Keep the newest checkpoint for good; its name, None if there is none yet. Raises OSError. One rank asks."""
+        """Keep the newest checkpoint for good; returns its name, or None if there is none yet.
+
+        Only one rank calls it. Raises OSError.
+        """
         latest = self._newest()
         if latest is None:
             return None
@@ -106,11 +109,12 @@ class Checkpoints:
         return latest.name
 
     def load(self, path: Path, tensors: dict[str, Tensor]) -> int:
-        """Read a checkpoint of this run into `tensors`, in place; returns the step that comes next."""
+        """Read a checkpoint of this run into `tensors`, in place; returns the next step to train."""
         about = read_about(path)
         if about["fingerprint"] != self.fingerprint:
             raise CheckpointError(
-                f"{path}: of run {about['fingerprint'][:12]}, not {self.fingerprint[:12]}; give it its own folder back"
+                f"{path}: belongs to run {about['fingerprint'][:12]}, not {self.fingerprint[:12]}; move it back to its "
+                "own run's folder"
             )
         try:
             _load_tensors(path, tensors)
@@ -122,7 +126,7 @@ class Checkpoints:
 
 
 def load_weights(path: Path, model: nn.Module) -> int:
-    """Read the parameters alone, of whatever run; returns the step that comes next. Raises CheckpointError."""
+    """Read only the parameters, of any run's checkpoint; returns its next step. Raises CheckpointError."""
     about = read_about(path)
     try:
         _load_tensors(path, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
@@ -132,17 +136,23 @@ def load_weights(path: Path, model: nn.Module) -> int:
 
 
 def weight_shapes(path: Path) -> dict[str, torch.Size]:
-    """Of the parameters that `load_weights` reads, from the files' headers alone. Raises CheckpointError."""
+    """Return {name: shape} of the parameters that `load_weights` reads, from the files' headers alone.
+
+    Raises CheckpointError.
+    """
     try:
-        found = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+        metadata = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)})") from error
-    sizes = {name: tensor.size for name, tensor in found.items() if isinstance(tensor, TensorStorageMetadata)}
+    sizes = {name: tensor.size for name, tensor in metadata.items() if isinstance(tensor, TensorStorageMetadata)}
     return {name.removeprefix("model."): size for name, size in sizes.items() if name.startswith("model.")}
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What training changes, by name. An optimizer that has done no step has no state yet: `materialize_state`."""
+    """Return {name: tensor} of all that training changes.
+
+    An optimizer that has done no step has no state yet; call `materialize_state` first.
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
@@ -152,7 +162,7 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """checkpoint.json: step, fingerprint, config."""
+    """Return step, fingerprint and config from checkpoint.json. Raises CheckpointError."""
     try:
         about = json.loads((path / "checkpoint.json").read_text())
         return {key: about[key] for key in ("step", "fingerprint", "config")}
@@ -164,7 +174,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it runs without a process group
+        warnings.simplefilter("ignore")  # it warns when it runs without a process group
         writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
         dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
 
@@ -181,7 +191,7 @@ def _sync(folder: Path) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of the first cause: DCP wraps whole tracebacks."""
+    """Return the first line of the error, or of the first failure that DCP wraps together with its traceback."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,6 +1,6 @@
-"""The training loop: one step on one screen, in the order in which it happens.
+"""The training loop: a step reads from top to bottom in the order in which it happens.
 
-Each rank runs it, on its share of every batch; what is recorded is of all of them.
+Each rank runs it on its share of every batch; the recorded values are those of all ranks together.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ Row = dict[str, Any]
 
 
 class StepRecorder(Protocol):
-    """Where a run leaves what it measured and what it needs to go on."""
+    """Stores a run's measurements, and the checkpoints from which it can resume."""
 
     def record(self, row: Row) -> None:
-        """A row of the journal."""
+        """Append a row to the journal."""
 
     def save(self, step: int) -> None:
-        """A durable checkpoint of the state before `step`."""
+        """Write a durable checkpoint of the state before `step`."""
 
 
 @dataclass
 class TrainingRun:
+    """Everything that the training loop works with: config, model, optimizer, batches, recorder, probes."""
+
     config: config.Pretrain
     model: Decoder
     optimizer: torch.optim.Optimizer
@@ -55,7 +57,7 @@ class TrainingRun:
     recorder: StepRecorder
     probes: list[Probe] = field(default_factory=list)
     spikes: SpikeWatch | None = None
-    evaluate: Callable[[], dict[str, float]] | None = None  # scores of the model as it is
+    evaluate: Callable[[], dict[str, float]] | None = None  # returns scores of the current model
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -64,10 +66,11 @@ class TrainingRun:
         self.micro_batch_size = train.micro_batch_size or len(self.rows)
         self.peak_flops = peak_flops(self.device)  # of one GPU
         self.peak_bytes = 0  # of GPU memory
-        self.clocks: list[Timing] = []  # what takes the time of this step
+        self.clocks: list[Timing] = []  # the timing probes of this step
         self.token_loss: Callable[..., Tensor] = torch.compile(token_loss) if train.compile else token_loss
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's micro-batches (tokens, targets) of a step, and move the random streams to each."""
         for start in self.rows[:: self.micro_batch_size]:
             move_to(self.model, step, start * self.config.train.sequence_length)
             yield self.to_device(self.batches.train(step, start, start + self.micro_batch_size))
@@ -76,7 +79,7 @@ class TrainingRun:
         return self.to_device(self.batches.train(step, 0, 1))
 
     def mark(self, phase: str) -> None:
-        """A phase of the step ends here."""
+        """Tell the timing probes that this phase of the step ends here."""
         for clock in self.clocks:
             clock.mark(phase, self.device)
 
@@ -86,18 +89,19 @@ class TrainingRun:
 
 
 def set_precision(model: Decoder, run: config.Pretrain, step: int, device: torch.device) -> Row:
-    """Set casts and backends to those of this step; returns recipe by linear and backend by block, for the journal."""
+    """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
     where = run.train.compute, device
     rows = apply_precision(model, run.precision, step, *where, (run.seed,), run.train.compile)
     return {"precision": rows, "backends": backends_of(model)}
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Sum of the cross-entropies in FP32, nats."""
+    """Return the sum of the tokens' cross-entropies in nats, computed in FP32."""
     return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
 def train_step(run: TrainingRun, step: int) -> StepView:
+    """Do one training step and return its view; if loss or gradient norm is not finite, the weights stay unchanged."""
     run.optimizer.zero_grad(set_to_none=True)
     loss_sum = torch.zeros((), device=run.device)
     for tokens_BT, targets_BT in run.micro_batches(step):
@@ -124,7 +128,7 @@ def learning_rate(config: config.Pretrain, step: int) -> float:
 
 
 def train(run: TrainingRun, start: int, leave: Leave) -> str:
-    """Train from `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
+    """Train from step `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
     steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
     for step in range(start, steps):
         if step in starts and step > start:
@@ -142,13 +146,13 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             return "diverged"
         if step + 1 == steps or is_due(step + 1, run.config.validation.every_steps):
             run.recorder.record({"step": step, "validation_loss": validate(run)})
-        asks = step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)
-        if run.evaluate and asks and (scores := run.evaluate()):
+        evaluates = step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)
+        if run.evaluate and evaluates and (scores := run.evaluate()):
             run.recorder.record({"step": step, "probe": "evaluation", "values": scores})
-        told = leave.agree()
-        if step + 1 == steps or told or is_due(step + 1, run.config.checkpoint.every_steps):
+        signal = leave.agree()
+        if step + 1 == steps or signal or is_due(step + 1, run.config.checkpoint.every_steps):
             run.recorder.save(step + 1)
-        if told and step + 1 < steps:
+        if signal and step + 1 < steps:
             return "preempted"
     return "finished"
 
@@ -158,17 +162,17 @@ def is_due(step: int, every_steps: int) -> bool:
 
 
 def observed_step(run: TrainingRun, step: int) -> StepView:
-    """The step, with those probes watching whose turn it is."""
+    """Do the step with the probes that are due watching it, record what they measure, and return the step's view."""
     due = [probe for probe in run.probes if is_due(step, probe.every_steps)]
     run.model.watchers = tuple(probe.watch for probe in due)
     run.clocks = [probe for probe in due if isinstance(probe, Timing)]
     run.mark("begin")
     view = train_step(run, step)
     run.model.watchers, run.clocks = (), []
-    if run.device.type == "cuda":  # now: the memory probe begins a new peak
+    if run.device.type == "cuda":  # read the peak now: the memory probe resets it
         run.peak_bytes = max(run.peak_bytes, torch.cuda.max_memory_allocated(run.device))
     if due:
-        move_to_row(run.model, 0)  # what a probe looks at again is the first sequence
+        move_to_row(run.model, 0)  # probes that run the model again run it on the first sequence
     for probe in due:
         if values := probe.measure(view):
             run.recorder.record({"step": step, "probe": probe.name, "values": values})
@@ -176,6 +180,7 @@ def observed_step(run: TrainingRun, step: int) -> StepView:
 
 
 def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
+    """Return the journal's row of a step that took so many seconds."""
     tokens_per_s = run.tokens_per_step / seconds
     row = {
         "step": view.step,
@@ -195,9 +200,10 @@ def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
 
 @torch.no_grad()
 def validate(run: TrainingRun) -> float:
-    """Mean cross-entropy in nats a token over the fixed validation windows, of which ranks take micro-batches in turn.
+    """Return the mean cross-entropy, in nats per token, over the fixed validation windows; ranks share them in turns.
 
-    No rank can run a sharded model alone: those that a last turn has nothing for run along with the first micro-batch.
+    No rank can run a sharded model alone. In the last turn, ranks without a micro-batch of their own run the first one
+    and discard its loss.
     """
     tokens_BT, targets_BT = run.batches.validation(run.config.validation.sequences)
     total = torch.zeros((), dtype=torch.float64, device=run.device)

@@ -1,4 +1,4 @@
-"""AdamW over all parameters, in FP32."""
+"""Build and set up the optimizer: AdamW over all parameters, in FP32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mxstudy import config
 
 
 def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.AdamW:
-    """Decays every parameter, gains included, as TorchTitan does."""
+    """Return AdamW with weight decay on every parameter, gains included, as in TorchTitan."""
     return torch.optim.AdamW(
         model.parameters(),
         lr=optimizer.lr,
@@ -26,7 +26,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def materialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer the state that its first step would, so that a checkpoint has tensors to be read into."""
+    """Create the state that the optimizer's first step would create, so that a checkpoint can be read into it."""
     learning_rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""What is done to a built model before it has weights, in the order in which it must be done."""
+"""Prepare a built model that has no weights yet: activation checkpointing, compilation, sharding, in this order."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from mxstudy.model.precision import DTYPES
 
 
 def mesh_of_ranks(device: torch.device) -> DeviceMesh | None:
-    """All ranks in a line; None for one rank: with nothing to share it keeps FP32 weights, which some probes read."""
+    """Return the one-dimensional mesh of all ranks, or None for one rank.
+
+    One rank needs no sharding, and so keeps FP32 weights, which some probes read.
+    """
     return init_device_mesh(device.type, (world_size(),)) if world_size() > 1 else None
 
 
 def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = None) -> None:
-    """Activation checkpointing, compilation, sharding, block by block: in place, names unchanged.
+    """Set up activation checkpointing, compilation and sharding block by block, in place; names stay unchanged.
 
-    Over the ranks of `mesh` every parameter, its gradient and its optimizer's state are cut along their first axis
-    (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before it runs, and
-    dropped after; so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
-    in FP32. Embedding (in FP32), final norm and head are gathered once a step. Without a mesh nothing is cut.
+    Every parameter, its gradient and its optimizer state are sharded along the first axis over the ranks of `mesh`
+    (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before the block runs, and
+    freed after it, so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
+    in FP32. Embedding (in FP32), final norm and head are gathered once per step. Without a mesh nothing is sharded.
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":
@@ -35,7 +38,7 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         if train.compile:
             block.compile(fullgraph=True)
     if mesh is not None:
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # logits: nothing writes to them
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # the logits, never written to
         policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)
         for block in model.layers:
             fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -55,13 +58,16 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Sums in place of means: the loss has been divided by the tokens of all ranks already."""
+    """Make FSDP sum gradients over ranks instead of averaging: the loss is already divided by all ranks' tokens."""
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
 
 def drop_gathered(model: nn.Module) -> None:
-    """After a forward without a backward: else the model would go on with copies, rounded, of what it has in parts."""
+    """Free the gathered weights after a forward without a backward.
+
+    Otherwise the model would go on with these rounded copies instead of its shards.
+    """
     for module in sharded_modules(model):
         module.reshard()

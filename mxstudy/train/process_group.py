@@ -1,4 +1,4 @@
-"""Which of how many processes this one is, as torchrun, submitit or Slurm say it; and the group they form."""
+"""Find this process's rank in the variables of torchrun, submitit or Slurm, and form the process group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.watch import Watch
 
-TIMEOUT = timedelta(minutes=30)  # of a collective; a rank that dies is noticed by the watch, long before
-PORTS = range(20_000, 32_000)  # below those that Linux gives away by itself
+TIMEOUT = timedelta(minutes=30)  # of a collective; the watch notices a rank that dies long before
+PORTS = range(20_000, 32_000)  # below the ports that Linux assigns by itself
 
 
 @dataclass(frozen=True)
 class ProcessRank:
-    """`local_rank`: within the node. `address`, `port`: where rank 0 listens; '' and 0 where there is but one."""
+    """A process's rank, also within its node; `address`, `port`: where rank 0 listens ('' and 0 if it is alone)."""
 
     rank: int = 0
     size: int = 1
@@ -33,7 +33,10 @@ class ProcessRank:
 
 
 class Starter(NamedTuple):
-    """The variables in which one says what a process is; `here`: where all are that it starts, if that is sure."""
+    """The environment variables in which a starter tells a process its rank.
+
+    `here`: the address of all its processes, if they are always on this machine.
+    """
 
     rank: str
     size: str
@@ -52,16 +55,16 @@ STARTERS = {
         job="SUBMITIT_LOCAL_JOB_ID",
         here="127.0.0.1",
     ),
-    "srun": Starter(  # of the step: a batch script, which is one process, has SLURM_NTASKS too
+    "srun": Starter(  # the step's size, because a batch script, which is one process, has SLURM_NTASKS too
         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", job="SLURM_JOB_ID", nodes="SLURM_STEP_NODELIST"
     ),
 }
 
 
 def find_rank(environment: Mapping[str, str]) -> ProcessRank:
-    """Of this process among those that were started with it; the only one where nothing says otherwise.
+    """Return this process's rank among those started with it; without any starter's variables it is alone.
 
-    Raises ConfigError where more than one was started, and nothing says where they meet.
+    Raises ConfigError if several processes were started and rank 0's address is unknown.
     """
     for name, starter in STARTERS.items():
         if starter.rank in environment and starter.size in environment:
@@ -71,65 +74,69 @@ def find_rank(environment: Mapping[str, str]) -> ProcessRank:
 
 
 def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
-    """MASTER_ADDR and MASTER_PORT; without them the first node, and a port that follows from the job's id."""
+    """Return rank 0's address and port: MASTER_ADDR and MASTER_PORT, else the first node and a port by the job's id."""
     starter = STARTERS[name]
     job = environment.get(starter.job, "")
     address = environment.get("MASTER_ADDR") or first_node(environment.get(starter.nodes, starter.here))
     port = environment.get("MASTER_PORT") or (PORTS[int(job) % len(PORTS)] if job.isdigit() else 0)
     require(
         bool(address and port),
-        f"MASTER_ADDR, MASTER_PORT: not set, and the variables of {name} say that there are several processes; start "
+        f"MASTER_ADDR, MASTER_PORT: not set, but the variables of {name} say that there are several processes; start "
         "them with torchrun, srun or submitit, or set both",
     )
     return address, int(port)
 
 
 def first_node(nodes: str) -> str:
-    """Of Slurm's list: 'gpu-[003-007,12],login' is 'gpu-003'."""
+    """Return the first node of Slurm's list, e.g. 'gpu-003' of 'gpu-[003-007,12],login'."""
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
 
 
 @contextmanager
 def met() -> Iterator[None]:
-    """Within the block, or the one around it, the processes that were started together are one group."""
-    place = find_rank(os.environ)
-    if place.size == 1 or dist.is_initialized():
+    """Within the block, the processes that were started together form a process group, unless they already do."""
+    process = find_rank(os.environ)
+    if process.size == 1 or dist.is_initialized():
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    meet = f"tcp://{place.address}:{place.port}"
-    dist.init_process_group(backend, meet, TIMEOUT, world_size=place.size, rank=place.rank)
+    meet = f"tcp://{process.address}:{process.port}"
+    dist.init_process_group(backend, meet, TIMEOUT, world_size=process.size, rank=process.rank)
     yield
     dist.destroy_process_group()
 
 
 @contextmanager
 def process_group(device: torch.device, folder: RunFolder) -> Iterator[None]:
-    """Within the block the processes that were started together train the run of that folder, each on its own GPU.
+    """Within the block, the processes that were started together train the run of that folder, each on its own GPU.
 
-    What one of them raises ends all of them: that one goes on raising it, the others leave with SystemExit. One that
-    dies without a word, or does not move for half a minute, is noticed by the others, who say so in the run's status.
+    An exception in one process ends all: that process raises it, the others leave with SystemExit. If a process dies
+    without an error, or stops for half a minute, the others notice and record it in the run's status.
     """
-    place = find_rank(os.environ)
-    if place.size == 1:
+    process = find_rank(os.environ)
+    if process.size == 1:
         yield
         return
     if device.type == "cuda":
-        torch.cuda.set_device(gpu_of(place, torch.cuda.device_count()))
-    with met(), Watch(place.rank, place.size, lambda: second_store(place), folder):
+        torch.cuda.set_device(gpu_of(process, torch.cuda.device_count()))
+    with met(), Watch(process.rank, process.size, lambda: second_store(process), folder):
         yield
         dist.barrier()
 
 
-def second_store(place: ProcessRank) -> dist.Store:
-    """Another connection to the group's store: what waits on one blocks who else would use it."""
-    return dist.TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=20))
+def second_store(process: ProcessRank) -> dist.Store:
+    """Return another connection to the group's store: a call that waits on one connection blocks all its users."""
+    return dist.TCPStore(process.address, process.port, is_master=False, timeout=timedelta(seconds=20))
 
 
-def gpu_of(place: ProcessRank, gpus: int) -> int:
-    """Slurm may show every task all GPUs of the node, or its own alone. Raises ConfigError for a task without one."""
+def gpu_of(process: ProcessRank, gpus: int) -> int:
+    """Return the index of the process's GPU; Slurm may show a task all GPUs of the node, or only its own.
+
+    Raises ConfigError for a process without a GPU.
+    """
     require(
-        gpus == 1 or place.local_rank < gpus,
-        f"rank {place.rank}: it is process {place.local_rank + 1} of its node, which has {gpus} GPUs; one each, please",
+        gpus == 1 or process.local_rank < gpus,
+        f"rank {process.rank}: it is process {process.local_rank + 1} of its node, which has {gpus} GPUs; start one "
+        "process per GPU",
     )
-    return 0 if gpus == 1 else place.local_rank
+    return 0 if gpus == 1 else process.local_rank

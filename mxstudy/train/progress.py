@@ -1,4 +1,4 @@
-"""Live progress: one line that rewrites itself on a terminal, whole lines now and then in a log or a Slurm file."""
+"""Show live progress: one line that is rewritten in place on a terminal, a new line every 30 s in a log file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ PLAIN_EVERY_S, TERMINAL_EVERY_S = 30.0, 0.1
 
 
 class Progress:
-    """Nothing but plain text and newlines goes to a stream that is no terminal. `rate`: a row's key, X_per_s."""
+    """Shows a run's progress; a stream that is not a terminal gets only plain text lines.
+
+    `rate`: the key of a row's rate, such as tokens_per_s.
+    """
 
     def __init__(self, label: str, steps: int, stream: TextIO | None = None, rate: str = "tokens_per_s") -> None:
         self.label, self.steps, self.stream, self.rate = label, steps, stream or sys.stderr, rate
         self.is_terminal = self.stream.isatty()
-        self.first: tuple[int, float] | None = None  # step and time: the first step compiles, and tells nothing
+        self.first: tuple[int, float] | None = (
+            None  # step and time of the first row: it compiles, so its duration is not used
+        )
         self.shown_s = 0.0
         self.is_open = False  # the terminal's line has not ended
 
     def show(self, row: dict[str, Any]) -> None:
-        """`row`: of the journal, of a step just done."""
+        """Show the journal's row of a step just done, unless the last line is too recent."""
         now_s, done = time.perf_counter(), row["step"] + 1
         self.first = self.first or (done, now_s)
         every_s = TERMINAL_EVERY_S if self.is_terminal else PLAIN_EVERY_S
@@ -35,7 +40,7 @@ class Progress:
         )
         if self.is_terminal:
             columns = shutil.get_terminal_size().columns
-            self.stream.write(f"\r\033[K{line[: columns - 1]}")  # a longer one would wrap, and leave its first half
+            self.stream.write(f"\r\033[K{line[: columns - 1]}")  # a longer line would wrap and could not be rewritten
         else:
             self.stream.write(f"{line}\n")
         self.stream.flush()
@@ -44,13 +49,13 @@ class Progress:
             self.close()
 
     def left(self, done: int, now_s: float) -> str:
-        """At the pace since the first step that was shown; nothing is known at that step."""
+        """Return the time left at the pace since the first row, e.g. '  1:05 left', or '' at that row."""
         assert self.first is not None
         step, time_s = self.first
         return f"  {clock((now_s - time_s) / (done - step) * (self.steps - done))} left" if done > step else ""
 
     def close(self) -> None:
-        """Ends the terminal's line, so that what is printed next has one of its own."""
+        """End the terminal's line, so that the next output starts on a new one."""
         if self.is_open:
             self.stream.write("\n")
             self.stream.flush()
@@ -58,12 +63,12 @@ class Progress:
 
 
 def rate_text(row: Mapping[str, Any], key: str) -> str:
-    """1234.5 tokens_per_s -> '1,234 tokens/s'"""
+    """Return a row's rate as text, e.g. '1,234 tokens/s' for 1234.5 under the key tokens_per_s."""
     return f"{row[key]:,.0f} {key.replace('_per_', '/').replace('_', ' ')}"
 
 
 def clock(seconds: float) -> str:
-    """65 -> 1:05"""
+    """Return seconds as h:mm:ss or m:ss, e.g. '1:05' for 65."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

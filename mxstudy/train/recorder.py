@@ -1,4 +1,4 @@
-"""What a training run leaves: journal, checkpoints, status, progress, and the mirror that follows the journal."""
+"""Record a training run: journal, checkpoints, status, progress, and the MLflow mirror that follows the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ State = Callable[[], dict[str, Tensor]]
 
 
 class Recorder:
-    """`start`: the step at which the run begins or goes on. `tensors` gives what a checkpoint holds."""
+    """Records a run on the first rank.
+
+    `start`: the step at which the run begins or resumes. `tensors`: returns the tensors of a checkpoint.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class Recorder:
         self.journal.write(row)
 
     def show(self, row: dict[str, Any]) -> None:
-        """A step just done, on the terminal, and now and then in the status."""
+        """Show the row of a step just done on the terminal, and write its step to the status at most once a second."""
         self.progress.show(row)
         if time.monotonic() - self.status_s > 1.0:
             self.folder.update(step=row["step"] + 1)
@@ -72,15 +75,15 @@ class Recorder:
     def end(self, state: str, reason: str | None) -> None:
         self.progress.close()
         if state == "diverged":
-            print(f"diverged: {reason}; everything up to then is in {self.folder.path}", flush=True)
+            print(f"diverged: {reason}; everything up to that step is in {self.folder.path}", flush=True)
         self.folder.update(state=state, reason=reason)
-        behind = self.mirror.finish(state, reason) if self.mirror else None
-        if behind:
-            print(f"tracking: {behind}; the journal has everything", flush=True)
+        problem = self.mirror.finish(state, reason) if self.mirror else None
+        if problem:
+            print(f"tracking: {problem}; the journal has everything", flush=True)
 
 
 class Follower:
-    """Of every rank but the first: it has its part of the checkpoints, and writes nothing else."""
+    """The recorder of every rank but the first: it writes its shards of the checkpoints and nothing else."""
 
     def __init__(self, checkpoints: Checkpoints, tensors: State) -> None:
         self.checkpoints, self.tensors = checkpoints, tensors
@@ -89,25 +92,28 @@ class Follower:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def record(self, row: Row) -> None:
-        """The first rank's row says the same."""
+        """Do nothing: the first rank records the same row."""
 
     def save(self, step: int) -> None:
         self.checkpoints.save(step, self.tensors())
 
     def end(self, state: str, reason: str | None) -> None:
-        """The first rank says it."""
+        """Do nothing: the first rank records the end."""
 
 
 # ------------------------------------------------------------------------------------------------- how a run ends
 
 
 def record_end(recorder: Recorder | Follower, folder: RunFolder, state: str, why: str | None, leave: Leave) -> None:
-    """`why`: what it diverged by. A signal is a reason too: one that comes too late for the run still ends a sweep."""
+    """Record the run's end; `why`: how it diverged, or None.
+
+    A signal is recorded as a reason too, because one that comes too late to end the run still ends a sweep.
+    """
     recorder.end(state, reason(why, leave))
-    if leave.signal and is_first():  # perhaps it came while the mirror took its time
+    if leave.signal and is_first():  # it may have come while the mirror was finishing
         folder.update(reason=reason(why, leave))
 
 
@@ -116,16 +122,16 @@ def reason(why: str | None, leave: Leave) -> str | None:
 
 
 def finish_and_mirror(config: Run, folder: RunFolder, label: str, tell: Callable[[], str | None] | None = None) -> None:
-    """The run has finished, and is mirrored as a whole. What else the server is to be told, `tell` does after that.
+    """Set the run's state to finished, mirror the whole run to the tracking server, then call `tell`.
 
-    It returns None, or in one line why it could not.
+    `tell` sends the server anything else; it returns None, or one line that says why it failed.
     """
-    follow = mirror_of(config, folder, label)
-    if follow:
-        follow.start()
+    mirror = mirror_of(config, folder, label)
+    if mirror:
+        mirror.start()
     folder.update(state="finished")
-    behind = follow.finish("finished") if follow else None
+    problem = mirror.finish("finished") if mirror else None
     if tell:
-        behind = behind or tell()
-    if behind:
-        print(f"tracking: {behind}; everything is in {folder.path}", flush=True)
+        problem = problem or tell()
+    if problem:
+        print(f"tracking: {problem}; everything is in {folder.path}", flush=True)

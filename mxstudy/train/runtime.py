@@ -1,4 +1,4 @@
-"""The machine under a run: device, determinism, how fast it could be."""
+"""Set up the machine for a run: device, determinism, memory, and its peak FLOP/s."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from mxstudy.compat.torch_compiler import keep_roundings
 from mxstudy.reader import ConfigError
 
-# Dense bf16 FLOP/s by the data sheets; MFU of a GPU that is not here is null.
+# Dense bf16 FLOP/s by the data sheets. For a GPU that is not listed here, no MFU is recorded.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -25,13 +25,13 @@ PEAK_FLOPS = {
 }
 
 
-# Of a node of the job that is planned, which runs on another machine or in other processes; None: it runs in this one.
+# GPUs per node of the job that is planned for another machine or other processes; None: the job runs in this process.
 _planned_gpus: ContextVar[int | None] = ContextVar("planned_gpus", default=None)
 
 
 @contextmanager
 def planned_for(gpus: int | None) -> Iterator[None]:
-    """Resolve what is resolved in the block for a job with so many GPUs of a node, whatever this machine has."""
+    """Within the block, resolve devices for a job with `gpus` GPUs per node, whatever this machine has."""
     before = _planned_gpus.set(gpus)
     try:
         yield
@@ -40,43 +40,43 @@ def planned_for(gpus: int | None) -> Iterator[None]:
 
 
 def is_planned() -> bool:
-    """Return whether this is for another machine, or other processes of this one."""
+    """Return whether devices are resolved for a job on another machine, or in other processes of this one."""
     return _planned_gpus.get() is not None
 
 
 def gpus_there() -> int:
-    """Return how many GPUs this machine has, or the job that is planned."""
+    """Return the number of GPUs of this machine, or per node of the job that is planned."""
     planned = _planned_gpus.get()
     return torch.cuda.device_count() if planned is None else planned
 
 
 def resolve_device(wanted: str, key: str = "train.device") -> torch.device:
-    """Return the device that `wanted` is: auto is CUDA where there is one.
+    """Return the device for `wanted` (auto, cuda or cpu); auto is CUDA if there is a GPU.
 
-    Raises ConfigError, with the `key`, for a CUDA that is not there.
+    Raises ConfigError, naming the config key `key`, if CUDA is wanted and there is no GPU.
     """
     planned = _planned_gpus.get()
     is_there = torch.cuda.is_available() if planned is None else planned > 0
     if wanted == "cuda" and not is_there:
         where = "here" if planned is None else "without; hydra.launcher.gpus_per_node=1 gives a job one"
-        raise ConfigError(f"{key}: cuda was asked for and there is none; {key}=cpu runs {where}")
+        raise ConfigError(f"{key}: cuda was asked for, but there is no GPU; {key}=cpu runs {where}")
     return torch.device("cuda" if wanted != "cpu" and is_there else "cpu")
 
 
 def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
-    """Set up torch with numerics first: full FP32, FP32 accumulation, and no rounding that a compiler may drop."""
+    """Set up torch for exact numerics: full FP32, FP32 accumulation, and no rounding dropped by the compiler."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     if compile:
-        torch.compiler.reset()  # what an earlier arm compiled must not make this arm's sizes and floats dynamic
+        torch.compiler.reset()  # else code compiled for an earlier arm makes this arm's sizes and floats dynamic
         keep_roundings()
     keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep what is freed: else an eager step on CPU spends most of its time in page faults."""
+    """Tell glibc to keep freed memory; otherwise an eager step on CPU spends most of its time in page faults."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         m_trim_threshold, m_mmap_threshold = -1, -3
@@ -86,7 +86,7 @@ def keep_freed_memory() -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 FLOP/s of the device, None where it is not known."""
+    """Return the dense bf16 FLOP/s of the device, or None if it is not known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

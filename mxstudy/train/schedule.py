@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, so that a resumed run needs no state of theirs."""
+"""Learning-rate schedules: pure functions of the step, so that a resumed run has no schedule state to restore."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from mxstudy import config
 
-# From the decay's progress in 0..1 to the height between the final ratio (0) and the peak (1).
+# Each shape maps the decay's progress in 0..1 to a height between the final ratio (0) and the peak (1).
 SHAPES = {
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1.0 - progress,
@@ -16,13 +16,13 @@ SHAPES = {
 
 
 def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
-    """Learning rate over its peak in `step` (0 .. steps - 1); the first step after the warm-up is at the peak."""
+    """Return learning rate / peak at `step` (0 .. steps - 1); the first step after the warm-up is at the peak."""
     warmup_steps = round(schedule.warmup_fraction * steps)
     if step < warmup_steps:
         return schedule.initial_ratio + (1.0 - schedule.initial_ratio) * (step + 1) / (warmup_steps + 1)
     decay_start = steps - round(schedule.decay_fraction * steps) if schedule.kind == "wsd" else warmup_steps
     span = steps - 1 - decay_start
-    is_decay = schedule.kind == "wsd" and step == decay_start  # in one step, which is its last
+    is_decay = schedule.kind == "wsd" and step == decay_start  # for span 0: the decay is this last step alone
     progress = max(0.0, step - decay_start) / span if span else float(is_decay)
     height = SHAPES[schedule.kind](progress)
     return schedule.final_ratio + (1.0 - schedule.final_ratio) * height

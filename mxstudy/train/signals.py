@@ -1,4 +1,4 @@
-"""Leaving in time: a signal sets a flag, the loop finishes its step, saves, and goes."""
+"""Leave a run in time: a signal sets a flag, and the loop finishes its step, saves a checkpoint and returns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
 class Leave:
-    """Within the block, SIGTERM, SIGUSR2 and Ctrl-C only set `signal`; afterwards the old handlers stand again.
+    """Within the block, SIGTERM, SIGUSR2 and Ctrl-C only set `signal`; afterwards the old handlers are restored.
 
-    Of several ranks each has what it was sent itself, and leaves for what `agree` returns alone.
+    With several ranks, `signal` is what this rank received itself; a rank leaves only for what `agree` returns.
     """
 
     signal: Signals | None = None
@@ -31,9 +31,10 @@ class Leave:
             signal.signal(number, handler)
 
     def agree(self) -> Signals | None:
-        """What any rank was sent, in all of them: Slurm may signal one alone, and they can only leave together.
+        """Return, on every rank, a signal that any rank received, or None; all ranks must call it.
 
-        A signal that comes while the ranks talk waits for the next time.
+        Slurm may signal one rank alone, but ranks can only leave together. A signal that comes during the exchange
+        waits for the next call.
         """
         if world_size() == 1:
             return self.signal
@@ -44,5 +45,5 @@ class Leave:
 
     def _set(self, number: int, _: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
-            raise KeyboardInterrupt  # a second Ctrl-C means now
+            raise KeyboardInterrupt  # a second Ctrl-C ends the run at once
         self.signal = Signals(number)

@@ -1,8 +1,8 @@
-"""Ranks that look after each other: what ends one of them ends all within a minute, and its cause is said once.
+"""Let ranks watch each other: a failure of one rank ends all within a minute, and its cause is reported once.
 
-Every rank's heart beats into the group's store. The first that fails leaves its traceback there; one whose heart stops
-is found out by the others. A collective may wait for ever for a rank that is gone: a rank whose main thread does not
-come back from there is ended by another of its threads.
+Every rank writes a heartbeat to the group's store. The first rank that fails leaves its traceback there; the others
+notice a rank whose heartbeat stops. A collective may wait for ever for a rank that is gone, so a second thread ends a
+rank whose main thread does not return from it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,27 @@ import torch.distributed as dist
 
 from mxstudy.tracking.folder import RunFolder
 
-SILENTLY = "ended, or stopped moving, without a word"
+SILENTLY = "ended or froze without an error"
 BEAT_S, DEAD_AFTER_S, GRACE_S = 1.0, 30.0, 5.0
-NETWORK = ("closed by peer", "reset by peer", "Broken pipe", "gloo", "NCCL")  # in errors that another rank's end causes
+NETWORK = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "gloo",
+    "NCCL",
+)  # words in errors caused by another rank's end
 
 
 class RankDied(RuntimeError):
-    """Another rank ended, or stopped moving, without saying why."""
+    """Raised when another rank ended or froze without reporting an error."""
 
 
 class Watch:
-    """Of one rank, while the block runs. `connect` opens a connection to the store: a thread that waits blocks its own.
+    """One rank's watch over the others while the block runs.
 
-    The first rank to fail goes on raising what it raised. The others leave with SystemExit; where one is at fault that
-    can say nothing any more, the first to notice raises RankDied, or says so in the status of the run in `folder`.
+    `connect` opens a connection to the store; each thread has its own, because a thread that waits blocks it. The first
+    rank to fail raises its own exception; the others leave with SystemExit. If a rank died without reporting an error,
+    the first rank to notice raises RankDied, or records it in the status of the run in `folder`.
     """
 
     def __init__(self, rank: int, size: int, connect: Callable[[], dist.Store], folder: RunFolder) -> None:
@@ -60,22 +67,28 @@ class Watch:
         self.is_over.set()
 
     def end_all(self, error: BaseException) -> None:
-        """Returns in the rank that is the first to fail."""
+        """Report this rank's error to all; returns on the first rank to fail, raises SystemExit on the others.
+
+        Raises RankDied if the error comes from a rank that died without reporting one.
+        """
         if is_of_the_network(error):
             self.wait_for(lambda: self.cause is not None, DEAD_AFTER_S + 5 * BEAT_S)
-        told, blames = (None, self.cause) if is_silent(self.cause) else (self.cause, None)
+        reported, blames = (None, self.cause) if is_silent(self.cause) else (self.cause, None)
         own = blames or f"{self.name}: {''.join(traceback.format_exception(error))}"
-        first = told or self.first_failure(self.store, own)
+        first = reported or self.first_failure(self.store, own)
         self.is_over.set()
         if first != own and not isinstance(error, KeyboardInterrupt):
-            self.say(f"ends, as another rank has failed: {first}")
+            self.say(f"ends because another rank has failed: {first}")
             raise SystemExit(1) from error
         self.wait_for(lambda: self.store.add("readers", 0) >= self.size - 1, GRACE_S)  # the store may be this rank's
         if blames:
             raise RankDied(blames) from error
 
     def first_failure(self, store: dist.Store, failure: str) -> str:
-        """What any rank reported first: this, if there was nothing, or if the store went with the rank that held it."""
+        """Report a failure, and return the one that any rank reported first.
+
+        Returns `failure` itself if it is the first, or if the store is gone with the rank that held it.
+        """
         if self.is_store_gone():
             return failure
         try:
@@ -86,16 +99,16 @@ class Watch:
     def is_store_gone(self) -> bool:
         return time.monotonic() - self.store_answered_s > DEAD_AFTER_S
 
-    def wait_for(self, has_come: Callable[[], bool], at_most_s: float) -> None:
+    def wait_for(self, is_done: Callable[[], bool], at_most_s: float) -> None:
         until_s = time.monotonic() + at_most_s
         with suppress(RuntimeError):
-            while time.monotonic() < until_s and not has_come():
+            while time.monotonic() < until_s and not is_done():
                 time.sleep(BEAT_S / 10)
 
     # --------------------------------------------------------------------------------------------- in the threads
 
     def beat(self) -> None:
-        """Whatever talks to the store may wait for ever for its answer."""
+        """Write this rank's heartbeat and read the others'; runs in its own thread, as the store may never answer."""
         hearts, beat = Hearts(self.rank, self.size), 0
         while self.cause is None and not self.is_over.wait(BEAT_S):
             try:
@@ -113,6 +126,7 @@ class Watch:
                 return
 
     def watch(self) -> None:
+        """End this process if another rank has failed, or the store is gone, and the main thread does not return."""
         while not self.is_over.wait(BEAT_S):
             if self.cause is None and self.is_store_gone():
                 self.cause = f"rank 0 of {self.size} {SILENTLY}, and the group's store with it"
@@ -120,14 +134,14 @@ class Watch:
                 self.give_up(self.cause)
 
     def give_up(self, cause: str) -> None:
-        """Ends the process, whatever its main thread waits for."""
+        """Report the cause and end the process, whatever its main thread waits for."""
         reported = self.first_failure(self.own_store, cause)
         with suppress(OSError, ValueError):
             if reported == cause and is_silent(cause) and self.folder.status().state == "running":
                 stack = "".join(traceback.format_stack(sys._current_frames()[self.main]))
                 self.folder.update(state="failed", reason=f"RankDied: {cause}")
                 (self.folder.path / "error.log").write_text(f"{cause}\n\n{self.name} waited at\n{stack}")
-        self.say(f"ends, as another rank has failed: {cause}")
+        self.say(f"ends because another rank has failed: {cause}")
         sys.stdout.flush()
         os._exit(1)
 
@@ -136,13 +150,13 @@ class Watch:
 
 
 class Hearts:
-    """When those of the other ranks were last seen to beat, by this rank's clock."""
+    """The last heartbeat of every other rank, and when this rank saw it, by its own clock."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.last = {other: ("", time.monotonic()) for other in range(size) if other != rank}
 
     def stopped(self, store: dist.Store) -> list[int]:
-        """The ranks whose hearts have not beaten for too long."""
+        """Return the ranks whose heartbeat has not changed for more than `DEAD_AFTER_S` seconds."""
         now_s = time.monotonic()
         for other, (beat, _) in self.last.items():
             key = f"beat/{other}"
@@ -153,9 +167,10 @@ class Hearts:
 
 
 def is_silent(cause: str | None) -> bool:
-    """Nobody but the others can say that it failed."""
+    """Return whether the cause is a rank that died or froze without reporting an error."""
     return cause is not None and SILENTLY in cause.splitlines()[0]
 
 
 def is_of_the_network(error: BaseException) -> bool:
+    """Return whether the error is one that the end of another rank causes in a collective."""
     return isinstance(error, RuntimeError) and any(word in str(error) for word in NETWORK)

@@ -125,7 +125,9 @@ def test_a_linear_with_a_hook_is_refused_and_by_the_reference_called():
     model, seen = decoder(), []
     in_two = run(model, tokens())
     hook = model.layers[0].feed_forward.w2.register_forward_hook(lambda module, inputs, h: seen.append(h))
-    with pytest.raises(ConfigError, match=r"precision.backend: a hook of a linear sees nothing .* set it to reference"):
+    with pytest.raises(
+        ConfigError, match=r"precision.backend: a hook of a linear is never called .* set it to reference"
+    ):
         run(model, tokens())
     apply_precision(model, precision(backend="reference"), 0, "bf16", CPU)
     for name, values in run(model, tokens()).items():
@@ -191,7 +193,7 @@ def test_the_choice_follows_the_schedule():
 
 
 def forward_of(block, in_two):
-    return (lambda x, rope: block.in_two(x, rope, None, block.fused)) if in_two else block.forward
+    return (lambda x, rope: block.forward_fused(x, rope, None, block.fused)) if in_two else block.forward
 
 
 def kept_bytes(forward, parameters):

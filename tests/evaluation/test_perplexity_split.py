@@ -30,6 +30,6 @@ def test_a_larger_share_than_was_held_out_is_refused(trained: RunFolder) -> None
     asked("train", config.PySource(validation_fraction=0.03))
     elsewhere = config.Files(format="text", paths=("a",), validation_fraction=0.03)
     asked("validation", elsewhere)
-    with pytest.raises(ConfigError, match=r"^data\.validation_fraction: 0\.03 decides nothing, for split=all"):
+    with pytest.raises(ConfigError, match=r"^data\.validation_fraction: 0\.03 has no effect, because split=all"):
         asked("all", elsewhere)
     asked("all", replace(elsewhere, validation_fraction=0.02))

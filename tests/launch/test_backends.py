@@ -113,8 +113,8 @@ def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("row", "wanted", "reason"),
     [
-        ("fp8_tensor", "fused", r"fused cannot be had for layers\.0: forward_x: scale is none, and it computes E8M0"),
-        ("mxfp8", "native", r"native cannot be had for layers\.0: it needs CUDA with compute capability 10\.0"),
+        ("fp8_tensor", "fused", r"fused cannot run layers\.0: forward_x: scale is none, and it computes E8M0"),
+        ("mxfp8", "native", r"native cannot run layers\.0: it needs CUDA with compute capability 10\.0"),
     ],
 )
 def test_a_backend_that_was_asked_for_and_cannot_be_had_is_refused(
@@ -148,7 +148,7 @@ def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, 
     assert trained.backend() == asked("evaluate") == asked("perplexity", data={"kind": "pysource"}) == "fused"
     assert asked("evaluate", compute="fp32") == "reference"
     assert asked("evaluate", precision=in_own_formats | {"backend": "reference"}) == "reference"
-    with pytest.raises(ConfigError, match=r"fused cannot be had for layers\.0: kernels compute in bf16"):
+    with pytest.raises(ConfigError, match=r"fused cannot run layers\.0: kernels compute in bf16"):
         asked("evaluate", precision=in_own_formats | {"backend": "fused"}, compute="fp32")
 
 

@@ -100,7 +100,9 @@ def test_a_run_is_named_after_the_device_that_its_job_will_have(
     assert folder() == folder(on_slurm, "hydra.launcher.gpus_per_node=0") == folder(on_slurm, "train.device=cpu")
     code, said = call("+experiment=student_teacher", on_slurm, "hydra.launcher.gpus_per_node=0", "train.device=cuda")
     assert code == 1
-    assert said.startswith("train.device: cuda was asked for and there is none; train.device=cpu runs without; hydra.")
+    assert said.startswith(
+        "train.device: cuda was asked for, but there is no GPU; train.device=cpu runs without; hydra."
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert folder() == on_gpu
 

@@ -123,7 +123,7 @@ def test_fp32_scales_of_both_operands_are_in_blocks_alike():
         forward_w=Cast(format="E4M3", scale="FP32", block_size=16),
     )
     with pytest.raises(
-        ConfigError, match=r"^precision\.recipes\.own\.forward_w\.block_size: layers.* in blocks alike, not"
+        ConfigError, match=r"^precision\.recipes\.own\.forward_w\.block_size: layers.* the same block size, not"
     ):
         applied({"layers.*": "own"}, recipes={"own": own})
 
@@ -274,20 +274,18 @@ def test_the_scales_that_a_norm_reads_are_those_of_its_cast(format):
         applied({"layers.*": other}, norm=norm)
     with pytest.raises(ConfigError, match="norm: PostRoundMXNorm reads E8M0 scales"):
         applied({"layers.*": "nvfp4_forward_only"}, norm=norm, block_size=16)
-    with pytest.raises(ConfigError, match=r"reads block scales, and .* under one scale a tensor; take rmsnorm"):
+    with pytest.raises(ConfigError, match=r"reads block scales, but .* with one scale per tensor; use rmsnorm"):
         applied({"layers.*": "fp8_tensor"}, norm=norm)
 
 
 def test_the_native_backend_is_refused_where_there_is_none():
-    with pytest.raises(ConfigError, match=r"native cannot be had for layers.0: it needs CUDA with compute capability"):
+    with pytest.raises(ConfigError, match=r"native cannot run layers.0: it needs CUDA with compute capability"):
         applied({"layers.*": "mxfp8"}, backend="native")
 
 
 def test_the_native_backend_is_refused_for_a_row_that_it_does_not_have(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    with pytest.raises(
-        ConfigError, match=r"native cannot be had for layers.0: it mul.*, not E5M2 x E4M3; reference runs"
-    ):
+    with pytest.raises(ConfigError, match=r"native cannot run layers.0: it mul.*, not E5M2 x E4M3; reference runs"):
         applied({"layers.*": "mxfp8_e5m2_grad"}, backend="native", device="cuda")
 
 
@@ -345,7 +343,7 @@ def test_stacks_are_not_native_and_asking_for_native_ones_is_refused(monkeypatch
     planned = plan_backends(decoder, "auto", place)
     assert planned["layers.0"].name != "native"
     assert planned["layers.1"] == Backend("native")
-    with pytest.raises(ConfigError, match=r"for layers.0: it multiplies matrices, and these are stacks of them"):
+    with pytest.raises(ConfigError, match=r"cannot run layers.0: its weight is a stack of matrices"):
         plan_backends(decoder, "native", place)
 
 

@@ -37,7 +37,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"norm": {"kind": "mxnorm_postround"}, "precision__scale_rule": "code_bump"},
-        "precision.scale_rule: code_bump gives a block no scale; take floor",
+        "precision.scale_rule: code_bump gives a block no scale; use floor",
     ),
     ({"norm": None, "student": {"norm_ops": "fp32"}}, "student.norm_ops: there is no norm; set it to null"),
     ({"student": {"norm_ops": "skipped"}}, "student.norm_ops: 'skipped' is not a choice"),
@@ -69,23 +69,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "teacher.quantized: in the teacher precision.schedule: pattern 'layers.0.attention.*' matches no linear",
     ),
-    ({"precision__backend": "native"}, "precision.backend: native cannot be had"),
+    ({"precision__backend": "native"}, "precision.backend: native cannot run"),
     ({"precision__skip_blocks": 1}, "precision.skip_blocks: 1 at both ends leave none of 2"),
     ({"norm": None}, "student.gain: there is no norm to round the gain of; leave it at fp32"),
     ({"norm": {"kind": "layernorm", "affine": False}}, "student.gain: the norm has none to round to mx"),
-    (FP32, "student.gain: mx takes blocks from the forward of layers.0.up, which has none"),
+    (FP32, "student.gain: mx uses the cast of the forward of layers.0.up, which is not in"),
     (
         {"precision__schedule": schedule((0, "mxfp8"), (9, "mxfp8_backward_only"))},
-        "student.gain: mx takes blocks from the forward of layers.0.up, which has none",
+        "student.gain: mx uses the cast of the forward of layers.0.up, which is not in",
     ),
-    ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx takes blocks from the forward"),
+    ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx uses the cast of the forward"),
     (
         {"norm": {"kind": "rmsnorm"}, "student": {"freeze_norm_bias": True}},
         "student.freeze_norm_bias: the norm has no bias; set it to false",
     ),
     (
         {"norm": {"kind": "mxnorm", "p": 2}, "student": {"vector_ops": "code"}},
-        "student.vector_ops: code rounds every step of the norm, and a folded gain",
+        "student.vector_ops: code rounds every step of the norm, but with a folded gain",
     ),
     ({"student": {"gain": "mxfp8"}}, "student.gain: 'mxfp8' is not a choice"),
     ({"loss": "kl"}, "label_noise: must be 0 with loss=kl"),
@@ -95,7 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": {"kind": "adamw", "lr": 1e-3}}, "optimizer.kind: 'adamw' is not a choice"),
 ]
 if not torch.cuda.is_available():
-    REFUSED.append(({"train__device": "cuda"}, "train.device: cuda was asked for and there is none"))
+    REFUSED.append(({"train__device": "cuda"}, "train.device: cuda was asked for, but there is no GPU"))
 
 ACCEPTED: list[dict[str, Any]] = [
     {},

@@ -121,7 +121,7 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
     refused = {
         "parent: none of its 2 replicas diverges, so there is nothing to fork; give at_step": {},
         "at_step: 24 is after the last step of the parent's 24": {"at_step": 24},
-        "intervention: with it precision.schedule: plan for layers.0.up: 'mxfp9'": {
+        "intervention: the changed run fails: precision.schedule: plan for layers.0.up: 'mxfp9'": {
             "at_step": 3,
             "intervention": {"plan": {"layers.*": "mxfp9"}},
         },
@@ -135,10 +135,10 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="at_step: replicas are forked at this step only"):
             configured(parent, at_step=3, **options)
     several = trained(tmp_path)
-    with pytest.raises(ConfigError, match="several rows; fork a run that has one"):
+    with pytest.raises(ConfigError, match="several rows; fork a run that has only one"):
         checks.STUDY.check(configured(several, at_step=3))
     control = forked(tmp_path, parent, at_step=3)
-    with pytest.raises(ConfigError, match="is no student-teacher run"):
+    with pytest.raises(ConfigError, match="is not a student-teacher run"):
         checks.STUDY.check(configured(control, at_step=3))
 
 

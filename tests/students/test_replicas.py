@@ -202,7 +202,7 @@ def test_a_frozen_bias_has_no_gradient_and_changes_no_other() -> None:
         ("none", {"freeze_norm_bias": True}, "freeze_norm_bias: the norm has no bias"),
         ("none", {"gain": "bf16"}, "gain: there is no norm to round the gain of"),
         ("none", {"norm_ops": "fp32"}, "norm_ops: there is no norm; set it to null"),
-        ("mxnorm_p2", {"norm_ops": "fp32"}, "norm_ops: a folded gain joins the norm to the linear"),
+        ("mxnorm_p2", {"norm_ops": "fp32"}, "norm_ops: with a folded gain the norm is fused with the linear"),
         ("layernorm", {"norm_ops": "bf16", "vector_ops": "code"}, "norm_ops: bf16 rounds to the residual stream's"),
         ("layernorm", {"norm_ops": "code_skip"}, "norm_ops: 'code_skip' is not a choice; did you mean 'code_skipped'"),
     ],

@@ -244,7 +244,7 @@ def test_checkpoints_are_compared_document_by_document(
 ) -> None:
     run_here(tmp_path, *asked, "precision=as_trained,mxfp4")
     said = capsys.readouterr().out
-    assert "bits/byte, less mxnorm p=2, mxfp8, compute bf16" in said
+    assert "bits/byte, minus mxnorm p=2, mxfp8, compute bf16" in said
     first, second = find_runs(tmp_path / "runs")
     totals = [results.load([one.path], "perplexity")["bits_per_byte"][0] for one in (first, second)]
     summary = perplexity_tables.summarise({"a": first, "b": second}, {}).markdown

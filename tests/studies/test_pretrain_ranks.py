@@ -182,7 +182,7 @@ def test_what_one_rank_raises_ends_the_job_with_its_traceback(mishap: str, tmp_p
     assert 'raise ValueError("a bad batch")' in log
     assert len(losses(run)) == 5
     other = (tmp_path / "processes" / f"output-{1 if mishap.startswith('first') else 0}").read_text()
-    assert "ends, as another rank has failed" in other
+    assert "ends because another rank has failed" in other
     assert "a bad batch" in other
 
 
@@ -197,7 +197,7 @@ def test_a_rank_that_says_nothing_is_found_out(mishap: str, tmp_path: Path, cach
     status = RunFolder(run).status()
     assert status.state == "failed"
     assert f"rank {0 if 'first' in mishap else 1} of 2 ended" in (status.reason or "")
-    assert "without a word" in (run / "error.log").read_text()
+    assert "without an error" in (run / "error.log").read_text()
 
 
 @pytest.mark.slow

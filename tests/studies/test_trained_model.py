@@ -75,8 +75,11 @@ OF_QUESTIONS = [
     (["evaluation.tasks=[csqa]", "evaluation.shots=2"], "csqa has none of its own"),
 ]
 OF_A_CORPUS = [
-    (["window=65"], "window: 65 tokens are more than the 64 that .*/step_00000010 was trained on; window=64"),
-    (["window=32", "stride=33"], "stride: 33 tokens would leave some out between windows of 32; at most stride=32"),
+    (
+        ["window=65"],
+        "window: 65 tokens are more than the 64 that .*/step_00000010 was trained on; use at most window=64",
+    ),
+    (["window=32", "stride=33"], "stride: 33 tokens would skip tokens between windows of 32; use at most stride=32"),
     (["split=validation", "data.validation_fraction=0"], "no document of the corpus is in its validation split; spl"),
     (["split=all", "data.paths=[empty.txt]"], "no document of the corpus is in its all split; the corpus has no text"),
     (["data.paths=[nowhere.txt]"], "'nowhere.txt' does not exist"),

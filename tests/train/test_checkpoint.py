@@ -100,7 +100,7 @@ def test_without_a_checkpoint_there_is_none_to_pin(checkpoints):
 def test_another_run_is_refused(checkpoints):
     run = trained()
     path = replace(checkpoints, fingerprint="a" * 64).save(2, state(run))
-    with pytest.raises(CheckpointError, match="of run aaaaaaaaaaaa, not ffffffffffff"):
+    with pytest.raises(CheckpointError, match="belongs to run aaaaaaaaaaaa, not ffffffffffff"):
         checkpoints.load(path, state(run))
 
 

@@ -41,7 +41,7 @@ def test_the_place_is_found(environment, place):
 
 
 def test_ranks_without_a_place_to_meet_are_refused():
-    with pytest.raises(ConfigError, match="MASTER_ADDR, MASTER_PORT: not set, and the variables of torchrun"):
+    with pytest.raises(ConfigError, match="MASTER_ADDR, MASTER_PORT: not set, but the variables of torchrun"):
         find_rank({"RANK": "0", "WORLD_SIZE": "2"})
 
 

@@ -1,1 +1,1 @@
-"""Interventions: a run of students once more from just before it diverges, with something changed."""
+"""Interventions: repeat a student-teacher run from shortly before its divergence with something changed."""

@@ -1,4 +1,4 @@
-"""Which run is forked, and its losses."""
+"""Find and check the run that is forked, and read its losses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from mxstudy.tracking.folder import RunFolder, named_run
 
 
 def parent_of(config: Fork) -> tuple[RunFolder, StudentTeacher]:
+    """Return the parent run's folder and config. Raises ConfigError if it is no finished student-teacher run."""
     parent = named_run(config.parent, Path(config.runs_dir), "parent")
     of_parent: Any = parent.config()
-    require(isinstance(of_parent, StudentTeacher), f"parent: {parent.path} is no student-teacher run")
+    require(isinstance(of_parent, StudentTeacher), f"parent: {parent.path} is not a student-teacher run")
     state = parent.status().state
     require(state in ("finished", "diverged"), f"parent: {parent.path} is {state}; let it finish")
     return parent, of_parent
 
 
 def losses_of(parent: RunFolder, of_parent: StudentTeacher) -> np.ndarray:
+    """Return the parent's losses, float32 [steps, S]."""
     return read_columns(parent.columns, len(of_parent.replicas))[:, 0]

@@ -1,4 +1,4 @@
-"""Forks of a stack: its replicas as they were at steps of their own, once more from there with something changed."""
+"""Fork a stack: continue each replica from its state at its own fork point, with something changed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mxstudy.reader import ConfigError, plain, require
 from mxstudy.students.stack import Stack
 from mxstudy.tracking.columnar_journal import ROWS
 
-State = dict[str, Tensor]  # of one replica, as Stack.named_state() has them of all
+State = dict[str, Tensor]  # of one replica, with the names of Stack.named_state()
 
-# Where what an intervention changes stands in a run's config.
+# The section of a run's config that holds each key of an intervention.
 GROUPS = {
     "scale_rule": "precision",
     "gain": "student",
@@ -30,7 +30,11 @@ TARGETS = {"disk": {"quantized": False, "from_disk": True}, "redrawn": {"redrawn
 
 
 class ForkPoint(NamedTuple):
-    """`point`: why there, as 'before 10', '0.88' or 'step 300'. `diverged_at`: where the parent does, if it does."""
+    """A replica and the step at which it is forked.
+
+    `point`: how the step was chosen: 'before 10', '0.88' or 'step 300'. `diverged_at`: the step at which the replica
+    diverges in the parent, or None.
+    """
 
     replica: int
     step: int
@@ -39,9 +43,9 @@ class ForkPoint(NamedTuple):
 
 
 def fork_points(fork: config.Fork, losses: np.ndarray) -> list[ForkPoint]:
-    """Where the replicas of a parent with these losses [steps, S] are forked.
+    """Return the fork points of the replicas of a parent with these losses [steps, S].
 
-    Raises ConfigError if there is nothing to fork, or if it were after the parent's last step.
+    Raises ConfigError if there is nothing to fork, or if `at_step` is after the parent's last step.
     """
     steps, replicas = losses.shape
     ends = [outcome_of(losses[:, replica]) for replica in range(replicas)]
@@ -65,13 +69,14 @@ def fork_points(fork: config.Fork, losses: np.ndarray) -> list[ForkPoint]:
 
 
 def changed(parent: config.StudentTeacher, intervention: config.Intervention) -> config.StudentTeacher:
-    """The parent's config with what the intervention has.
+    """Return the parent's config with the intervention's changes.
 
-    Raises ConfigError if the parent's precision changes in the course of the run: a fork has one.
+    Raises ConfigError if the parent's precision changes during the run (a fork has only one), or if the targets are the
+    parent's already.
     """
     values, new = plain(parent), {key: value for key, value in plain(intervention).items() if value is not None}
     if len(parent.precision.schedule) > 1:
-        raise ConfigError("parent: its precision.schedule has several rows; fork a run that has one")
+        raise ConfigError("parent: its precision.schedule has several rows; fork a run that has only one")
     if "plan" in new:
         values["precision"]["schedule"] = [{"from_step": 0, "plan": new["plan"]}]
     if "vector_ops" in new:
@@ -88,9 +93,9 @@ def changed(parent: config.StudentTeacher, intervention: config.Intervention) ->
 
 
 def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> dict[ForkPoint, State]:
-    """The parent's stack trained on to each point; what the replica was there.
+    """Train the parent's stack on to each fork point, and return {point: the replica's state there}.
 
-    `recorded` [steps, 2, S]: the parent's journal. Raises ConfigError at the first step whose bits are others.
+    `recorded` [steps, 2, S]: the parent's journal. Raises ConfigError at the first step whose bits differ from it.
     """
     states: dict[ForkPoint, State] = {}
     first, last = int(stack.step), max(point.step for point in points)
@@ -111,27 +116,28 @@ def state_of(stack: Stack, replica: int) -> State:
 
 
 def check_replay(stack: Stack, first: int, stop: int, recorded: np.ndarray) -> None:
+    """Raise ConfigError unless steps `first` to `stop` - 1 of the replay have the bits of the parent's journal."""
     replayed = stack.record[[step % ROWS for step in range(first, stop)]].cpu().numpy()
     same = np.all(equal_bits(replayed, recorded[first:stop]), axis=(1, 2))
     require(
         bool(same.all()),
-        f"parent: at step {first + leading_true(same)} a replay has other bits than its journal, and what is forked "
-        "from it is not the parent; fork where it ran: the same GPU, torch and code",
+        f"parent: at step {first + leading_true(same)} a replay has other bits than its journal, so a fork would not "
+        "continue the parent; fork where it ran: the same GPU, torch and code",
     )
 
 
 def equal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of float32 arrays, every NaN equal to every other."""
+    """Return elementwise whether two float32 arrays have equal bits; all NaNs count as equal."""
     return (a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))
 
 
 def leading_true(flags: np.ndarray) -> int:
-    """How many, from the first."""
+    """Return the number of true flags before the first false one."""
     return int(np.logical_and.accumulate(flags).sum())
 
 
 def waves(points: Sequence[ForkPoint], width: int) -> Iterator[list[ForkPoint]]:
-    """So many at a time as the parent has replicas: a GEMM's bits may depend on a stack's width."""
+    """Yield the points in groups of at most `width`, the parent's: a GEMM's bits may depend on a stack's width."""
     for start in range(0, len(points), width):
         yield list(points[start : start + width])
 
@@ -143,10 +149,10 @@ def forked(
     states: Sequence[State],
     new_optimizer: bool = False,
 ) -> Stack:
-    """A stack that goes on where the replicas were; slots that are left over repeat the first.
+    """Return a stack of the parent's width that continues from the replicas' states; spare slots repeat the first.
 
-    Its teacher is in the parent's precision. `new_optimizer`: at its first step, as it is for what the parent did not
-    train.
+    Its teacher is in the parent's precision. `new_optimizer`: start the optimizer anew for all parameters, as is always
+    done for parameters that the parent did not train.
     """
     width = len(parent.replicas)
     slots = [*range(len(wave)), *[0] * (width - len(wave))]
@@ -165,7 +171,7 @@ def forked(
 
 
 def run_on(stack: Stack, steps: int) -> np.ndarray:
-    """Loss and gradient norm of those steps, [steps, 2, S] float32."""
+    """Train `steps` steps; returns loss and gradient norm of each, [steps, 2, S] float32."""
     parts = []
     for step in range(1, steps + 1):
         stack.train_step()

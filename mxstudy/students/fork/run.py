@@ -1,7 +1,8 @@
-"""Interventions: a student-teacher run once more from just before it diverges, with something changed.
+"""Run interventions: repeat a student-teacher run from shortly before its divergence with something changed.
 
-Instability paper, section 5.2, figure 4. A fork replays its parent to the step, bit by bit, or does not begin; with
-nothing changed it is the control, and stays the parent bit by bit. Seconds to minutes, so a killed one begins anew.
+Instability paper, section 5.2, figure 4. A fork first replays its parent bit by bit up to the fork point, or fails.
+With nothing changed it is the control and equals the parent bit by bit. A run takes seconds to minutes, so a killed one
+starts over.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.recorder import finish_and_mirror
 from mxstudy.train.runtime import configure_torch, resolve_device
 
-TITLE = "forks that diverge, of those whose parent does"
+TITLE = "forks that diverge, among those whose parent diverges"
 COLUMNS = ("arm", "at", "forks", "diverged", "open", "loss, median", "steps as parent")
 NOTES = [
-    "open: the loss is over 10 times its best at the end, and too late to say that it stays there",
-    "steps as parent: the least number of first steps that are the parent's, bit by bit",
+    "open: at the end the loss is over 10 times its best, but not for long enough to say that it stays there",
+    "steps as parent: how many first steps equal the parent's bit by bit, the least over the forks",
 ]
 
 
 def run(config: Fork, folder: RunFolder, label: str) -> str:
-    """Replay the parent, fork, and judge each fork with its parent's losses before it."""
+    """Replay the parent, run the forks, and judge each fork by its losses after its parent's; returns the state."""
     device = resolve_device(config.device, "device")
     parent, of_parent = parent_of(config)
     recorded = read_columns(parent.columns, len(of_parent.replicas))
@@ -76,7 +77,7 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
 
 
 def load_latest(parent: RunFolder, of_parent: StudentTeacher, stack: Stack, before: int) -> None:
-    """The parent's last checkpoint before that step; without one it begins at step 0."""
+    """Load the parent's last checkpoint at or before step `before` into the stack, if there is one."""
     checkpoints = Checkpoints(parent.checkpoints, parent.status().fingerprint, plain(of_parent), keep_last=1)
     steps = parent.checkpoint_steps()
     usable = [step for step in steps if step <= before]
@@ -87,9 +88,9 @@ def load_latest(parent: RunFolder, of_parent: StudentTeacher, stack: Stack, befo
 def forks_table(
     points: list[ForkPoint], parent: StudentTeacher, recorded: np.ndarray, values: np.ndarray
 ) -> pd.DataFrame:
-    """A row a fork: where, of which replica, and how its losses end after its parent's.
+    """Return a row per fork: its point, its replica, and the outcome of its losses after its parent's.
 
-    `equal_steps`: so many of its steps, from the first, are the parent's, bit by bit.
+    `equal_steps`: the number of the fork's first steps that equal the parent's bit by bit.
     """
     rows = []
     for number, point in enumerate(points):
@@ -118,7 +119,7 @@ def forks_table(
 
 
 def metrics_table(points: list[ForkPoint], values: np.ndarray) -> pd.DataFrame:
-    """A row a fork and step: loss and gradient norm."""
+    """Return a row per fork and step with loss and gradient norm."""
     steps = len(values)
     return pd.DataFrame(
         {
@@ -131,7 +132,7 @@ def metrics_table(points: list[ForkPoint], values: np.ndarray) -> pd.DataFrame:
 
 
 def record(folder: RunFolder, steps: int) -> None:
-    """The journal, for MLflow: by point the share of forks that diverge."""
+    """Write the journal for MLflow: the fraction of forks that diverge, by point."""
     folder.journal_path.unlink(missing_ok=True)
     forks = results.load_table([folder], "forks")
     shares = forks["diverged_at"].notna().groupby(forks["point"]).mean()
@@ -146,6 +147,7 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
 
 
 def show_forks(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
+    """Print the table of forks by arm and point, and return its rows as text."""
     cells = []
     for label, folder in arms.items():
         for point, own in results.load_table([folder], "forks").groupby("point"):

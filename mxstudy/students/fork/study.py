@@ -17,14 +17,14 @@ from mxstudy.train.runtime import resolve_device
 
 class ForkStudy(Study[Fork]):
     def check(self, config: Fork, ranks: int = 1) -> None:
-        """Raise ConfigError if there is nothing to fork, or if what is changed cannot be had."""
+        """Raise ConfigError if there is nothing to fork, or if the changed config cannot run."""
         resolve_device(config.device, "device")
         parent, of_parent = parent_of(config)
         fork_points(config, losses_of(parent, of_parent))
         try:
             backends_on(changed(of_parent, config.intervention))
         except ConfigError as error:
-            raise ConfigError(f"intervention: with it {error}") from None
+            raise ConfigError(f"intervention: the changed run fails: {error}") from None
 
     def pinned(self, config: Fork) -> Fork:
         return on_planned_device(config, "device")
@@ -33,13 +33,13 @@ class ForkStudy(Study[Fork]):
         return config.runs_dir, config.parent, config.intervene_before, config.fractions, config.at_step, config.device
 
     def identity(self, config: Fork) -> Identity:
-        """Return the device's type, the parent's fingerprint, and which of its replicas is forked where."""
+        """Return the device's type, the parent's fingerprint, and the fork points of its replicas."""
         parent, of_parent = parent_of(config)
         points = [list(point) for point in fork_points(config, losses_of(parent, of_parent))]
         return resolve_device(config.device, "device").type, {"parent": parent.status().fingerprint, "forks": points}
 
     def backends(self, config: Fork) -> str | None:
-        """Return the backends of the forks' blocks, with what is changed, on the device that they get."""
+        """Return the backends of the forks' blocks in the changed config, on the forks' device."""
         _, of_parent = parent_of(config)
         return backends_on(changed(of_parent, config.intervention), resolve_device(config.device, "device"))
 

@@ -1,1 +1,1 @@
-"""What is measured on a stack of students while it trains: a number for each replica, and nothing crosses between."""
+"""Measurements on a stack of students while it trains: one number per replica, each from that replica alone."""

@@ -1,4 +1,4 @@
-"""The gradient's bias by layer: a run's gradients against FP32's, at its own weights or along two trajectories."""
+"""Measure the gradient's bias by layer: a run's gradients against those of FP32, at the same weights or a twin's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from mxstudy.probes.gradient_bias import WHOLE, quantities
 
-Rows = dict[str, list[float]]  # '<place>/<quantity>' of each replica
+Rows = dict[str, list[float]]  # {'<place>/<quantity>': one value per replica}
 
 
 def gradient_bias(own: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Rows:
-    """'<layer>/<quantity>', and 'model/<quantity>' over all parameters as one vector; gradients [S, ...] by parameter.
+    """Return '<layer>/<quantity>', and 'model/<quantity>' over all parameters as one vector, from gradients [S, ...].
 
     The quantities are those of `mxstudy.probes.gradient_bias`: ratio is the instability paper's lower bound on the
-    operator norm of zeta (Eq. 5), squared_ratio what its public code logs. Of two unrelated vectors of one length it is
-    2, and the cosine 0.
+    operator norm of zeta (Eq. 5), and squared_ratio is what its public code logs. For two unrelated vectors of equal
+    length, squared_ratio is 2 and the cosine 0.
     """
     layers: dict[str, Tensor] = {}
     for name, g in own.items():
@@ -31,5 +31,5 @@ def gradient_bias(own: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Rows
 
 
 def squared_norms(g: Tensor, h: Tensor) -> Tensor:
-    """||g||^2, ||h||^2 and ||g - h||^2 of each replica: float64 [3, S]."""
+    """Return ||g||^2, ||h||^2 and ||g - h||^2 of each replica: float64 [3, S]."""
     return torch.stack([x.flatten(1).square().sum(1, dtype=torch.float64) for x in (g, h, g - h)])

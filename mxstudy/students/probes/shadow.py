@@ -1,6 +1,6 @@
-"""FP32 versions of a student, which read its parameters as they are, and gradients by parameter.
+"""FP32 versions of a student that share its parameters, and gradients by parameter.
 
-`loss` maps the student's output [S, T, D] and the targets, so too, to [S].
+`loss` maps the student's output [S, T, D] and the targets [S, T, D] to the losses [S].
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def blocks_of(model: ResidualMLP) -> dict[str, StudentBlock]:
-    """By name, in the order in which they come."""
+    """Return {name: block}, in the order of the forward pass."""
     return {name: module for name, module in model.named_modules() if isinstance(module, StudentBlock)}
 
 
 def gradients(model: nn.Module, loss: Loss, x_STD: Tensor, target_STD: Tensor) -> dict[str, Tensor]:
-    """Of each replica's loss, by trainable parameter [S, ...]; eager, and `.grad` stays what it is."""
+    """Return {trainable parameter: gradient [S, ...]} of each replica's loss; eager, and `.grad` is left unchanged."""
     parameters = trainable(model)
     with torch.enable_grad():
         losses = loss(model(x_STD), target_STD)
@@ -38,9 +38,9 @@ def gradients(model: nn.Module, loss: Loss, x_STD: Tensor, target_STD: Tensor) -
 
 
 def in_fp32(model: ResidualMLP) -> ResidualMLP:
-    """The student with FP32 GEMMs, vector operations and gains, and nothing quantised; it shares the parameters.
+    """Return the student in FP32 (GEMMs, vector operations, gains), nothing quantised; it shares the parameters.
 
-    Its norm is the run's, estimated or not, with the straight-through gradient that training has.
+    Its norm is the run's, whether it estimates the RMS or not, with the straight-through gradient of training.
     """
     shadow = model.sharing()
     shadow.ops = FP32_OPS
@@ -55,10 +55,10 @@ def in_fp32(model: ResidualMLP) -> ResidualMLP:
 
 
 def smooth_forward(model: ResidualMLP, x_STD: Tensor) -> Tensor:
-    """The FP32 student's output [S, T, D] by torch's own operations alone, which can be differentiated twice.
+    """Return the FP32 student's output [S, T, D], computed by torch operations that can be differentiated twice.
 
-    The derivatives are those of the function: of a norm that estimates its RMS not the straight-through ones, and of
-    PostRoundMXNorm, whose estimate moves in steps, those between two steps.
+    Derivatives are the function's own: for a norm that estimates its RMS, not the straight-through ones, and for
+    PostRoundMXNorm, whose estimate is a step function, those between two steps.
     """
     replicas = next(model.parameters()).shape[:-2]
     x = x_STD.expand(*replicas, *x_STD.shape[-2:])

@@ -1,9 +1,9 @@
-"""Sharpness: the largest eigenvalue of the Hessian of the FP32 loss, and how it bounds the learning rate.
+"""Measure sharpness, the largest eigenvalue of the FP32 loss's Hessian, and how it bounds the learning rate.
 
 Eq. 10 of the instability paper: gradient descent with learning rate lr, on gradients (1 + zeta) g, is stable along the
 sharpest direction if |1 - lr * lambda| + lr * ||zeta|| * lambda <= 1. With zeta = 0 that is lambda <= 2 / lr; with
 ||zeta|| <= 1 it is lambda <= 2 / (lr * (1 + ||zeta||)), and with ||zeta|| > 1 no lambda > 0 satisfies it. The paper
-calls it crude, and not rigorous for Adam (footnote 3). It has no momentum in it: Adam at rest with its default
+calls the bound crude, and not rigorous for Adam (footnote 3). It ignores momentum: Adam at rest with its default
 beta1 = 0.9 is stable up to 38 / lr in the preconditioned Hessian's eigenvalue (Cohen et al. 2022, arXiv 2207.14484).
 """
 
@@ -21,14 +21,15 @@ from mxstudy.students.probes.shadow import Loss, smooth_forward, trainable
 
 START_SEED = 0
 
-Vector = Sequence[Tensor]  # of the parameters' shapes, each [S, rows, columns]
+Vector = Sequence[Tensor]  # one tensor [S, rows, columns] per parameter, in its shape
 Operator = Callable[[Vector], Vector]
 
 
 class Eigenpair(NamedTuple):
-    """`value` [S], `residual` [S]: ||H v - value v|| / |value| for ||v|| = 1; `vector`: where to go on from.
+    """An eigenvalue's estimate `value` [S], `residual` [S] = ||H v - value v|| / |value| with ||v|| = 1, and `vector`.
 
-    An eigenvalue lies within residual * |value| of the value: a large residual is one that has not converged.
+    The next measurement starts from `vector`. An eigenvalue lies within residual * |value| of `value`, so a large
+    residual means that the iteration has not converged.
     """
 
     value: Tensor
@@ -37,7 +38,7 @@ class Eigenpair(NamedTuple):
 
 
 def hessian(model: ResidualMLP, loss: Loss, x_STD: Tensor, target_STD: Tensor) -> Operator:
-    """Products of a vector with the Hessian of each replica's FP32 loss by its trainable parameters."""
+    """Return the function v -> H v, where H is the Hessian of each replica's FP32 loss by its trainable parameters."""
     parameters = list(trainable(model).values())
     with torch.enable_grad():
         losses = loss(smooth_forward(model, x_STD), target_STD)
@@ -46,7 +47,7 @@ def hessian(model: ResidualMLP, loss: Loss, x_STD: Tensor, target_STD: Tensor) -
 
 
 def preconditioned(product: Operator, diagonal: Vector) -> Operator:
-    """P^-1/2 H P^-1/2, which has the eigenvalues of P^-1 H; `diagonal`: of P, positive."""
+    """Return the operator P^-1/2 H P^-1/2, which has the eigenvalues of P^-1 H; `diagonal`: that of P, positive."""
     scales = [p.rsqrt() for p in diagonal]
 
     def scaled(vector: Vector) -> Vector:
@@ -57,16 +58,17 @@ def preconditioned(product: Operator, diagonal: Vector) -> Operator:
 
 @torch.no_grad()
 def largest_eigenvalue(product: Operator, model: ResidualMLP, iterations: int, last: Vector | None = None) -> Eigenpair:
-    """By power iteration from `last`, for replicas where that is finite, else from numbers of a fixed seed.
+    """Return each replica's largest eigenvalue by power iteration.
 
-    Those are the same for all replicas, whatever their slot. The method finds the eigenvalue of the largest magnitude;
-    where that shows to be negative, the spectrum is moved up until the largest one is.
+    It starts from `last` in replicas where that is finite, else from random numbers of a fixed seed, which are the same
+    for all replicas. Power iteration finds the eigenvalue of the largest magnitude; if that turns out negative, the
+    spectrum is shifted up until the largest eigenvalue also has the largest magnitude.
     """
     parameters = trainable(model)
     start = [cold_start(name, parameter) for name, parameter in parameters.items()]
     if last is not None:
-        goes_on = spread(norm(last).isfinite())
-        start = [torch.where(goes_on, warm, cold) for warm, cold in zip(last, start, strict=True)]
+        is_usable = spread(norm(last).isfinite())
+        start = [torch.where(is_usable, warm, cold) for warm, cold in zip(last, start, strict=True)]
     return power_iteration(product, start, iterations)
 
 
@@ -88,15 +90,15 @@ def power_iteration(product: Operator, start: Vector, iterations: int) -> Eigenp
 
 
 def stability(value: Tensor, lr: Tensor, zeta: Tensor) -> Tensor:
-    """The left side of Eq. 10, [S]: above 1 the paper's bound is broken. `zeta` is ||zeta||, or a lower bound on it."""
+    """Return the left side of Eq. 10, [S]; above 1 it violates the paper's bound. `zeta`: ||zeta|| or a lower bound."""
     return (1 - lr * value).abs() + lr * zeta * value
 
 
-# ------------------------------------------------------------------------- vectors: a norm and a factor a replica
+# ---------------------------------------------------------------- vectors: one norm and one factor per replica
 
 
 def dot(a: Vector, b: Vector) -> Tensor:
-    """float64 [S]."""
+    """Return the inner product in each replica: float64 [S]."""
     return torch.stack([(x * y).flatten(1).sum(1, dtype=torch.float64) for x, y in zip(a, b, strict=True)]).sum(0)
 
 
@@ -105,15 +107,16 @@ def norm(a: Vector) -> Tensor:
 
 
 def spread(factor: Tensor) -> Tensor:
+    """Return a factor per replica [S] as [S, 1, 1], to broadcast over parameters."""
     return factor.view(-1, 1, 1)
 
 
 def plus(a: Vector, factor: Tensor, b: Vector) -> Vector:
-    """a + factor * b."""
+    """Return a + factor * b."""
     return [x + spread(factor).to(x.dtype) * y for x, y in zip(a, b, strict=True)]
 
 
 def unit(a: Vector) -> Vector:
-    """a / ||a||, and 0 where a is 0."""
+    """Return a / ||a||, or 0 in replicas where a is 0."""
     length = spread(norm(a))
     return [x / length.to(x.dtype).clamp_min(torch.finfo(x.dtype).tiny) for x in a]

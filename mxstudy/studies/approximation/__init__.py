@@ -1,1 +1,1 @@
-"""What MXNorm approximates, measured on random tensors."""
+"""The approximation study: how well MXNorm approximates RMSNorm, measured on random tensors."""

@@ -1,7 +1,7 @@
-"""What MXNorm approximates and how well, and what each format does to a tensor (MXNorm paper, sections 3.3 to 3.6).
+"""Run the approximation study: measure MXNorm's and the casts' errors (MXNorm paper, sections 3.3 to 3.6).
 
-Nothing is trained: random tensors go through norms and casts on the CPU, and every measurement is a table in the run's
-folder, which analysis/ draws.
+Nothing is trained: random tensors go through norms and casts on the CPU. Every measurement is a table in the run's
+folder, from which analysis/ draws figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ FIGURES = ("mxnorm.fig02_approximation", "mxnorm.theorem1_bounds", "recipe.cast_
 
 
 def run(config: Approximation, folder: RunFolder, label: str) -> str:
-    """Measure every table that is not there yet; seconds each, so that is also how a killed run goes on."""
+    """Measure every missing table and return the run's state.
+
+    A table takes seconds, so a killed run simply continues with the missing ones.
+    """
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", steps=len(TABLES), reason=None)
         for step, (name, measure) in enumerate(TABLES.items()):
@@ -40,7 +43,7 @@ def run(config: Approximation, folder: RunFolder, label: str) -> str:
 
 
 def record(folder: RunFolder) -> None:
-    """The journal, for MLflow's charts: by number of blocks, the mean r^2 and the estimate over the true RMS."""
+    """Write the journal for MLflow's charts: mean r^2, and estimated RMS / true RMS, by number of blocks."""
     folder.journal_path.unlink(missing_ok=True)
     fidelity, convergence = (results.load_table([folder], name) for name in ("fidelity", "convergence"))
     r_squared = fidelity.groupby(["blocks", "block_size", "p"])["r_squared"].mean()
@@ -64,12 +67,13 @@ def report(folder: RunFolder) -> None:
 
 
 def how_to_draw(*folders: RunFolder) -> str:
+    """Return the commands that draw the figures of these runs."""
     paths = " ".join(str(folder.path) for folder in folders)
     return "\n".join(["figures, into figures/:"] + [f"  python -m analysis.{name} --runs {paths}" for name in FIGURES])
 
 
 def grid(title: str, *columns: str) -> Table:
-    """One that fits into 80 columns: a column of names, then numbers."""
+    """Return an empty table that fits into 80 columns: a left-aligned column of names, then numbers."""
     return tables.grid(title, columns, left=columns[:1])
 
 
@@ -91,13 +95,13 @@ def show_fidelity(folder: RunFolder) -> Table:
 
 
 def show_convergence(folder: RunFolder) -> Table:
-    """Its last column would be -0.5 if rows were infinitely many: Theorem 1's law of large numbers."""
+    """Return the table of Theorem 1; with infinitely many rows its last column would be -0.5 (law of large numbers)."""
     rows = results.load_table([folder], "convergence")
     title = f"MXNorm's RMS over the true one, rows of {rows['blocks'].max()} blocks (Theorem 1)"
     table = grid(title, "rows", "p", "limit", "mean", "std", "slope of log std in log blocks")
-    for (name, p), one in rows.groupby(["distribution", "p"]):
-        longest = one.loc[one["blocks"].idxmax()]
-        slope = np.polyfit(np.log(one["blocks"]), np.log(one["std"]), 1)[0]
+    for (name, p), group in rows.groupby(["distribution", "p"]):
+        longest = group.loc[group["blocks"].idxmax()]
+        slope = np.polyfit(np.log(group["blocks"]), np.log(group["std"]), 1)[0]
         numbers = (f"{longest[key]:.4f}" for key in ("limit", "mean", "std"))
         table.add_row(name, f"{p:g}", *numbers, f"{slope:.3f}")
     return table

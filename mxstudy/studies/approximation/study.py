@@ -1,4 +1,4 @@
-"""What MXNorm approximates and how well, and what each format does to a tensor (MXNorm paper, sections 3.3 to 3.6)."""
+"""The approximation study as a kind of run: errors of MXNorm and of casts (MXNorm paper, sections 3.3 to 3.6)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ApproximationStudy(Study[Approximation]):
         return run(config, folder, label)
 
     def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        """Print the commands that draw the runs' figures: each run has printed its tables."""
+        """Print and return the commands that draw the runs' figures; each run has already printed its tables."""
         from mxstudy.studies.approximation.run import how_to_draw
 
         commands = how_to_draw(*arms.values())

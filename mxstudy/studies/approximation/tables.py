@@ -1,4 +1,4 @@
-"""What the approximation study measures: one function a table, one row a cell."""
+"""The measurements of the approximation study: one function per table, one row per measured combination."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from mxstudy.numerics.quality import (
 Row = dict[str, Any]
 EPS = 1e-5
 POWERS = (1.0, 2.0)
-ELEMENTS_A_DRAW = 2**17  # of the rows whose length varies: fewer rows where they are longer
+ELEMENTS_A_DRAW = 2**17  # where the row length varies: longer rows mean fewer rows
 GRADED = ("gaussian", "gelu", "log_normal", "gain 1.02 +- 0.003", "gain 0.99 +- 0.003", "gain 0.95 +- 0.02")
 ROWS_OF = ("gaussian", "uniform", "laplace")
 
 
 def generator(config: Approximation, *words: object) -> Generator:
-    """Numbers that depend on the seed and on what they are for, not on what was measured before."""
+    """Return a random generator seeded by the seed and `words` alone, not by what was measured before."""
     return generator_of(repr((config.seed, *words)))
 
 
@@ -55,14 +55,14 @@ def cast_of(config: Approximation, block_size: int | None = None) -> BlockCast:
 
 
 def distributions(config: Approximation) -> Iterator[Row]:
-    """Counts of scale exponents and of element values, after each norm and without one."""
+    """Yield counts of scale exponents and of element values, after each norm and without one."""
     for std in config.stds:
         x = std * gaussian((config.rows, config.hidden_size), generator(config, "distributions", std))
         quantised = {"no norm": block_cast(x, config.format, -1, cast_of(config))}
         for name, norm in norms(config.hidden_size, config.block_size).items():
             quantised[name] = norm_cast(x, norm.rms(x), config.format, cast_of(config))
-        for name, one in quantised.items():
-            for quantity, values in {"scale exponent": one.scales.int() - 127, "element": one.values}.items():
+        for name, tensor in quantised.items():
+            for quantity, values in {"scale exponent": tensor.scales.int() - 127, "element": tensor.values}.items():
                 for value, count in zip(*values.unique(return_counts=True), strict=True):
                     yield {
                         "norm": name,
@@ -77,7 +77,7 @@ def distributions(config: Approximation) -> Iterator[Row]:
 
 
 def fidelity(config: Approximation) -> Iterator[Row]:
-    """Decoded MXNorm against decoded RMSNorm + MXCast, by block size, p and number of blocks in a row."""
+    """Yield r^2 of decoded MXNorm against decoded RMSNorm + MXCast, by block size, p and number of blocks in a row."""
     for block_size, blocks, draw in itertools.product((16, 32, 64), lengths(config.max_blocks), range(config.draws)):
         size = block_size * blocks
         x = gaussian((rows_of(size), size), generator(config, "fidelity", size, draw))
@@ -97,6 +97,7 @@ def fidelity(config: Approximation) -> Iterator[Row]:
 
 
 def lengths(longest: int) -> list[int]:
+    """Return the powers of 2 from 1 to `longest`."""
     return [2**i for i in range(longest.bit_length())]
 
 
@@ -108,10 +109,10 @@ def rows_of(size: int) -> int:
 
 
 def convergence(config: Approximation) -> Iterator[Row]:
-    """The estimate over the RMS of rows of K blocks: its mean and spread over rows, and the limit for long ones."""
+    """Yield estimated RMS / true RMS for rows of K blocks: mean and std over rows, and the limit for long rows."""
     for name, blocks in itertools.product(ROWS_OF, lengths(16 * config.max_blocks)):
         size = blocks * config.block_size
-        draws = max(config.draws, 16 * config.draws // rows_of(size))  # a spread over too few rows would say little
+        draws = max(config.draws, 16 * config.draws // rows_of(size))  # enough rows to estimate the std
         x = torch.cat(
             [DISTRIBUTIONS[name]((rows_of(size), size), generator(config, name, size, i)) for i in range(draws)]
         )
@@ -131,7 +132,7 @@ def convergence(config: Approximation) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Magnitude:
-    """|Z| for a Z of variance 1: P(|Z| < t), and beyond which t it is 1."""
+    """The distribution of |Z| for a Z of variance 1: `cdf` is P(|Z| < t), and `top` the t from which it is 1."""
 
     cdf: Callable[[np.ndarray], np.ndarray]
     top: float
@@ -145,9 +146,9 @@ MAGNITUDES = {
 
 
 def limit(distribution: str, p: float, block_size: int) -> float:
-    """c of the distribution times the Gaussian's 1 / c (MXNorm paper, Eq. 6): 1 for Gaussian rows.
+    """Return the limit of estimated RMS / true RMS for long rows (MXNorm paper, Eq. 6); it is 1 for Gaussian rows.
 
-    E[max^p] is the integral of p t^(p-1) (1 - F(t)^B).
+    It is the distribution's c times the Gaussian's 1 / c. E[max^p] is the integral of p t^(p-1) (1 - F(t)^B).
     """
     magnitude = MAGNITUDES[distribution]
     t = (np.arange(60_000) + 0.5) * magnitude.top / 60_000
@@ -159,7 +160,7 @@ def limit(distribution: str, p: float, block_size: int) -> float:
 
 
 def bounds(config: Approximation) -> Iterator[Row]:
-    """The largest |x / rms| beside its bound; what the estimate is of the true RMS; what the cast flushes to zero."""
+    """Yield the largest |x / rms| and its bound, estimated RMS / true RMS, and the fraction cast to zero."""
     for input_name, x in bounded_inputs(config).items():
         true_rms = x.double().square().mean(-1, keepdim=True).sqrt()
         for name, norm in norms(config.hidden_size, config.block_size).items():
@@ -179,7 +180,7 @@ def bounds(config: Approximation) -> Iterator[Row]:
 
 
 def bounded_inputs(config: Approximation) -> dict[str, Tensor]:
-    """A lone spike, which reaches the bounds up to eps; Gaussian rows; and Gaussian rows with four outlier features."""
+    """Return {name: x}: a lone spike (reaches the bounds up to eps), Gaussian rows, those with 4 outlier features."""
     size, x = config.hidden_size, gaussian((config.rows, config.hidden_size), generator(config, "bounds"))
     spike = torch.zeros(2, size)
     spike[0, 0], spike[1, size // 2 + 5] = 1e4, -1e4
@@ -192,13 +193,13 @@ def bounded_inputs(config: Approximation) -> dict[str, Tensor]:
 
 
 def quality(config: Approximation) -> Iterator[Row]:
-    """Gain, SQNR, last bin and underflow of every format, scale rule, rounding and pre-rounding; means over draws."""
+    """Yield gain, SQNR, last bin and underflow (means over draws) by format, scale rule, rounding and pre-rounding."""
     shape = (config.elements // 1024, 1024)
     for input_name in GRADED:
         tensors = [DISTRIBUTIONS[input_name](shape, generator(config, input_name, i)) for i in range(config.draws)]
         for fmt, cast in casts(config):
             draws = [graded(x, fmt, cast) for x in tensors]
-            columns = {key: np.array([one[key] for one in draws]) for key in draws[0]}
+            columns = {key: np.array([draw[key] for draw in draws]) for key in draws[0]}
             yield {
                 "input": input_name,
                 "format": fmt,
@@ -211,17 +212,19 @@ def quality(config: Approximation) -> Iterator[Row]:
 
 
 def casts(config: Approximation) -> list[tuple[str, BlockCast]]:
-    found = []
+    """Return every (format, cast) to measure; only E8M0 scales vary by scale rule."""
+    combinations = []
     roundings = [name for name, rounding in ROUNDINGS.items() if not rounding.draws]
     for fmt, rule, rounding, pre_round in itertools.product(FORMATS, SCALE_RULES, roundings, (False, True)):
         if FORMATS[fmt].scale == "E8M0":
-            found.append((fmt, BlockCast(config.block_size, rule, rounding, pre_round)))
+            combinations.append((fmt, BlockCast(config.block_size, rule, rounding, pre_round)))
         elif rule == BlockCast.scale_rule:
-            found.append((fmt, BlockCast(FORMATS[fmt].block_size, rule, rounding, pre_round)))
-    return found
+            combinations.append((fmt, BlockCast(FORMATS[fmt].block_size, rule, rounding, pre_round)))
+    return combinations
 
 
 def graded(x: Tensor, fmt: str, cast: BlockCast) -> dict[str, float]:
+    """Return the quality measures of casting x."""
     quantised = block_cast(x, fmt, -1, cast)
     decoded = quantised.dequantize()
     return {
@@ -234,7 +237,7 @@ def graded(x: Tensor, fmt: str, cast: BlockCast) -> dict[str, float]:
 
 
 def formats(config: Approximation) -> Iterator[Row]:
-    """MXFP8 recipe, table 1."""
+    """Yield the properties of every format (MXFP8 recipe, table 1)."""
     for fmt in FORMATS.values():
         yield {
             "format": fmt.name,

@@ -1,1 +1,1 @@
-"""Zero-shot evaluation of a checkpoint."""
+"""The evaluation study: zero-shot evaluation of a checkpoint."""

@@ -1,6 +1,6 @@
-"""Zero-shot evaluation of a checkpoint: every task in every form, a table of all answers each, and the scores.
+"""Run a zero-shot evaluation of a checkpoint: a table of answers for every task in every form, and the scores.
 
-A task that has been asked is not asked again, so a killed evaluation goes on with the next one.
+Tables that exist are not computed again, so a killed evaluation continues with the next one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from mxstudy.studies.evaluate.tables import show_scores
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder, replace_file
 
-PROBE = "evaluation"  # what its rows in a journal are called
+PROBE = "evaluation"  # the name of its rows in a journal
 
 
 def run(config: Evaluate, folder: RunFolder, label: str) -> str:
-    from mxstudy.evaluation.suite import scores_of  # lm-eval takes a second that not every command needs
+    """Evaluate the checkpoint, continuing where an earlier process stopped; returns the run's state."""
+    from mxstudy.evaluation.suite import scores_of  # here, because lm-eval takes a second to import
 
     with folder.lock(), folder.heartbeat():
         path, trained = described(config)
         tasks = questions.at_hand(config.evaluation, print)
         asked = [(task, form) for task in tasks for form in config.evaluation.forms]
-        left = [one for one in asked if not results.table_path(folder, samples_name(*one)).exists()]
+        left = [pair for pair in asked if not results.table_path(folder, samples_name(*pair)).exists()]
         folder.update(state="running", steps=len(asked), step=len(asked) - len(left), reason=None)
         if left:
             with scoring(config, path, trained, config.evaluation.tokens_per_batch) as scorer:
@@ -53,7 +54,7 @@ def samples_name(task: str, form: str) -> str:
 
 
 def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Evaluation, folder: RunFolder) -> None:
-    """Every question of a task in one form, into a table of its own; a bar while that takes its time, then a line."""
+    """Ask every question of a task in one form and save the answers as a table; shows a progress bar, prints a line."""
     from mxstudy.evaluation.lm import NativeLM
     from mxstudy.evaluation.suite import count_requests, samples_of
 
@@ -66,16 +67,16 @@ def ask(task: str, form: str, scorer: Scorer, tokenizer: Tokenizer, settings: Ev
         samples = samples_of(NativeLM(scorer, tokenizer, done), task, form, groups)
     results.save_table(folder, samples_name(task, form), samples)
     cut = samples["truncated_requests"].iloc[0]
-    lost = f"; {cut:,} longer than the model's {scorer.max_length:,} tokens lost their beginning" if cut else ""
+    note = f"; {cut:,} longer than the model's {scorer.max_length:,} tokens lost their beginning" if cut else ""
     seconds = time.perf_counter() - began_s
-    print(f"{task} {form}: {len(samples):,} questions, {requests:,} requests in {seconds:.1f} s{lost}", flush=True)
+    print(f"{task} {form}: {len(samples):,} questions, {requests:,} requests in {seconds:.1f} s{note}", flush=True)
 
 
 def record(config: Evaluate, folder: RunFolder, scores: pd.DataFrame, path: Path, trained: Trained) -> None:
-    """Write table, JSON and journal, at the step of the checkpoint in `path`: task.form/score and so on."""
+    """Write table, JSON and a journal row of the scores (task.form/score, ...) at the step of the checkpoint `path`."""
     from mxstudy.evaluation.suite import values_of
 
     results.save_table(folder, "scores", scores)
-    known = scores.astype(object).where(scores.notna(), None)  # JSON has no NaN
-    replace_file(folder.path / "scores.json", json.dumps(known.to_dict("records"), indent=2))
+    nullable = scores.astype(object).where(scores.notna(), None)  # JSON has no NaN
+    replace_file(folder.path / "scores.json", json.dumps(nullable.to_dict("records"), indent=2))
     write_journal(config, folder, path, trained, PROBE, values_of(scores))

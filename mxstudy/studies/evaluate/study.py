@@ -1,4 +1,4 @@
-"""Zero-shot evaluation of a checkpoint: whether it can be asked, and what it is asked."""
+"""Zero-shot evaluation of a checkpoint as a kind of run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 class EvaluateStudy(TrainedModelStudy[Evaluate]):
     def check(self, config: Evaluate, ranks: int = 1) -> None:
-        """Raise ConfigError if checkpoint or questions cannot be had, or if norm or precision do not fit the model."""
+        """Raise ConfigError if checkpoint or questions are not available, or norm or precision do not fit the model."""
         check_model(config)
         questions.check(config.evaluation)
 

@@ -1,4 +1,4 @@
-"""What an evaluation says: a table of scores of one checkpoint; of several, their differences, question by question."""
+"""Tables of an evaluation: the scores of one checkpoint, and paired differences between several checkpoints."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ DIFFERENCES = ("task", "form", "score", "p", "bits/char")
 
 
 def show_scores(folder: RunFolder) -> None:
-    """Percent of right answers and bits per character of the right one, +- standard error, where there is one."""
+    """Print the share of right answers in percent and the bits per character of the right one, +- standard error."""
     cells = score_rows(folder)
     notes = ["*: the better form of a task"] if any(form.endswith("*") for _, form, *_ in cells) else []
     show("zero-shot scores" if no_shots(folder) else "scores", SCORES, cells, notes)
 
 
 def no_shots(folder: RunFolder) -> bool:
+    """Return whether every task of the run is asked zero-shot."""
     evaluation: Any = getattr(folder.config(), "evaluation", None)
     return not any(evaluation.shots_of(task) for task in evaluation.tasks)
 
@@ -34,7 +35,7 @@ def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def score_rows(folder: RunFolder) -> list[tuple[str, ...]]:
-    """As text; a star at the better form where there are two."""
+    """Return the rows of the score table as text, with a star at a task's better form if there are two."""
     scores = results.load_table([folder], "scores")
     several = scores["form"].nunique() > 1
     return [score_cells(row, star=several and row["best"] and row["form"] != "best") for row in rows(scores)]
@@ -47,7 +48,10 @@ def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
 
 
 def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Of each checkpoint its scores less those of the first one (or of `baseline`), on the questions that both have."""
+    """Print each checkpoint's scores minus those of the baseline, on their common questions; returns all tables.
+
+    The baseline is the first checkpoint with the choices in `baseline`, else the first of all.
+    """
     arms = named(arms)
     against = baseline_arm(arms, baseline)
     theirs = results.load_samples([arms[against]])
@@ -55,8 +59,8 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
     for label, folder in arms.items():
         if label != against:
             ours = results.load_samples([folder])
-            cells = [difference_cells(*one) for one in differences(ours, theirs)]
-            title = f"{label} less {against}: 95 % paired bootstrap interval, McNemar's exact p"
+            cells = [difference_cells(*row) for row in differences(ours, theirs)]
+            title = f"{label} minus {against}: 95 % paired bootstrap interval, McNemar's exact p"
             show(title, DIFFERENCES, cells, [])
             parts.append(markdown(title, DIFFERENCES, cells))
     own = [score_table(label, folder) for label, folder in arms.items()]
@@ -64,7 +68,7 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
 
 
 def named(arms: Mapping[str, RunFolder], table: str = "scores") -> Mapping[str, RunFolder]:
-    """By what they were asked in, where that tells them apart; else by label."""
+    """Return {name: folder}, named by the norm and precision of the evaluation if these are unique, else by label."""
     names = [results.load_table([folder], table)["asked_in"][0] for folder in arms.values()]
     return dict(zip(names, arms.values(), strict=True)) if len(set(names)) == len(names) else arms
 
@@ -74,7 +78,7 @@ def score_table(label: str, folder: RunFolder) -> str:
 
 
 def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> str:
-    """The first with those choices; the first of all where none has them."""
+    """Return the label of the first arm with those choices, or of the first arm if none has them."""
     for label, folder in arms.items():
         choices = folder.provenance().get("choices", {})
         if baseline and all(choices.get(group) == choice for group, choice in baseline.items()):
@@ -83,7 +87,7 @@ def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> 
 
 
 def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[tuple[str, str, Difference, Difference]]:
-    """By task and form: of the scores, and of the right answers' bits per character."""
+    """Yield task, form, and the differences in score and in bits per character of the right answers."""
     keys = ["task", "form", "group", "document"]
     both = ours.merge(theirs, on=keys, suffixes=("", "_theirs"), validate="one_to_one")
     for (task, form), asked in both.groupby(["task", "form"], sort=False):

@@ -1,1 +1,1 @@
-"""Loss of a checkpoint on a corpus."""
+"""The perplexity study: loss of a checkpoint on a corpus."""

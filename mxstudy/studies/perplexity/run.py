@@ -1,7 +1,7 @@
-"""Loss of a checkpoint on a corpus, in sliding windows: a table of its documents, and what they come to.
+"""Run a perplexity study: the loss of a checkpoint on a corpus, in sliding windows, by document and in total.
 
-What counts is the text: every token of a document, its first one after EOS, and not the EOS that ends it. Documents are
-scored in chunks; a chunk that is done is kept, so a killed run goes on with the next one.
+Every token of a document's text is scored: its first token is predicted from EOS, and the EOS that ends it is not
+scored. Documents are scored in chunks; finished chunks are saved, so a killed run continues with the next one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from mxstudy.studies.perplexity.tables import show_totals, totals_of
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
 from mxstudy.tracking.folder import RunFolder, replace_file
 
-PROBE = "perplexity"  # what its row in a journal is called
-TOKENS_AT_ONCE = 2**20  # of windows that are held as requests
+PROBE = "perplexity"  # the name of its row in a journal
+TOKENS_AT_ONCE = 2**20  # of the windows that are scored in one call
 REPORT_EVERY_S = 10.0
 
 
 def run(config: Perplexity, folder: RunFolder, label: str) -> str:
+    """Score the documents, continuing where an earlier process stopped; returns the run's state."""
     with folder.lock(), folder.heartbeat():
         path, trained = described(config)
         windows = windows_of(config, trained)
@@ -58,10 +59,10 @@ def run(config: Perplexity, folder: RunFolder, label: str) -> str:
 def score_chunks(
     config: Perplexity, folder: RunFolder, label: str, score_chunk: Callable[[Sequence[Document]], pd.DataFrame]
 ) -> Iterator[pd.DataFrame]:
-    """The rows of every chunk, in order; each is a file before the next one is begun, and what is a file is read."""
+    """Yield the rows of every chunk, in order; each is saved before the next begins, and a saved chunk is read back."""
     shown_s = time.monotonic()
-    for chunk, some in itertools.groupby(documents_of(config), lambda document: document.chunk):
-        part, documents, began_s = results.table_path(folder, f"documents_{chunk:05}"), list(some), time.monotonic()
+    for chunk, group in itertools.groupby(documents_of(config), lambda document: document.chunk):
+        part, documents, began_s = results.table_path(folder, f"documents_{chunk:05}"), list(group), time.monotonic()
         if part.exists():
             rows = results.read_table(part)[0]
             if rows["document"].tolist() == [document.number for document in documents]:
@@ -78,16 +79,16 @@ def score_chunks(
 
 
 def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Sequence[Document]) -> pd.DataFrame:
-    """A row a document: document (its number), sha256 (16 digits), bytes (UTF-8), characters, tokens, nats.
+    """Return a row per document: document (its number), sha256 (16 digits), bytes (UTF-8), characters, tokens, nats.
 
-    Raises ValueError, naming the document, for a loss that is no number.
+    Raises ValueError, naming the document, if a loss is not finite.
     """
     ids = tokenizer.encode_batch([document.text for document in documents])
     nats = np.zeros(len(documents))
     asked = ((i, r) for i, tokens in enumerate(ids) for r in sliding_windows(tokens, tokenizer.eos_id, *windows))
-    while some := list(itertools.islice(asked, max(TOKENS_AT_ONCE // windows.length, 1))):
-        places, requests = zip(*some, strict=True)
-        np.subtract.at(nats, list(places), [scored.nats for scored in scorer.score(list(requests))])
+    while batch := list(itertools.islice(asked, max(TOKENS_AT_ONCE // windows.length, 1))):
+        indices, requests = zip(*batch, strict=True)
+        np.subtract.at(nats, list(indices), [scored.nats for scored in scorer.score(list(requests))])
     for document, loss_nats in zip(documents, nats.tolist(), strict=True):
         if not math.isfinite(loss_nats):
             raise ValueError(f"document {document.number}, {document.text[:60]!r}...: its loss is {loss_nats} nats")
@@ -104,7 +105,7 @@ def score(scorer: Scorer, tokenizer: Tokenizer, windows: Windows, documents: Seq
 
 
 def record(config: Perplexity, folder: RunFolder, path: Path, trained: Trained, windows: Windows) -> None:
-    """Write table, JSON and journal, at the step of the checkpoint in `path`."""
+    """Write the totals as table, JSON and a journal row at the step of the checkpoint in `path`."""
     about = {
         "checkpoint": trained.name,
         "asked_in": checkpoints.title(trained),
@@ -116,6 +117,6 @@ def record(config: Perplexity, folder: RunFolder, path: Path, trained: Trained, 
     totals = totals_of(documents)
     folder.update(step=len(documents), steps=len(documents))
     results.save_table(folder, "perplexity", pd.DataFrame([about | totals]))
-    known = {name: value for name, value in totals.items() if not math.isnan(value)}
-    replace_file(folder.path / "perplexity.json", json.dumps(about | dict.fromkeys(totals) | known, indent=2))
-    write_journal(config, folder, path, trained, PROBE, known)
+    defined = {name: value for name, value in totals.items() if not math.isnan(value)}  # JSON has no NaN
+    replace_file(folder.path / "perplexity.json", json.dumps(about | dict.fromkeys(totals) | defined, indent=2))
+    write_journal(config, folder, path, trained, PROBE, defined)

@@ -1,4 +1,4 @@
-"""Loss of a checkpoint on a corpus as a kind of run."""
+"""The loss of a checkpoint on a corpus as a kind of run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 class PerplexityStudy(TrainedModelStudy[Perplexity]):
     def check(self, config: Perplexity, ranks: int = 1) -> None:
-        """Raise ConfigError if there is no such checkpoint, if windows or split do not fit it, or without any text."""
+        """Raise ConfigError if the checkpoint is missing, windows or split do not fit it, or there is no text."""
         trained = check_model(config)
         windows_of(config, trained)
         check_split(config, trained)

@@ -1,4 +1,4 @@
-"""What the losses of documents come to, of one checkpoint and of several that are compared."""
+"""Tables of a perplexity study: the total loss of one checkpoint, and paired differences between several."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TOTALS = ("documents", "tokens", "nats/token", "perplexity", "bits/byte", "bits/
 
 
 def totals_of(documents: pd.DataFrame) -> dict[str, float]:
-    """Sums over the table's rows, a document each, and their ratios; perplexity is a token's.
+    """Return totals over the table's rows, one per document, and their ratios; perplexity is per token.
 
-    bits_per_byte R = sum_i b_i / sum_i n_i, of document i with b_i bits (nats / ln 2) in n_i bytes, and its standard
-    error as that of a ratio estimator over N documents (Cochran, Sampling Techniques, chapter 6),
+    bits_per_byte is R = sum_i b_i / sum_i n_i, where document i has b_i bits (nats / ln 2) in n_i bytes. Its standard
+    error s is that of a ratio estimator over N documents (Cochran, Sampling Techniques, chapter 6),
 
         s^2 = N / (N - 1) * sum_i (b_i - R n_i)^2 / (sum_i n_i)^2
 
-    NaN for one document.
+    and NaN for one document.
     """
     sums = {name: documents[name].sum().item() for name in ("nats", "tokens", "bytes", "characters")}
     bits, sizes = documents["nats"].to_numpy() / math.log(2), documents["bytes"].to_numpy()
@@ -68,7 +68,10 @@ def cells_of(row: pd.Series) -> tuple[str, ...]:
 
 
 class Unit(NamedTuple):
-    """What a loss is by: `total`, of so many `nats` each, over `column` of the documents."""
+    """A unit of loss: `total` is its key in the totals, `column` the documents' size in it, `nats` its size in nats.
+
+    `any_tokenizer`: whether losses of models with different tokenizers can be compared in it.
+    """
 
     name: str
     total: str
@@ -84,7 +87,7 @@ UNITS = (
 
 
 class LossDifference(NamedTuple):
-    """`low`, `high`: 95 % interval."""
+    """A difference of losses with its 95 % interval from `low` to `high`."""
 
     value: float
     low: float
@@ -95,15 +98,16 @@ class LossDifference(NamedTuple):
 
 
 def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Of each checkpoint its loss, and that less the loss of the first one (or of `baseline`), by byte and by token.
+    """Print each checkpoint's loss, and its difference to the baseline's, per byte and per token; returns the tables.
 
-    Differences are over the documents that both have; between two tokenizers only those by byte say anything.
+    The baseline is the first checkpoint with the choices in `baseline`, else the first of all. Differences are over the
+    common documents; models with different tokenizers are compared per byte alone.
     """
     arms = {short(label): folder for label, folder in named(arms, "perplexity").items()}
     against = baseline_arm(arms, baseline)
     parts = []
     for unit in UNITS:
-        title = f"{unit.name}, less {against}: 95 % paired bootstrap interval"
+        title = f"{unit.name}, minus {against}: 95 % paired bootstrap interval"
         columns = ("arm", unit.name, "difference", "docs")
         cells = [(label, *compared(folder, arms[against], unit)) for label, folder in arms.items()]
         show(title, columns, cells, [])
@@ -112,21 +116,21 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
 
 
 def compared(ours: RunFolder, theirs: RunFolder, unit: Unit) -> tuple[str, ...]:
-    """`ours` and, over the documents of both, how much more that is; '-' where nothing can be compared."""
+    """Return as text our loss, its difference to theirs ('-' if not comparable), and the number of common documents."""
     row, both = totals_in(ours), paired(ours, theirs)
     comparable = unit.any_tokenizer or row["tokenizer"] == totals_in(theirs)["tokenizer"]
-    more = str(difference(both, unit)) if comparable and ours != theirs and len(both) else "-"
-    return f"{row[unit.total]:.4f}", more, f"{len(both):,}"
+    delta = str(difference(both, unit)) if comparable and ours != theirs and len(both) else "-"
+    return f"{row[unit.total]:.4f}", delta, f"{len(both):,}"
 
 
 def paired(ours: RunFolder, theirs: RunFolder) -> pd.DataFrame:
-    """The documents of both, by their text: nats, nats_theirs, and ours of everything else."""
+    """Return the common documents, matched by text: nats (ours), nats_theirs, and our values of all other columns."""
     tables = [results.load_table([folder], "documents") for folder in (ours, theirs)]
     return tables[0].merge(tables[1][["sha256", "nats"]], on="sha256", suffixes=("", "_theirs"), validate="one_to_one")
 
 
 def difference(both: pd.DataFrame, unit: Unit) -> LossDifference:
-    """sum (ours - theirs) / sum units; the interval from 10,000 draws of documents, with replacement."""
+    """Return sum(ours - theirs) / sum(units), with a bootstrap interval from 10,000 draws of documents."""
     pairs = np.stack(((both["nats"] - both["nats_theirs"]) / unit.nats, both[unit.column]), axis=1)
     draws = draw_means(np.random.default_rng(SEED), pairs)
     tail = (1 - CONFIDENCE) / 2

@@ -1,1 +1,1 @@
-"""Pre-training of a decoder."""
+"""The pre-training study: train a decoder on a corpus."""

@@ -1,4 +1,4 @@
-"""What a pre-training needs before it can run: a model that fits together, and questions that can be had."""
+"""Check a pre-training config before it runs: model, precision, ranks, vocabulary and evaluation questions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from mxstudy.reader import require
 from mxstudy.tracking.arms import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 
-# What runs the model by itself, with weights that a sharded one does not have.
+# Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 
-# The backends of what `check_model` has passed: to make a model takes 10 ms, and jobs that differ in seeds and rates
-# have the same.
+# The backends by checked config: building a model takes 10 ms, and jobs that differ only in seed or learning rate have
+# the same.
 _passed: dict[str, str | None] = {}
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
-    """Raise ConfigError for all that is wrong and can be known before a run over so many ranks."""
+    """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
     backends_over(config, ranks)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
-            f"{name}.every_steps: it needs all weights on one GPU, and each of {ranks} ranks has but a part; set "
-            "it to 0, or train on one. +experiment=olmes evaluates checkpoints of any run",
+            f"{name}.every_steps: it needs all weights on one GPU, but each of {ranks} ranks has only its shards; set "
+            "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run",
         )
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
@@ -43,7 +43,7 @@ def check(config: Pretrain, ranks: int = 1) -> None:
 
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
-    """Return the backends of the blocks, over all rows of the schedule. Raises ConfigError as `check_model`."""
+    """Return the blocks' backends over all rows of the precision schedule. Raises ConfigError as `check_model` does."""
     device = resolve_device(config.train.device)
     parts = repr((config.model, config.norm, config.precision, config.train, device, ranks))
     if parts not in _passed:
@@ -52,7 +52,10 @@ def backends_over(config: Pretrain, ranks: int) -> str | None:
 
 
 def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | None:
-    """Check what model, norm, precision and train decide alone; returns the backends of the blocks."""
+    """Check model, norm, precision and train against each other; returns the blocks' backends over the schedule.
+
+    Raises ConfigError.
+    """
     check_starts(config.precision, config.train.steps)
     backends: list[tuple[int, str | None]] = []
     with torch.device("meta"):

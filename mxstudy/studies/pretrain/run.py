@@ -1,7 +1,7 @@
-"""Pre-training: one decoder, one norm, one precision plan, one corpus.
+"""Run a pre-training: one decoder, one norm, one precision plan, one corpus.
 
-Arms of a comparison differ in what their configs say and in nothing else: a seed gives every arm the same initial
-weights and the same batches, and norm and linears are the same fused modules in all of them.
+Arms of a comparison differ only in their configs: the same seed gives every arm the same initial weights and batches,
+and norm and linears are the same fused modules in all arms.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from mxstudy.train.signals import Leave
 
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
-    """Train, or go on from the last checkpoint; returns finished, diverged or preempted.
+    """Train, or resume from the last checkpoint; returns finished, diverged or preempted.
 
-    Where several processes were started together each of them calls this, and has a share of model and batches.
+    If several processes were started together, each of them calls this and has a share of the model and the batches.
     """
     device = resolve_device(config.train.device)
     configure_torch(config.train.compile, config.train.deterministic)
@@ -72,8 +72,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         described = describe(model, plan["precision"])
         report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{described}")
         batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
-        batches.validation(config.validation.sequences)  # too many are refused now, not after the training
-        probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe begins a new peak
+        batches.validation(config.validation.sequences)  # raises now, not after the training, if there are too few
+        probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe resets the peak
         about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
         about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation")} | plan
         with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
@@ -88,12 +88,12 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
 
 
 def silence(line: str) -> None:
-    """The first rank has said it."""
+    """Print nothing: the first rank prints the line."""
 
 
 @contextmanager
 def writer(folder: RunFolder) -> Iterator[None]:
-    """The first rank alone owns the folder."""
+    """Within the block, the first rank holds the folder's lock and keeps its heartbeat; other ranks do nothing."""
     with ExitStack() as stack:
         if is_first():
             stack.enter_context(folder.lock())
@@ -102,22 +102,26 @@ def writer(folder: RunFolder) -> Iterator[None]:
 
 
 def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer) -> None:
+    """Save the shards' manifest and the tokenizer in the run's folder."""
     pin_shards(folder, shards)
-    if not folder.tokenizer_path.exists():  # what reads a checkpoint needs no corpus
+    if not folder.tokenizer_path.exists():  # so that a checkpoint can be evaluated without the corpus
         own.save(folder.tokenizer_path)
 
 
 def evaluation_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], dict[str, float]] | None:
-    """What gives the model's scores; None where they are never asked for."""
+    """Return the function that returns the model's scores, or None if the run is never evaluated."""
     if not config.evaluation.every_steps:
         return None
-    from mxstudy.evaluation.during_training import build_evaluation  # lm-eval takes a second
+    from mxstudy.evaluation.during_training import build_evaluation  # here: lm-eval takes a second to import
 
     return build_evaluation(config.evaluation, model, own, config.train.sequence_length)
 
 
 def initial_model(config: Pretrain, device: torch.device) -> Decoder:
-    """Compiled and sharded as configured; no rank ever has all of its weights."""
+    """Return the model with its initial weights, compiled and sharded as configured.
+
+    With several ranks, no rank ever holds all weights.
+    """
     with torch.device("meta"):
         model = build_model(config)
     parallelize(model, config.train, mesh_of_ranks(device))
@@ -127,20 +131,20 @@ def initial_model(config: Pretrain, device: torch.device) -> Decoder:
 
 
 def pin_shards(folder: RunFolder, shards: Shards) -> None:
-    """Record the shards' manifest at the start; refuse to go on with others."""
+    """Record the shards' manifest at the start; raises ConfigError if a resumed run finds other shards."""
     path = folder.path / "shards.json"
     if not path.exists():
         path.write_text(json.dumps(shards.manifest, indent=2))
     require(
         json.loads(path.read_text()) == json.loads(json.dumps(shards.manifest)),
-        f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts it anew",
+        f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts over",
     )
 
 
 def recorder_of(
     config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: State
 ) -> Recorder | Follower:
-    """Of the first rank one that writes, and talks to MLflow."""
+    """Return the recorder of this rank: on the first one that writes and mirrors to MLflow, else a `Follower`."""
     if not is_first():
         return Follower(checkpoints, tensors)
     progress = Progress(label, config.train.steps)
@@ -166,7 +170,7 @@ class PretrainRecorder(Recorder):
 
 
 def divergence(rows: list[dict[str, Any]]) -> str:
-    """What was not finite, and the last loss before it: 'loss nan at step 7; loss 9.1301 at step 6'."""
+    """Return what was not finite and the last loss before it, e.g. 'loss nan at step 7; loss 9.1301 at step 6'."""
     *before, last = [row for row in rows if "loss" in row]
     what = next(key for key in ("loss", "grad_norm") if not math.isfinite(last[key]))
     then = f"; loss {before[-1]['loss']:.4f} at step {before[-1]['step']}" if before else ""

@@ -16,7 +16,7 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 
-# The part of its bf16 rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md, bf16 and MXFP8.
+# The share of its bf16 peak rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 
@@ -46,14 +46,14 @@ class PretrainStudy(Study[Pretrain]):
         return settings_in_vain(config.precision, config.norm)
 
     def cost(self, config: Pretrain, done: int) -> Cost:
-        """Return the cost of the steps that are left, without validation, probes and recomputation."""
+        """Return the cost of the remaining steps, without validation, probes and recomputation."""
         with torch.device("meta"):
             model = build_model(config)
         tokens = config.train.batch_size * config.train.sequence_length
         flops = float(tokens * model.flops_per_token(config.train.sequence_length))
         recipes = {name for row in config.precision.schedule for name in row.plan.values()}
         rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
-        is_known = config.train.compute == "bf16"  # nobody has measured FP32
+        is_known = config.train.compute == "bf16"  # FP32 has not been measured
         return Cost(tokens, flops, flops / rate / 3600 if is_known else None) * (config.train.steps - done)
 
     def run(self, config: Pretrain, folder: RunFolder, label: str) -> str:

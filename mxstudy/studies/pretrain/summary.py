@@ -1,4 +1,4 @@
-"""What a sweep of pre-training runs says at its end, on the terminal and in MLflow: a table, a figure of the losses."""
+"""Summarise a sweep of pre-training runs, on the terminal and in MLflow: a table and a figure of the losses."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 
 
 def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Print the table of the arms, by label, and the path of their figure; the same for MLflow.
+    """Print the table of the arms and the path of their figure; returns both for MLflow.
 
-    `baseline`: the choices by config group of the arm that the others are compared with; {}: the first.
+    `baseline`: {config group: choice} of the arm that the others are compared with; {} means the first arm.
     """
     arms = {short(label): folder for label, folder in arms.items()}
     runs = results.load_runs(list(arms.values())).assign(label=list(arms))
     against = baseline_arm(runs, baseline)
     folders = list(arms.values())
-    notes = [f"diff: validation loss less that of {against['label']}; losses in nats a token"]
+    notes = [f"diff: validation loss minus that of {against['label']}; losses in nats a token"]
     notes += [f"{label}: diverged, {folder.status().reason}" for label, folder in arms.items() if has_diverged(folder)]
     entropies_nats = runs["unigram_entropy_nats"].dropna().unique()
     notes += [f"unigram entropy of the validation split: {nats:.4f} nats a token" for nats in entropies_nats]
@@ -47,17 +47,17 @@ def has_diverged(folder: RunFolder) -> bool:
 
 
 def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
-    """The first run with those choices; the first of all, and a line that says so, where no run has them."""
-    wanted = {f"choice.{group}": choice for group, choice in baseline.items()}
-    fits = runs.reindex(columns=list(wanted)).eq(pd.Series(wanted, dtype=object)).all(axis="columns")
+    """Return the first run with those choices; if no run has them, print a line and return the first run."""
+    choices = {f"choice.{group}": choice for group, choice in baseline.items()}
+    fits = runs.reindex(columns=list(choices)).eq(pd.Series(choices, dtype=object)).all(axis="columns")
     if not fits.any():
-        print(f"baseline: no arm has {dict(baseline)}; {runs['label'].iloc[0]} stands in for it")
+        print(f"baseline: no arm has {dict(baseline)}; using {runs['label'].iloc[0]}")
         return runs.iloc[0]
     return runs[fits].iloc[0]
 
 
 def columns(runs: pd.DataFrame, baseline: pd.Series) -> dict[str, list[str]]:
-    """What either table shows, as text: a column a name."""
+    """Return {column name: cells as text} of the table, for the terminal and for MLflow."""
     states = ["" if state == "finished" else f" ({state})" for state in runs["state"]]
     losses = runs["validation_loss"]
     return {
@@ -70,12 +70,12 @@ def columns(runs: pd.DataFrame, baseline: pd.Series) -> dict[str, list[str]]:
 
 
 def number(value: float, form: str) -> str:
-    """A dash where there is none: what has diverged has no validation loss."""
+    """Return the formatted value, or a dash for NaN: a diverged run has no validation loss."""
     return "-" if math.isnan(value) else format(value, form)
 
 
 def terminal_table(runs: pd.DataFrame, baseline: pd.Series, width: int) -> Table:
-    """Within `width` columns: where an arm's name and its run's id do not fit into a line, the id is left out."""
+    """Return the table for a terminal of `width` columns; MLflow run ids are left out if they do not fit."""
     shown = columns(runs, baseline)
     widths = [max(map(len, [name, *cells])) + 1 for name, cells in shown.items()]
     if sum(widths) + 1 > width:
@@ -89,9 +89,10 @@ def markdown_table(runs: pd.DataFrame, baseline: pd.Series) -> str:
 
 
 def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) -> Path:
-    """Loss by training tokens, an arm a colour, and below it the difference to the baseline's at the same tokens.
+    """Draw loss by training tokens, one colour per arm, above its difference to the baseline's at the same tokens.
 
-    Lines: exponential mean of the training loss, the raw loss faint behind it. Points: validation loss.
+    Lines: exponential mean of the training loss, with the raw loss faint behind it. Points: validation loss. Returns
+    the figure's absolute path.
     """
     import matplotlib
 
@@ -113,7 +114,7 @@ def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) 
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("loss, nats a token")
     panels[0].legend(title="line: training; point: validation", frameon=False)
-    panels[1].set(xlabel="training tokens", ylabel=f"less that of\n{baseline['label']}")
+    panels[1].set(xlabel="training tokens", ylabel=f"minus that of\n{baseline['label']}")
     panels[1].xaxis.set_major_formatter(EngFormatter())
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
@@ -122,9 +123,9 @@ def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) 
 
 
 def load_losses(folders: list[RunFolder], name: str) -> pd.DataFrame:
-    """A row a number of training tokens, a column a fingerprint; NaN where a run has no such loss."""
+    """Return losses with one row per number of training tokens and one column per fingerprint; NaN where missing."""
     rows, validations = results.load_metrics(folders), results.load_validations(folders)
-    if len(validations):  # none where every run has diverged
+    if len(validations):  # empty if every run has diverged
         rows = rows.merge(validations, how="left", on=["fingerprint", "step"])
     rows = rows.reindex(columns=["tokens", "fingerprint", name])
     return rows.pivot(index="tokens", columns="fingerprint", values=name)
