@@ -208,8 +208,8 @@ def test_the_command_line_is_read_before_torch_is_imported() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("sweep", ["convergence", "post_round", "element_formats", "olmo_precision_grid"])
 def test_a_rehearsal_is_small_whatever_sizes_and_steps_a_sweep_has(sweep: str) -> None:
-    jobs = compose(f"+sweep={sweep}", "+debug=tiny")
+    jobs = compose(f"+sweep={sweep}", "+debug=tiny", each_value_once=True)
     assert len(jobs) > 1
     assert {(value(job, "train.steps"), value(job, "model.hidden_size")) for job in jobs} == {(10, 64)}
-    asked = compose(f"+sweep={sweep}", "+debug=tiny", "train.steps=20")
+    asked = compose(f"+sweep={sweep}", "+debug=tiny", "train.steps=20", each_value_once=True)
     assert {value(job, "train.steps") for job in asked} == {20}

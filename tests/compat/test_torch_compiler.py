@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from each import each
 
 from mxstudy.compat.torch_compiler import constant, keep_roundings
 from mxstudy.numerics.cast import BlockCast
@@ -66,7 +67,7 @@ def test_no_pass_removes_conversions() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ROUND_TRIPS)
+@each("name", ROUND_TRIPS)
 def test_round_trips_stay(name: str) -> None:
     configure_torch(compile=True)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)

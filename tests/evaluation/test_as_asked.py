@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from tiny import CONFIG, build
 from tiny import MODEL as TINY
 
@@ -73,7 +74,7 @@ def test_only_what_depends_on_the_batch_is_another() -> None:
     assert for_evaluation(both) == replace(both, forward_x=replace(rows, rounding="even"))
 
 
-@pytest.mark.parametrize("name", sorted(PRECISIONS.keys() - {"fp8_tensor"}))
+@each("name", sorted(PRECISIONS.keys() - {"fp8_tensor"}))
 def test_all_other_recipes_are_asked_as_they_are(name: str) -> None:
     recipe = PRECISIONS[name].filled(BlockCast(16))
     assert for_evaluation(recipe) is recipe

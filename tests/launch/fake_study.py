@@ -10,8 +10,8 @@ from typing import Any
 from mxstudy.config import Pretrain
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim
-from mxstudy.reader import ConfigError
-from mxstudy.studies.protocol import Study
+from mxstudy.reader import ConfigError, changed
+from mxstudy.studies.protocol import Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
@@ -20,6 +20,8 @@ Outcome = Callable[[RunFolder], str]
 
 class FakeStudy(Study[Pretrain]):
     """Stands in for mxstudy.studies.pretrain; what a job does is told by the label it runs under."""
+
+    uses = Uses.TASK_EACH
 
     def __init__(self) -> None:
         self.invalid: set[int] = set()  # seeds that check() refuses
@@ -32,6 +34,12 @@ class FakeStudy(Study[Pretrain]):
     def check(self, config: Any, ranks: int = 1) -> None:
         if config.seed in self.invalid:
             raise ConfigError(f"seed: {config.seed} is unlucky")
+
+    def pinned(self, config: Any) -> Any:
+        return changed(config, train=on_planned_device(config.train))
+
+    def vain_settings(self, config: Any) -> dict[str, str]:
+        return settings_in_vain(config.precision, config.norm)
 
     def identity_key(self, config: Any) -> Any:
         return config.data

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from commands import call
+from each import each
 from fake_study import FakeStudy, composed
 
 from mxstudy.config import AnyRun, read_run
@@ -53,7 +54,7 @@ def three(runs: Path) -> list[Composed]:
     return [job(runs, row) for row in ("bf16", "mxfp8", "mx_mix")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "values", "expected"),
     [
         ("mxfp8", {}, "fused"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.config import Gemms
@@ -265,7 +266,7 @@ def cut(row: str, length: int) -> int:
     return kept.shape[1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "length", "kept"),
     [("mxfp8", 64, 64), ("mxfp8", 63, 32), ("mxfp8_forward_only", 63, 63), ("fp8_tensor", 5, 5), ("bf16", 5, 5)],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from small_students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, set_casts, small, student
 from torch import Tensor
 
@@ -129,7 +130,7 @@ def test_gains_below_1_are_all_in_the_last_bin() -> None:
         assert found[f"{place}/{what}"] == pytest.approx(want, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "fmt"),
     [
         ("fp32", "E4M3"),

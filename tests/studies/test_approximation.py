@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from commands import killed_at, run
+from each import each
 from pandas.testing import assert_frame_equal
 
 from mxstudy import results
@@ -63,7 +64,7 @@ def test_a_row_is_a_cell(name: str, cell: list[str]) -> None:
     assert not tiny(name).duplicated(cell).any()
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({"draws": 1}, r"draws: one has no spread; give at least 2"),
