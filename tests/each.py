@@ -67,11 +67,11 @@ def run_all(test: Callable[..., None], cases: Iterable[Any], fixtures: Mapping[s
 
 
 def slow_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """Rows of pytest.mark.parametrize, marked slow but for those that stand for the others in make test."""
+    """Rows of pytest.mark.parametrize, marked slow but for those that stand for the others in make test.
+
+    A tuple is a row of several parameters.
+    """
     values, kept = list(values), list(kept)
     assert all(value in values for value in kept), kept
-    return [value if value in kept else param(value) for value in values]
-
-
-def param(value: Any) -> Any:
-    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+    rows = [(value if isinstance(value, tuple) else (value,), value in kept) for value in values]
+    return [pytest.param(*row, marks=[] if is_kept else pytest.mark.slow) for row, is_kept in rows]

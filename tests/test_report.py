@@ -52,6 +52,7 @@ def test_the_interval_is_students_t() -> None:
     assert mean(pd.Series([], dtype=float)).count == 0
 
 
+@pytest.mark.integration
 def test_the_interval_holds_what_it_says() -> None:
     draw = np.random.default_rng(0)
     held = [abs((m := mean(pd.Series(draw.normal(3, 1, 4)))).value - 3) < m.half_width for _ in range(2000)]

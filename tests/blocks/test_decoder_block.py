@@ -90,6 +90,7 @@ def test_norms(norm, row):
     assert_same(decoder(norm=NORMS[norm], formats=precision(row)))
 
 
+@pytest.mark.integration
 @each("norm", ["rmsnorm", "mxnorm p2"])
 @each("row", JOINED)
 def test_every_row_of_the_table(norm, row):

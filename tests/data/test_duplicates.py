@@ -3,6 +3,7 @@
 import hashlib
 
 import numpy as np
+import pytest
 from each import each
 
 from mxstudy.data.content_hash import for_validation
@@ -29,6 +30,7 @@ def test_as_a_set_of_python_would():
     assert seen.add(b"").tolist() == []
 
 
+@pytest.mark.integration
 def test_collisions_are_told_apart():
     """All of them want the same slot, and one begins with the zeros that mark a slot as free."""
     keys = np.zeros((3000, 4), np.uint64)

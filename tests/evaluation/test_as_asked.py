@@ -85,6 +85,7 @@ def test_what_the_backward_rounds_and_how_a_gemm_is_rotated_stays() -> None:
     assert for_evaluation(recipe) is recipe
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", RECIPES)
 def test_what_else_is_in_the_batch_changes_no_log_likelihood(row: str) -> None:
     model = decoder(row)
@@ -129,6 +130,7 @@ def test_it_is_put_back_after_an_error_too() -> None:
     assert is_random(model.layers[0].attention.wo.gemms.forward_x)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", RECIPES)
 def test_the_training_goes_on_with_the_same_bits(row: str) -> None:
     settings = replace(CONFIG, precision=precision(row, **RECIPES[row]))

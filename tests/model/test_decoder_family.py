@@ -221,6 +221,7 @@ def test_the_sizes_of_the_instability_paper(n, parameters):
     assert counted(model, LAYERNORM) == parameters
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "shape", "heads", "blocks"),
     [  # table 2 of the MXFP8 recipe: layers and width; heads; millions of parameters without embedding and head

@@ -193,6 +193,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCALE_RULES, "double", lambda fmt: 2**23)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("toys")
 @each("toy", [{"format": "E1M2"}, {"rounding": "down"}, {"scale_rule": "double"}], ids=lambda toy: next(iter(toy)))
 @each("operand", OPERANDS)

@@ -39,6 +39,7 @@ def test_axis(fmt: str, shape: tuple[int, ...], axis: int) -> None:
     assert quantize(x, fmt, axis=axis).scales.shape == tuple(scales)
 
 
+@pytest.mark.integration
 @every_format
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_non_contiguous(fmt: str, axis: int) -> None:

@@ -65,6 +65,7 @@ def random_casts(count: int) -> list[Cast]:
 CASTS = random_casts(120)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("part", range(8))
 def test_fields_together(part: int) -> None:
     rng = np.random.default_rng(part)

@@ -151,6 +151,7 @@ def assert_linear(gemms: Gemms, dtype: torch.dtype = torch.float32) -> None:
         assert np.abs(want.exact).mean() > 5 * want.slack.mean(), "nothing is asked"
 
 
+@pytest.mark.integration
 @every_recipe
 def test_published_recipes_and_mixtures_of_their_parts(name: str) -> None:
     assert_linear(RECIPES[name])
@@ -173,6 +174,7 @@ TRANSFORM_CASES = [
 ]
 
 
+@pytest.mark.integration
 @each("gemm", TRANSFORMS)
 @each("transform", TRANSFORM_CASES, ids=str)
 def test_transforms_of_each_gemm(gemm: str, transform: Hadamard) -> None:

@@ -93,6 +93,7 @@ def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) 
 # ------------------------------------------------------------------------------------------------- operand by operand
 
 
+@pytest.mark.integration
 @each("operand", OPERANDS)
 @each("fmt", ["E4M3", "E5M2", "E2M1"])
 @each("dtype", DTYPES)

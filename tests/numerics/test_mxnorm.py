@@ -65,6 +65,7 @@ def test_coefficient_falls_with_p_and_with_the_block(block_size: int) -> None:
 # ------------------------------------------------------------------------------------------------- RMS and estimate
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 256), (2, 3, 128), (64,)])
 def test_against_float64(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 
+import pytest
 import torch
 from bits import assert_same_bits, every_format
 from each import each
@@ -112,6 +113,7 @@ def correlation(a, b):
     return torch.corrcoef(torch.stack((a.double().flatten(), b.double().flatten())))[0, 1].item()
 
 
+@pytest.mark.integration
 def test_compiled_as_eager():
     compiled = torch.compile(lambda draws: (random_words(draws, 8, 24), random_signs(draws, 16)), fullgraph=True)
     for step in range(3):

@@ -80,6 +80,7 @@ def test_a_replica_of_a_linear_is_the_linear_alone(row: str, dtype: torch.dtype)
     assert_alone_or_together(lambda x, weight: mx_linear(x, weight, linear_of(row)), [x, weight], dh)
 
 
+@pytest.mark.integration
 @every_row
 @each(
     ("rms", "fold_gain", "centers"),

@@ -120,6 +120,7 @@ def test_compiled_losses_keep_their_bits_and_no_block_is_compiled_anew(tmp_path)
     assert losses_and_graphs(ALL) == plain
 
 
+@pytest.mark.integration
 def test_every_probe_leaves_rows_that_are_numbers_of_json_on_its_steps(tmp_path):
     run, memory = trained(replace(ALL, timing=observation.Timing(every_steps=3)), tmp_path)
     train(run, 0, Leave())

@@ -195,6 +195,7 @@ def captured_operands(model: Decoder, sequence: Any) -> Iterator[tuple[str, torc
             yield f"{name}/{operand}", own.dequantize(), scale
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("settings", ARMS.values(), ids=list(ARMS))
 def test_captured_operands_are_those_that_the_gemms_multiply(

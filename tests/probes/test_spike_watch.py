@@ -57,6 +57,7 @@ def detected(losses: Sequence[float], window: int, threshold: float, resumed_at:
     return [t for t, loss in enumerate(losses) if t >= resumed_at and detector.see(loss)]
 
 
+@pytest.mark.integration
 @each("seed", range(4))
 @each(("window", "threshold"), [(128, 6.0), (16, 4.0), (2, 1.0)])
 def test_the_detector_is_its_definition(seed: int, window: int, threshold: float) -> None:

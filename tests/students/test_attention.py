@@ -65,6 +65,7 @@ def written_out(p: dict[str, Tensor], x: Tensor) -> Tensor:
     return a
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", NORMS)
 def test_it_is_equation_11(norm: str) -> None:
     mlp, x, dy = student(small(**ATTENTION), NORMS[norm], [3, 1]), samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)

@@ -178,6 +178,7 @@ def test_a_folded_gain_is_in_the_weight(norm: str) -> None:
         assert found["layers.0.up.input/floor/overflow_fraction"][r] == counted(y)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("options", [{}, {"vector_ops": "bf16"}, {"vector_ops": "code"}, {"gain": "mx"}])
 @pytest.mark.parametrize("sizes", [{}, ATTENTION], ids=str)
 def test_neighbours_and_the_model_stay_what_they_are(sizes: dict[str, int], options: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ def test_a_seed_decides_the_numbers(name: str) -> None:
         assert not first.equals(table(name, **TINY, seed=1))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "cell"),
     [

@@ -222,6 +222,7 @@ def test_a_signal_to_one_rank_ends_all_after_their_step(tmp_path: Path, cache: s
     assert losses(run) == losses(two)
 
 
+@pytest.mark.slow
 def test_a_straggler_is_named(tmp_path: Path, cache: str) -> None:
     run = made(tmp_path, cache)
     assert gang.together(tmp_path / "processes", 2, gang.train, run, "sleeps") == ["finished", "finished"]

@@ -78,7 +78,7 @@ def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
         return rank(), world_size(), all_of(rank())
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_submitit_starts_a_group(tmp_path, monkeypatch):
     """The submitted process tree has the variables that submitit sets, and no others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
