@@ -54,6 +54,7 @@ def test_the_study_names_the_figures_that_there_are() -> None:
     assert list(approximation.FIGURES) == here
 
 
+@pytest.mark.integration
 def test_figure_2_shows_the_counts_and_r_squared(study: RunFolder, monkeypatch) -> None:
     scales, elements, fidelity = drawn(fig02_approximation, monkeypatch, "--runs", str(study.path)).axes
     rows = load_table([study], "distributions")

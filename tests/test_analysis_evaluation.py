@@ -77,6 +77,7 @@ def tables(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
         return page(tmp_path_factory.mktemp("page"), monkeypatch, runs)
 
 
+@pytest.mark.integration
 def test_a_task_has_its_score_in_its_better_form(tables: dict[str, list[list[str]]]) -> None:
     scores = tables["Score in the better form"]
     assert scores[0][1:] == ["questions", *(f"{arm}: right, % (form)" for arm in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"))]

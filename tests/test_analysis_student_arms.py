@@ -138,6 +138,7 @@ def test_main_effects_are_the_mean_differences_of_fractions() -> None:
     assert mx["code"].pairs == 32  # of seeds, however many arms these ran in
 
 
+@pytest.mark.integration
 def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
     runs = decisive.with_factors(factorial(by_gain_and_teacher))
     figure = decisive.draw(runs)

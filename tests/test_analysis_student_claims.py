@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 import pytest
+from each import each
 from scipy import stats
 from student_frames import frame, replica
 
@@ -61,7 +62,7 @@ def test_data_seeds_that_agree_still_have_an_interval() -> None:
     assert found.low == pytest.approx(1 - math.hypot(1 - low, 1 - low))
 
 
-@pytest.mark.parametrize(("seeds", "verdict"), [(0, NOT_RUN), (1, UNCLEAR), (3, UNCLEAR), (12, CONTRADICTED)])
+@each(("seeds", "verdict"), [(0, NOT_RUN), (1, UNCLEAR), (3, UNCLEAR), (12, CONTRADICTED)])
 def test_fewer_than_four_data_seeds_tell_nothing(seeds: int, verdict: str) -> None:
     same = stable(seeds, 4)
     assert of([*arm("mxfp8", same), *arm("fp32", same), *arm("fp32", {99: [math.nan]})]).verdict == verdict

@@ -67,6 +67,7 @@ def test_losses_of_two_kinds_have_axes_and_units_of_their_own() -> None:
     assert figure.axes[0].get_ylim() != figure.axes[1].get_ylim()
 
 
+@pytest.mark.integration
 def test_a_stack_is_drawn_and_its_table_is_in_the_caption(tmp_path: Path, monkeypatch) -> None:
     stack_folder(tmp_path / "runs")
     arguments = ["--runs", str(tmp_path / "runs"), "--columns", "lr", "--lines", "norm"]

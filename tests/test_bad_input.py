@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import OWN_TEXT, SMALL, call, corpus, status, the_run
+from each import slow_but
 
 from mxstudy.config import Bytes
 from mxstudy.data.tokenizer import load_tokenizer
@@ -50,9 +51,9 @@ PLANS = [
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("row", REFUSED, ids=lambda row: " ".join(row[0]))
-def test_what_cannot_run_is_refused_and_nothing_is_written(row: tuple[list[str], *tuple[str, ...]], here: Path) -> None:
-    arguments, *words = row
+@pytest.mark.parametrize("number", slow_but(range(0, len(REFUSED), 3), range(len(REFUSED))))
+def test_what_cannot_run_is_refused_and_nothing_is_written(number: int, here: Path) -> None:
+    arguments, *words = REFUSED[number]
     code, said = call("+experiment=quickstart", "+debug=tiny", *arguments)
     assert code == 1
     assert [word for word in words if word not in said] == []
@@ -72,11 +73,11 @@ def test_a_misspelt_key_inside_a_yaml_file_is_refused(here: Path, tmp_path_facto
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("row", PLANS, ids=lambda row: row[0])
+@pytest.mark.parametrize("number", slow_but([0], range(len(PLANS))))
 def test_a_plan_that_fits_no_module_is_refused(
-    row: tuple[str, ...], here: Path, tmp_path_factory: pytest.TempPathFactory
+    number: int, here: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    plan, *words = row
+    plan, *words = PLANS[number]
     folder = tmp_path_factory.mktemp("conf")
     (folder / "precision").mkdir()
     text = f"defaults:\n  - base_precision\nschedule:\n  - {{from_step: 0, plan: {plan}}}\n"
@@ -121,7 +122,7 @@ CORPORA = {
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", slow_but(["not UTF-8", "few"], CORPORA))
 def test_a_corpus_that_will_not_do_fails_before_the_training(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

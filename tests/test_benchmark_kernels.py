@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 
 from analysis.mxnorm import fig08_kernels
 from benchmarks import compilers, kernel_tiles, kernels
@@ -137,8 +138,8 @@ def test_means_of_kernels_are_geometric_and_of_large_shapes() -> None:
     assert {row["rmsnorm_compiled_by"] for row in rows} == {"eager"}
 
 
-@pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
-@pytest.mark.parametrize("norm", NORMS)
+@each("fmt", ["E4M3", "E2M1"])
+@each("norm", NORMS)
 def test_plain_norms_are_those_of_the_kernels(norm: str, fmt: str) -> None:
     """But for a last bit of x / rms, which moves few values."""
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()

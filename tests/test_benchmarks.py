@@ -25,6 +25,7 @@ from mxstudy.tracking.folder import find_runs
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_probes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     probes.main(["--size", "tiny", "--rounds", "2", "--json", str(tmp_path / "probes.json")])
     written = json.loads((tmp_path / "probes.json").read_text())
@@ -36,6 +37,7 @@ def test_probes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["overhead"] == pytest.approx(row["extra_ms"] / row["step_ms"] / row["every_steps"])
 
 
+@pytest.mark.slow
 def test_evaluation(tmp_path: Path, evaluation_sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     longer = (
         "train.sequence_length=256",

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from each import each
 
 from analysis.instability import table02_scaling_fits as table
 from analysis.instability.chinchilla import Chinchilla, bootstrap, fit, objective
@@ -104,7 +105,7 @@ def changed(column: str, value: float) -> pd.DataFrame:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
+@each(
     ("runs", "says"),
     [
         (synthetic().rename(columns={"tokens": "token"}), "no column 'tokens'; did you mean 'token'?"),

@@ -82,12 +82,14 @@ def test_what_hydra_lets_through_is_refused_as_the_job_is_composed(arguments: li
     assert str(error) == message
 
 
+@pytest.mark.integration
 def test_one_bad_choice_leaves_the_other_jobs_composed() -> None:
     good, bad, other = compose(QUICK, "norm=rmsnorm,mxnorm_p3,mxnorm_p1")
     assert isinstance(bad.values, ConfigError)
     assert (value(good, "norm.kind"), value(other, "norm.p")) == ("rmsnorm", 1)
 
 
+@pytest.mark.integration
 def test_a_misspelt_choice_inside_a_yaml_file_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "experiment"
     folder.mkdir()
@@ -100,6 +102,7 @@ def test_a_misspelt_choice_inside_a_yaml_file_is_refused(tmp_path: Path) -> None
     assert refusal("+experiment=mine", "--config-dir", str(tmp_path)) == "nrom: no such group; did you mean 'norm'?"
 
 
+@pytest.mark.integration
 def test_an_experiment_of_the_users_own_is_found_and_named(tmp_path: Path) -> None:
     folder = tmp_path / "experiment" / "mine"
     folder.mkdir(parents=True)
@@ -116,6 +119,7 @@ def test_options_may_stand_anywhere() -> None:
     assert [(value(job, "seed"), value(job, "norm.p")) for job in jobs] == [(1, 1), (2, 1)]
 
 
+@pytest.mark.integration
 def test_the_command_line_beats_the_sweep_file() -> None:
     jobs = compose("+sweep=quickstart", "norm=rmsnorm_folded", "optimizer.lr=1e-3,4e-3")
     assert [(job.choices["precision"], value(job, "optimizer.lr")) for job in jobs] == [
@@ -133,6 +137,7 @@ def test_a_sweep_runs_on_another_experiment() -> None:
     assert value(one, "experiment") == "mxnorm_pretrain"
 
 
+@pytest.mark.integration
 def test_a_sweep_multiplies_its_axes_for_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.yaml").write_text(
         "# @package _global_\n"
@@ -208,8 +213,8 @@ def test_the_command_line_is_read_before_torch_is_imported() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("sweep", ["convergence", "post_round", "element_formats", "olmo_precision_grid"])
 def test_a_rehearsal_is_small_whatever_sizes_and_steps_a_sweep_has(sweep: str) -> None:
-    jobs = compose(f"+sweep={sweep}", "+debug=tiny")
+    jobs = compose(f"+sweep={sweep}", "+debug=tiny", each_value_once=True)
     assert len(jobs) > 1
     assert {(value(job, "train.steps"), value(job, "model.hidden_size")) for job in jobs} == {(10, 64)}
-    asked = compose(f"+sweep={sweep}", "+debug=tiny", "train.steps=20")
+    asked = compose(f"+sweep={sweep}", "+debug=tiny", "train.steps=20", each_value_once=True)
     assert {value(job, "train.steps") for job in asked} == {20}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from composing import compose, compose_job, handed_over, validated
+from each import each, slow_but
 from fingerprints import fingerprint_of, recorded
 
 from mxstudy import cli
@@ -64,23 +65,41 @@ def stem(value: object) -> str:
     return value.stem if isinstance(value, Path) else str(value)
 
 
+def command_of(path: Path) -> list[str]:
+    """The words of a file's second line after `python -m mxstudy`, without those that only the user can fill in."""
+    words = shlex.split(path.read_text().splitlines()[1])[4:]
+    return [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("path", EXPERIMENTS + SWEEPS, ids=stem)
-def test_line_1_is_the_package_and_line_2_a_command_that_runs_the_file(
+@each("path", EXPERIMENTS + SWEEPS, ids=stem)
+def test_line_1_is_the_package_and_line_2_a_command_for_the_file(
     path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
     package, command = path.read_text().splitlines()[:2]
     assert package == "# @package _global_"
     assert command.startswith("# python -m mxstudy ")
-    words = shlex.split(command)[4:]
+    said = command_of(path)
     folder = "sweep" if path in SWEEPS else "experiment"
-    assert words[0] == f"+{folder}={path.stem}"
-    given = given_to(path.stem)
-    said = [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]  # a user's own
-    assert {word.partition("=")[0] for word in words} - {word.partition("=")[0] for word in [*said, *given]} == set()
-    jobs = compose(*said, *given, each_value_once=True) if path in SWEEPS else [compose_job(*said, *given)]
-    found = {fingerprint_of(validated(one)) for one in jobs}
-    assert path in EXPERIMENTS or found <= set(recorded(f"sweep/{path.stem}"))
+    assert said[0] == f"+{folder}={path.stem}"
+    keys = {word.partition("=")[0] for word in shlex.split(command)[4:]}
+    assert keys <= {word.partition("=")[0] for word in [*said, *given_to(path.stem)]}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if len(command_of(path)) > 1], ids=stem)
+def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
+    """One that is its name alone is composed in the test of rehearsals."""
+    validated(compose_job(*command_of(path), *given_to(path.stem)))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("path", slow_but(SWEEPS[::4], SWEEPS), ids=stem)
+def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
+    path: Path, given_to: Callable[[str], list[str]]
+) -> None:
+    jobs = compose(*command_of(path), *given_to(path.stem), each_value_once=True)
+    assert {fingerprint_of(validated(one)) for one in jobs} <= set(recorded(f"sweep/{path.stem}"))
 
 
 @pytest.mark.integration
@@ -116,6 +135,7 @@ def test_a_rehearsal_gives_way_to_what_else_is_asked_for() -> None:
     assert (tiny.draws, tiny.rows) == (3, tiny_values("approximation")["rows"])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "foreign"),
     [
@@ -189,6 +209,7 @@ FIDELITIES = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 def test_a_fidelity_is_what_its_source_does_and_gives_way_to_any_choice(fidelity: str) -> None:
     config = validated(compose_job("+experiment=student_teacher", f"fidelity={fidelity}"))
@@ -206,6 +227,7 @@ def test_a_fidelity_is_what_its_source_does_and_gives_way_to_any_choice(fidelity
     assert (other.precision.rounding, other.teacher.quantized) == (precision.rounding, teacher.quantized)
 
 
+@pytest.mark.integration
 def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:
     jobs = compose("+sweep=quickstart", "wait=true")
     assert [(job.choices["precision"], job.choices["norm"]) for job in jobs] == [
@@ -233,6 +255,7 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: fl
     assert total / 1e6 == pytest.approx(millions, abs=0.1)
 
 
+@pytest.mark.integration
 def test_the_sizes_and_budgets_of_the_instability_paper() -> None:
     """Six budgets from 2e17 to 1e19 FLOPs in equal ratios and two more; steps of 512 x 512 tokens; 2 < D / N < 200."""
     budgets = [2e17 * 50 ** (i / 5) for i in range(6)] + [2.2e19, 4.84e19]

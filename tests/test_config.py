@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from each import each
 
 from mxstudy.config import Pretrain, fingerprint, read_run
 from mxstudy.reader import ConfigError, default_of, flatten, plain, read, schema, suggest
@@ -65,7 +66,7 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
     assert fingerprint(again, "cpu", {}) == fingerprint(config, "cpu", {})
 
 
-@pytest.mark.parametrize(
+@each(
     ("dotted", "message"),
     [
         ({"trian": {}}, "trian: no such key; did you mean 'train'?"),
@@ -126,14 +127,14 @@ def test_no_study_says_where_to_start() -> None:
         read_run({})
 
 
-@pytest.mark.parametrize("starts", [[1], [0, 5, 5], [0, 9, 3], []])
+@each("starts", [[1], [0, 5, 5], [0, 9, 3], []])
 def test_precision_rows_start_at_step_0_and_ascend(starts: list[int]) -> None:
     rows = [{"from_step": start, "plan": {"layers.*": "bf16"}} for start in starts]
     with pytest.raises(ConfigError, match=r"^precision\.schedule: rows must start at step 0 and ascend"):
         read_run(changed(precision__schedule=rows))
 
 
-@pytest.mark.parametrize("uri", ["file:mlruns", "file:///tmp/mlruns", "mlruns"])
+@each("uri", ["file:mlruns", "file:///tmp/mlruns", "mlruns"])
 def test_a_file_store_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError, match=r"^tracking\.uri: .* would be a file store"):
         read_run(changed(tracking__uri=uri))
@@ -162,7 +163,7 @@ def test_the_fingerprint_is_the_same_in_every_process() -> None:
     assert digest() == "332f2ba85db783253b5c8c1f2ea2836dd595cca715b4a495a7890ce5d67e01f3"
 
 
-@pytest.mark.parametrize(
+@each(
     "dotted",
     [
         {"seed": 1},
@@ -183,7 +184,7 @@ def test_what_can_change_a_number_changes_the_fingerprint(dotted: dict[str, Any]
     assert digest(**dotted) != digest()
 
 
-@pytest.mark.parametrize(
+@each(
     "dotted",
     [
         {"experiment": "other"},

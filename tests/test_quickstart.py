@@ -96,6 +96,7 @@ def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Pa
     assert journals(folder) == before
 
 
+@pytest.mark.slow
 def test_all_arms_start_from_the_same_weights_and_see_the_same_batches(folder: Path, tmp_path: Path) -> None:
     """With a learning rate that moves no weight, only the precision and the norm's estimate can tell arms apart."""
     still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "tracking=none", f"cache_dir={folder}/.cache")

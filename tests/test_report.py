@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from each import each
 
 from analysis import report
 from analysis.claims import CLAIMS, NOT, NOT_RUN, REPRODUCED, UNCLEAR, judged
@@ -51,6 +52,7 @@ def test_the_interval_is_students_t() -> None:
     assert mean(pd.Series([], dtype=float)).count == 0
 
 
+@pytest.mark.integration
 def test_the_interval_holds_what_it_says() -> None:
     draw = np.random.default_rng(0)
     held = [abs((m := mean(pd.Series(draw.normal(3, 1, 4)))).value - 3) < m.half_width for _ in range(2000)]
@@ -92,7 +94,7 @@ def test_a_claim_without_its_arms_is_not_run() -> None:
     assert set(verdicts(runs(arms("rmsnorm", [1.0]))).values()) == {NOT_RUN}
 
 
-@pytest.mark.parametrize(
+@each(
     ("losses", "state"),
     [([2.01, 2.02, 2.015], REPRODUCED), ([2.5, 2.51, 2.49], NOT), ([2.0, 2.2, 1.8], UNCLEAR), ([2.01], UNCLEAR)],
 )
@@ -122,9 +124,7 @@ def test_arms_that_hold_several_settings_are_not_judged() -> None:
     assert found.state == REPRODUCED
 
 
-@pytest.mark.parametrize(
-    ("scores", "state"), [([30.0, 31.0, 32.0], REPRODUCED), ([1.0, 2.0, 1.5], NOT), ([5.0, 30.0, 9.0], UNCLEAR)]
-)
+@each(("scores", "state"), [([30.0, 31.0, 32.0], REPRODUCED), ([1.0, 2.0, 1.5], NOT), ([5.0, 30.0, 9.0], UNCLEAR)])
 def test_more_spikes(scores: list[float], state: str) -> None:
     ours = [row | {"spike_score": score} for row, score in zip(arms("mxnorm_p1", [2.0] * 3), scores, strict=True)]
     frame = runs([*ours, *arms("rmsnorm", [2.0] * 3, spike_score=10.0)])
@@ -132,7 +132,7 @@ def test_more_spikes(scores: list[float], state: str) -> None:
     assert verdicts(frame.assign(spikes=0))["p=1 spikes more than RMSNorm"] == UNCLEAR  # scores of noise
 
 
-@pytest.mark.parametrize(
+@each(
     ("states", "state"),
     [
         (["diverged"] * 2, REPRODUCED),

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from commands import TINY, Fault, killed_at, run, started, the_run
+from each import slow_but
 from safetensors.torch import load_file
 
 from mxstudy.tracking.folder import RunFolder
@@ -38,6 +39,11 @@ MOMENTS = {  # in the order in which a run meets them
     "as the final checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000024"),
     "after the final checkpoint, as an old one is dropped": killed_at(r"shutil\.rmtree .*/step_00000008'"),
 }
+IN_MAKE_TEST = [
+    "in the middle of the journal's line",
+    "as a checkpoint is renamed",
+    "after the final checkpoint, as an old one is dropped",
+]
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGUSR2, 140), (signal.SIGINT, 130)]
 
 
@@ -83,7 +89,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert not any(name.startswith(".") for name in kept)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", slow_but(IN_MAKE_TEST, MOMENTS))
 def test_a_run_that_was_killed_goes_on_to_identical_bits(
     moment: str, tmp_path: Path, cache: str, undisturbed: Path
 ) -> None:
@@ -132,7 +138,7 @@ def test_killed_from_outside_in_the_real_command(tmp_path: Path, cache: str, und
     assert_same(tmp_path, undisturbed)
 
 
-@pytest.mark.parametrize(("caught", "code"), SIGNALS)
+@pytest.mark.parametrize(("caught", "code"), slow_but([(signal.SIGUSR2, 140)], SIGNALS))
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     caught: signal.Signals, code: int, tmp_path: Path, cache: str, undisturbed: Path
 ) -> None:
@@ -184,6 +190,7 @@ def test_a_resumed_run_may_be_watched(tmp_path: Path, cache: str, undisturbed: P
     assert seen == list(range(0, STEPS, 5))
 
 
+@pytest.mark.slow
 def test_checkpoints_and_validation_at_other_steps_change_no_bit(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     other = (*COMMAND, cache, "checkpoint.every_steps=3", "validation.every_steps=0")
     assert run(tmp_path, *other, fault=killed_at(WRITES_STEP_11))[0] == -signal.SIGKILL
@@ -214,10 +221,8 @@ def test_mlflow_has_one_run_with_every_step_once(tmp_path: Path, cache: str) -> 
     assert RunFolder(the_run(tmp_path)).status().mlflow_run_id == found.info.run_id
 
 
-@pytest.mark.parametrize("again", [(), ("rerun=true",), ("validation.every_steps=1",)])
-def test_a_second_process_leaves_a_running_run_alone(
-    again: tuple[str, ...], tmp_path: Path, cache: str, undisturbed: Path
-) -> None:
+@pytest.mark.parametrize("again", slow_but([""], ["", "rerun=true", "validation.every_steps=1"]))
+def test_a_second_process_leaves_a_running_run_alone(again: str, tmp_path: Path, cache: str, undisturbed: Path) -> None:
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in the_run(tmp_path).rglob("*") if path.is_file()}
 
@@ -226,7 +231,7 @@ def test_a_second_process_leaves_a_running_run_alone(
         while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline_s:
             time.sleep(0.01)
         before = files()
-        code, said = run(tmp_path, *COMMAND, cache, *again)
+        code, said = run(tmp_path, *COMMAND, cache, *again.split())
         assert code == 1, said
         assert "left alone: another process runs it" in said
         assert files() == before
@@ -254,6 +259,7 @@ def test_a_run_that_diverges_is_a_result_which_keeps_everything(tmp_path: Path, 
     assert "skipped: diverged" in said
 
 
+@pytest.mark.slow
 def test_a_divergence_needs_no_disk_for_a_checkpoint_that_is_there(tmp_path: Path, cache: str) -> None:
     absurd = (*COMMAND, cache, "optimizer.lr=1e20", "checkpoint.every_steps=1", "checkpoint.keep_last=1")
     assert run(tmp_path / "roomy", *absurd)[0] == 0

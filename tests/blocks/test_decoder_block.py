@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.model.decoder import Block, Decoder
@@ -83,19 +84,20 @@ def assert_same(model, batches=1):
         assert values.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("row", ["mxfp8", "mx_mix"])
+@each("norm", NORMS)
+@each("row", ["mxfp8", "mx_mix"])
 def test_norms(norm, row):
     assert_same(decoder(norm=NORMS[norm], formats=precision(row)))
 
 
-@pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm p2"])
-@pytest.mark.parametrize("row", JOINED)
+@pytest.mark.integration
+@each("norm", ["rmsnorm", "mxnorm p2"])
+@each("row", JOINED)
 def test_every_row_of_the_table(norm, row):
     assert_same(decoder(norm=NORMS[norm], formats=precision(row)))
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"block_size": 16, "scale_rule": "floor"},
@@ -107,7 +109,7 @@ def test_casts(options):
     assert_same(decoder(formats=precision("mxfp8_e5m2_grad", **options)))
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [{"mlp": "gelu"}, {"mlp": "relu2"}, {"qk_norm": True}, {"num_kv_heads": 4}],
     ids=str,
@@ -116,7 +118,7 @@ def test_models(changes):
     assert_same(decoder(replace(MODEL, **changes), NORMS["mxnorm p2"]))
 
 
-@pytest.mark.parametrize("pattern", ["layers.*.attention.*", "layers.*.w13", "layers.*.wo", "layers.*.w2"])
+@each("pattern", ["layers.*.attention.*", "layers.*.w13", "layers.*.wo", "layers.*.w2"])
 def test_a_plan_for_some_of_a_blocks_linears(pattern):
     assert_same(decoder(formats=precision({pattern: "mxfp8"})))
 
@@ -163,7 +165,7 @@ def test_a_backward_over_part_of_a_block_is_refused():
         run(decoder(), tokens(1, 37))
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"formats": precision("bf16")},

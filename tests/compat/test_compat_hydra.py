@@ -19,6 +19,7 @@ from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Remembered
 QUICK = "+experiment=quickstart"
 
 
+@pytest.mark.integration
 def test_the_product_of_overrides_is_hydras() -> None:
     loader, _, _ = handed_over(QUICK)
     assert product(loader, ["a=1,2", "b=3", "b=4,5"]) == [
@@ -38,6 +39,7 @@ def test_what_a_repository_is_asked_for_is_what_ours_knows() -> None:
     assert list(inspect.signature(ConfigRepository.initialize_sources).parameters) == ["self", "config_search_path"]
 
 
+@pytest.mark.integration
 def test_a_file_is_read_once_for_two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     loader, master, (job, other) = handed_over(QUICK, "seed=1,2")
     assert isinstance(loader, ConfigLoaderImpl)
@@ -70,6 +72,7 @@ def test_a_config_from_memory_is_a_copy() -> None:
     assert loader.repository.load_config(config_path="config").config == before
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("word", "pattern"), [("norm=rmsnorm", NOTHING_TO_OVERRIDE), ("+norm=mxnorm_p1", CHOSEN_ALREADY)]
 )
@@ -93,5 +96,6 @@ def test_hydra_starts_without_anything_of_ours_that_is_slow() -> None:
     assert not {"torch", "pandas"} & set(done.stdout.split())
 
 
+@pytest.mark.integration
 def test_a_sweep_is_composed_by_ours(tmp_path: Path) -> None:
     assert [one.values["seed"] for one in compose(QUICK, "seed=3,4")] == [3, 4]

@@ -6,11 +6,11 @@ With a new torch: if a test of the first half fails, look in torch/_dynamo and t
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 
+import forked
 import pytest
 import torch
+from each import each
 
 from mxstudy.compat.torch_compiler import constant, keep_roundings
 from mxstudy.numerics.cast import BlockCast
@@ -24,27 +24,30 @@ ROUND_TRIPS = {
     "a gain": lambda x: round_gain(x, "bf16", None, BlockCast()) + 1,
     "before a cast": lambda x: torch.nn.functional.gelu(x.to(torch.bfloat16)).float() * 2,
 }
-UNTOUCHED = """
-import inspect
-import torch._inductor.config as inductor
-import torch.compiler.config as compiler
-from torch._inductor.codegen.cpp import CppKernel
-from torch._inductor.fx_passes import joint_graph
-
-handlers = [getattr(e, "handler", None) for entries in joint_graph.patterns.patterns.values() for e in entries]
-assert joint_graph.pointless_convert in handlers, "no pass pointless_convert"
-names = list(inspect.signature(vars(CppKernel)["cache_dtype_convert"]).parameters)
-assert names == ["self", "dst", "dst_dtype", "src", "src_dtype"], names
-assert inductor.emulate_precision_casts is False
-assert inductor.eager_numerics.division_rounding is False
-assert compiler.cache_key_tag == ""
-"""
 
 
+def untouched() -> None:
+    import torch._inductor.config as inductor
+    import torch.compiler.config as compiler
+    from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.fx_passes import joint_graph
+
+    handlers = [getattr(e, "handler", None) for entries in joint_graph.patterns.patterns.values() for e in entries]
+    assert joint_graph.pointless_convert in handlers, "no pass pointless_convert"
+    names = list(inspect.signature(vars(CppKernel)["cache_dtype_convert"]).parameters)
+    assert names == ["self", "dst", "dst_dtype", "src", "src_dtype"], names
+    assert inductor.emulate_precision_casts is False
+    assert inductor.eager_numerics.division_rounding is False
+    assert compiler.cache_key_tag == ""
+
+
+@pytest.mark.integration
 def test_torch_has_what_would_drop_roundings() -> None:
-    """In a fresh process, because this one may have been changed already."""
-    done = subprocess.run([sys.executable, "-c", UNTOUCHED], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """In a process of its own, because this one may have been changed already."""
+    process = forked.context().Process(target=untouched)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, "its traceback is in what was captured of stderr"
 
 
 def test_a_kernel_asks_for_the_conversions_that_it_remembers() -> None:
@@ -66,7 +69,7 @@ def test_no_pass_removes_conversions() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ROUND_TRIPS)
+@each("name", ROUND_TRIPS)
 def test_round_trips_stay(name: str) -> None:
     configure_torch(compile=True)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from mxstudy.data.batches import Batches, permute
 from mxstudy.data.shards import Shards
@@ -102,8 +103,8 @@ def test_too_few_tokens_are_refused(tmp_path):
         Batches(shards, 10, 4, data_seed=0).validation(10)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 1000, 4096, 4097])
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**64 - 1])
+@each("size", [1, 2, 3, 4, 5, 16, 17, 1000, 4096, 4097])
+@each("seed", [0, 1, -1, 2**64 - 1])
 def test_permutation_is_a_bijection(size, seed):
     index = np.arange(size, dtype=np.uint64)
     for epoch in (0, 1, 2**40):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from mxstudy.data.distributions import DISTRIBUTIONS, with_outliers
 from mxstudy.numerics import quantize
@@ -20,7 +21,7 @@ def draw(name: str, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> torch.Tens
     return DISTRIBUTIONS[name](shape, torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@each("name", DISTRIBUTIONS)
 def test_a_seed_gives_one_float32_tensor(name: str) -> None:
     x = draw(name, shape=(3, 5, 7))
     assert (x.shape, x.dtype) == ((3, 5, 7), torch.float32)
@@ -28,7 +29,7 @@ def test_a_seed_gives_one_float32_tensor(name: str) -> None:
     assert not torch.equal(x, draw(name, seed=1, shape=(3, 5, 7)))
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@each("name", DISTRIBUTIONS)
 def test_a_generator_goes_on_from_where_it_was(name: str) -> None:
     """Else every draw of a measurement would be the same one."""
     generator = torch.Generator().manual_seed(0)
@@ -36,7 +37,7 @@ def test_a_generator_goes_on_from_where_it_was(name: str) -> None:
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "mean", "std", "fourth"),
     [
         ("gaussian", 0.0, 1.0, 3.0),
@@ -77,7 +78,7 @@ def test_outliers_are_the_same_features_of_every_row(features: int) -> None:
     assert len(set((places // 32).tolist())) == features  # each in a block of its own
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "scale", "percent", "off_by"),
     [
         ("gaussian", 1.0, 0.86, 0.03),

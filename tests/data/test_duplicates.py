@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from each import each
 
 from mxstudy.data.content_hash import for_validation
 from mxstudy.data.duplicates import FULLEST, DigestSet
@@ -29,6 +30,7 @@ def test_as_a_set_of_python_would():
     assert seen.add(b"").tolist() == []
 
 
+@pytest.mark.integration
 def test_collisions_are_told_apart():
     """All of them want the same slot, and one begins with the zeros that mark a slot as free."""
     keys = np.zeros((3000, 4), np.uint64)
@@ -39,7 +41,7 @@ def test_collisions_are_told_apart():
     assert DigestSet().add(np.concatenate([keys, keys]).tobytes()).tolist() == [True] * 3000 + [False] * 3000
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.02, 0.5, 0.999])
+@each("fraction", [0.0, 0.02, 0.5, 0.999])
 def test_the_split_is_the_first_64_bits_over_2_to_the_64(fraction):
     batch = [*digests(range(2000)), bytes(32), b"\xff" * 32]
     expected = [int.from_bytes(digest[:8], "big") / 2**64 < fraction for digest in batch]

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from each import each
 from layouts import EXPECTED, LAYOUTS, choice, lines, slimpajama, starcoder, table
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -54,7 +55,7 @@ def test_its_identity_is_that_of_the_hub(mirror):
     assert locate(other, config.Bytes(), Path("x")) != locate(away, config.Bytes(), Path("x"))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@each("name", LAYOUTS)
 def test_without_a_network_the_error_says_what_to_do(name):
     data = choice(name)
     with pytest.raises(ConfigError) as refusal:

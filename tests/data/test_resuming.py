@@ -133,6 +133,7 @@ def test_killed_as_it_notes(tmp_path, data, small, monkeypatch, name):
         assert contents(prepare(data, BPE, tmp_path / f"{number}", silent).folder) == undisturbed
 
 
+@pytest.mark.integration
 def test_every_moment_between_batches(tmp_path, data, small):
     undisturbed = contents(prepare(data, BPE, tmp_path / "undisturbed", silent).folder)
     for batches in (1, 2, 17):
@@ -142,6 +143,7 @@ def test_every_moment_between_batches(tmp_path, data, small):
         assert contents(prepare(data, BPE, cache, silent).folder) == undisturbed
 
 
+@pytest.mark.integration
 def test_what_was_written_behind_the_last_note_is_cut_off(tmp_path, data, small):
     undisturbed = contents(prepare(data, BPE, tmp_path / "undisturbed", silent).folder)
     folder = interrupted(data, tmp_path / "cache", 20)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from tiny import CONFIG, build
 from tiny import MODEL as TINY
 
@@ -73,7 +74,7 @@ def test_only_what_depends_on_the_batch_is_another() -> None:
     assert for_evaluation(both) == replace(both, forward_x=replace(rows, rounding="even"))
 
 
-@pytest.mark.parametrize("name", sorted(PRECISIONS.keys() - {"fp8_tensor"}))
+@each("name", sorted(PRECISIONS.keys() - {"fp8_tensor"}))
 def test_all_other_recipes_are_asked_as_they_are(name: str) -> None:
     recipe = PRECISIONS[name].filled(BlockCast(16))
     assert for_evaluation(recipe) is recipe
@@ -84,6 +85,7 @@ def test_what_the_backward_rounds_and_how_a_gemm_is_rotated_stays() -> None:
     assert for_evaluation(recipe) is recipe
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", RECIPES)
 def test_what_else_is_in_the_batch_changes_no_log_likelihood(row: str) -> None:
     model = decoder(row)
@@ -128,6 +130,7 @@ def test_it_is_put_back_after_an_error_too() -> None:
     assert is_random(model.layers[0].attention.wo.gemms.forward_x)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("row", RECIPES)
 def test_the_training_goes_on_with_the_same_bits(row: str) -> None:
     settings = replace(CONFIG, precision=precision(row, **RECIPES[row]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from quiz import ROWS
 
 from mxstudy.evaluation.olmes import TASKS, subset
@@ -44,14 +45,14 @@ CHOICE = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each("name", TASKS)
 def test_cloze(name: str) -> None:
     question = TASKS[name].template.question(ROWS[name], "cf")
     contexts, continuations, gold = CLOZE[name]
     assert (list(question.contexts), list(question.continuations), question.gold) == (contexts, continuations, gold)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each("name", TASKS)
 def test_multiple_choice(name: str) -> None:
     question = TASKS[name].template.question(ROWS[name], "mcf")
     options = len(CLOZE[name][1])
@@ -115,7 +116,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 @at_hand
-@pytest.mark.parametrize("name", COUNTS)
+@each("name", COUNTS)
 def test_as_many_documents_and_requests_as_olmes_has(name: str) -> None:
     rows = subset(rows_of(name), TASKS[name])
     questions = {form: [TASKS[name].template.question(row, form) for row in rows] for form in ("cf", "mcf")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.evaluation.scorer import Request, Scorer
@@ -19,7 +20,7 @@ def requests(tokens: range | np.ndarray, window: int, stride: int) -> list[Reque
     return list(sliding_windows(np.array(tokens, np.uint32), EOS, window, stride))
 
 
-@pytest.mark.parametrize(
+@each(
     ("window", "stride", "expected"),
     [
         (4, 2, [((EOS,), (1, 2, 3, 4)), ((2, 3, 4), (5, 6)), ((4, 5, 6), (7,))]),
@@ -62,7 +63,7 @@ def nats_of_token(model: Decoder, whole: torch.Tensor, place: int, stride: int) 
     return log_probs_TV[place - start - 1, whole[place]].item()
 
 
-@pytest.mark.parametrize("stride", [1, 5, 8, 16])
+@each("stride", [1, 5, 8, 16])
 def test_a_documents_loss_is_that_of_a_loop_over_its_tokens(stride: int) -> None:
     model = decoder()
     for length in (3, 16, 17, 53):

@@ -6,6 +6,7 @@ from dataclasses import make_dataclass
 
 import pytest
 import torch
+from each import each
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.kernels.implements import Implements
@@ -18,7 +19,7 @@ E2M1 = Cast(format="E2M1")
 BACKEND = Implements(cast={"format": ("E2M1",), "rounding": (None, "even")})
 
 
-@pytest.mark.parametrize(
+@each(
     ("cast", "reason"),
     [
         (Cast(format="E1M2"), "forward_x: format is E1M2, and it computes E2M1"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bits import assert_same_bits
+from each import each
 from fused import (
     BF16,
     COMPOSED,
@@ -170,7 +171,7 @@ def test_norm_codes_is_an_operator(norm, fmt, scale):
 ON_META = torch.ones(4, 64, dtype=BF16, device="meta")
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "message"),
     [
         ({"x": torch.ones(4, 64)}, r"x: torch\.float32 has no kernel"),
@@ -225,7 +226,7 @@ def test_on_cpu_norms_are_the_numerics(norm):
     assert_same_bits(got.column, block_cast(y, "E5M2", -2, BlockCast()).dequantize(BF16))
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "row", "column", "block_size", "message"),
     [
         ((64, 64), "NVFP4", None, 16, "NVFP4 has E4M3 scales"),
@@ -259,7 +260,7 @@ def test_activations_of_bad_input():
         activation_cast_both(h[:, :96].contiguous(), "swiglu", "E4M3", None, BlockCast())
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"gain": None, "bias": torch.ones(256)}, "bias: it is added after the gain"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from commands import call
+from each import each
 from fake_study import FakeStudy, composed
 
 from mxstudy.config import AnyRun, read_run
@@ -53,7 +54,7 @@ def three(runs: Path) -> list[Composed]:
     return [job(runs, row) for row in ("bf16", "mxfp8", "mx_mix")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "values", "expected"),
     [
         ("mxfp8", {}, "fused"),
@@ -132,6 +133,7 @@ def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
     assert default.fingerprint == jobs[0].fingerprint
 
 
+@pytest.mark.integration
 def test_students_have_a_road_too(students: RunFolder) -> None:
     config: Any = students.config()
     assert student_teacher.backends_on(config, torch.device("cpu")) == students.backend() == "reference"
@@ -164,6 +166,7 @@ def test_forks_have_the_road_of_what_is_changed(students: RunFolder) -> None:
     assert set(students_on.values()) == {students.backend()} == {"reference"}
 
 
+@pytest.mark.integration
 def test_the_plan_is_what_is_applied(trained: RunFolder, students: RunFolder) -> None:
     for folder in (trained, students):
         first = read_journal(folder.journal_path)[0]

@@ -161,6 +161,7 @@ def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
     assert [signal.getsignal(s) for s in worker.STOPPING] == before
 
 
+@pytest.mark.integration
 def test_each_tracking_database_is_made_once_and_may_be_away(
     tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from each import each
 from submitit import SlurmExecutor
 from submitit.slurm.slurm import _make_sbatch_string
 
@@ -29,7 +30,7 @@ def test_defaults_are_read_back_as_they_are() -> None:
         assert defaults(cls)["kind"] == kind
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({"kind": "slrum"}, "hydra.launcher.kind: 'slrum' is not a choice; did you mean 'slurm'?"),
@@ -79,7 +80,7 @@ def test_every_setting_reaches_sbatch() -> None:
     assert "--cpus-per-task=12" in srun
 
 
-@pytest.mark.parametrize(
+@each(
     ("study", "nodes", "gpus", "tasks"),
     [("pretrain", 1, 0, 1), ("pretrain", 2, 8, 8), ("evaluate", 1, 8, 1), ("student_teacher", 1, 1, 1)],
 )

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.cli import CONF
@@ -114,7 +115,7 @@ def test_a_tree_is_each_of_its_branches_alone():
     assert not torch.allclose(features[:, :10], decoder.features(tokens[:, :10]), atol=1e-2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "total", "blocks"),
     [  # Llama 3 sizes of the MXNorm paper: parameters in all, and without embedding, head and final norm
         ("llama_125m", 384e6, 121.7e6),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from composing import compose_job, validated
+from each import each
 
 from mxstudy import config
 from mxstudy.model import Decoder, LayerNorm, RMSNorm
@@ -29,7 +30,7 @@ OLMO = config.Decoder(
 )
 LAYERNORM = config.LayerNorm()
 TOKENS = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(1))
-every_mlp = pytest.mark.parametrize("mlp", ["swiglu", "gelu", "relu2"])
+every_mlp = each("mlp", ["swiglu", "gelu", "relu2"])
 
 
 def build(model=OLMO, norm=LAYERNORM, compute=torch.float32, seed=0):
@@ -104,8 +105,8 @@ def reference(decoder: Decoder, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 @every_mlp
 @pytest.mark.integration
-@pytest.mark.parametrize("qk_norm", [True, False], ids=["qk_norm", "no_qk_norm"])
-@pytest.mark.parametrize(
+@each("qk_norm", [True, False], ids=["qk_norm", "no_qk_norm"])
+@each(
     "norm",
     [LAYERNORM, config.LayerNorm(bias=True), config.LayerNorm(affine=False), config.RMSNorm()],
     ids=["layernorm", "bias", "affine_off", "rmsnorm"],
@@ -220,6 +221,7 @@ def test_the_sizes_of_the_instability_paper(n, parameters):
     assert counted(model, LAYERNORM) == parameters
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "shape", "heads", "blocks"),
     [  # table 2 of the MXFP8 recipe: layers and width; heads; millions of parameters without embedding and head

@@ -14,6 +14,7 @@ from dataclasses import fields, make_dataclass, replace
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 
 from mxstudy import config
@@ -102,6 +103,7 @@ def cases() -> Iterator[tuple[str, Gemms, Gemms, bool]]:
 
 
 CASES = list(cases())
+FIELDS = sorted({name.split(".")[1] for name, *_ in CASES})
 
 
 def decoder(gemms: Gemms, norm: config.Norm | None = None, settings: BlockCast | None = None) -> Decoder:
@@ -151,27 +153,34 @@ def fused_or_reason(model: Decoder, reference: list[Tensor], named: str) -> None
     assert same(step(model), reference)
 
 
-@pytest.mark.parametrize(("name", "one", "other", "counts"), CASES, ids=[case[0] for case in CASES])
-def test_a_field_counts_on_every_road_or_is_refused(name: str, one: Gemms, other: Gemms, counts: bool) -> None:
-    model = decoder(other)
-    found = step(model)
-    if counts:
-        assert not same(found, step(decoder(one))), "the reference ignores it"
-    fused_or_reason(model, found, name.partition(".")[0])
+@pytest.mark.integration
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_counts_on_every_road_or_is_refused(field: str) -> None:
+    @each(("name", "one", "other", "counts"), [case for case in CASES if case[0].split(".")[1] == field])
+    def counts_or_is_refused(name: str, one: Gemms, other: Gemms, counts: bool) -> None:
+        model = decoder(other)
+        found = step(model)
+        if counts:
+            assert not same(found, step(decoder(one))), "the reference ignores it"
+        fused_or_reason(model, found, name.partition(".")[0])
+
+    counts_or_is_refused()
 
 
 def is_refused(gemms: Gemms) -> bool:
     return block_operands.ANY.why_not(gemms.filled(BlockCast())) is not None
 
 
-@pytest.mark.parametrize(("name", "other"), [(name, other) for name, _, other, counts in CASES if counts][::3])
-def test_a_backend_that_accepts_too_much_is_found_out(name: str, other: Gemms, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.integration
+@each(("name", "other"), [(name, other) for name, _, other, counts in CASES if counts][::3])
+def test_a_backend_that_accepts_too_much_is_found_out(name: str, other: Gemms) -> None:
     """With every value accepted, the test above fails for each that the backend does not compute, and for no other."""
     model, refused = decoder(other), is_refused(other)
     found = step(model)
-    monkeypatch.setattr(Implements, "why_not", lambda self, gemms: None)
-    with pytest.raises((AssertionError, ConfigError)) if refused else nullcontext():
-        fused_or_reason(model, found, name.partition(".")[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Implements, "why_not", lambda self, gemms: None)
+        with pytest.raises((AssertionError, ConfigError)) if refused else nullcontext():
+            fused_or_reason(model, found, name.partition(".")[0])
 
 
 # -------------------------------------------------------------------------------------------- ideas that nobody has had
@@ -184,11 +193,10 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCALE_RULES, "double", lambda fmt: 2**23)
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("toys")
-@pytest.mark.parametrize(
-    "toy", [{"format": "E1M2"}, {"rounding": "down"}, {"scale_rule": "double"}], ids=lambda toy: next(iter(toy))
-)
-@pytest.mark.parametrize("operand", OPERANDS)
+@each("toy", [{"format": "E1M2"}, {"rounding": "down"}, {"scale_rule": "double"}], ids=lambda toy: next(iter(toy)))
+@each("operand", OPERANDS)
 def test_a_row_that_is_added_to_a_table_counts(toy: dict[str, str], operand: str) -> None:
     model = decoder(recipe(**{operand: replace(E2M1, **toy)}))
     found = step(model)

@@ -27,6 +27,7 @@ from appendix_e import (
     references,
     run,
 )
+from each import each
 from gemms import linear
 
 from mxstudy import config
@@ -37,8 +38,8 @@ from mxstudy.numerics.gemms import forward_gemm
 from mxstudy.numerics.norm_linear import norm_linear, rms_exact, row_mean
 from mxstudy.reader import ConfigError
 
-with_and_without_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+with_and_without_bias = each("bias", [True, False], ids=["bias", "no_bias"])
+every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
 def given_with(bias: bool, dtype: torch.dtype, spread: int = 12) -> Inputs:
@@ -64,7 +65,7 @@ def filled(norm: LayerNorm, given: Inputs) -> LayerNorm:
 # ------------------------------------------------------------------------------------------ fused to a linear
 
 
-@pytest.mark.parametrize("name", ["fp32", "mxfp8", "mxfp8_e5m2_grad", "mx_mix", "mxfp8_bf16_act", "mxfp8_bf16_weight"])
+@each("name", ["fp32", "mxfp8", "mxfp8_e5m2_grad", "mx_mix", "mxfp8_bf16_act", "mxfp8_bf16_weight"])
 @with_and_without_bias
 @every_dtype
 def test_gradients_with_quantised_operands(name: str, bias: bool, dtype: torch.dtype) -> None:
@@ -129,7 +130,7 @@ def test_a_large_mean_does_not_cost_the_variance_its_digits() -> None:
     assert not torch.allclose(RMSNorm(256).normalize(x).double(), want, atol=0.1)
 
 
-@pytest.mark.parametrize("frozen", ["x", "gain", "weight", "bias"])
+@each("frozen", ["x", "gain", "weight", "bias"])
 def test_only_some_gradients_are_wanted(frozen: str) -> None:
     given = given_with(True, torch.float32)
     want = dict(zip(("x", "gain", "weight", "bias"), layer_norm(given, PRECISIONS["mxfp8"])[1:], strict=True))
@@ -146,8 +147,8 @@ def test_a_bias_beside_a_folded_gain_is_refused() -> None:
 
 
 @pytest.mark.slow
-@with_and_without_bias
-@every_dtype
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_compiled(bias: bool, dtype: torch.dtype) -> None:
     """The compiled mean may differ in its last bit, and then a few elements are quantised to a neighbour."""
     torch._dynamo.reset()

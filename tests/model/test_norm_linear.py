@@ -30,6 +30,7 @@ from appendix_e import (
     references,
     run,
 )
+from each import each
 from gemms import linear, one_operand
 from reference import to_dtype
 
@@ -40,24 +41,24 @@ from mxstudy.numerics.gemms import forward_gemm, mx_linear
 from mxstudy.numerics.norm_linear import norm_linear
 from mxstudy.reader import ConfigError
 
-every_rms = pytest.mark.parametrize("rms", RMS.values(), ids=RMS)
-every_fold = pytest.mark.parametrize("fold_gain", [True, False], ids=["folded", "unfolded"])
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+every_rms = each("rms", RMS.values(), ids=RMS)
+every_fold = each("fold_gain", [True, False], ids=["folded", "unfolded"])
+every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 # ------------------------------------------------------------------------------------------------- against appendix E
 
 
-@pytest.mark.parametrize("name", ["fp32", "mxfp8", "mxfp8_e5m2_grad", "mx_mix", "mxfp8_bf16_act", "mxfp8_bf16_weight"])
+@each("name", ["fp32", "mxfp8", "mxfp8_e5m2_grad", "mx_mix", "mxfp8_bf16_act", "mxfp8_bf16_weight"])
 @every_rms
 @every_fold
 @every_dtype
-@pytest.mark.parametrize("leading", [(TOKENS,), (4, 16)])
+@each("leading", [(TOKENS,), (4, 16)])
 def test_gradients(name: str, rms: Rms, fold_gain: bool, dtype: torch.dtype, leading: tuple[int, ...]) -> None:
     given = inputs(dtype, leading)
     assert_fits(run(given, rms, fold_gain, PRECISIONS[name]), references(given, rms, fold_gain, PRECISIONS[name]))
 
 
-@pytest.mark.parametrize("operand", OPERANDS)
+@each("operand", OPERANDS)
 @every_rms
 @every_fold
 @every_dtype
@@ -70,7 +71,7 @@ def test_one_operand_quantised(operand: str, rms: Rms, fold_gain: bool, dtype: t
     assert changed == {"forward": ["H"], "dgrad": ["dx", "dgain"], "wgrad": ["dW"]}[operand.split("_")[0]]
 
 
-@pytest.mark.parametrize("arguments", [(16, "floor", "even"), (16, "even", "away"), (32, "ceil", "away")])
+@each("arguments", [(16, "floor", "even"), (16, "even", "away"), (32, "ceil", "away")])
 @every_fold
 def test_block_size_rule_and_rounding_reach_the_casts(arguments: tuple[int, str, str], fold_gain: bool) -> None:
     given, cast = inputs(torch.float32), BlockCast(*arguments)
@@ -171,7 +172,7 @@ def test_a_transposed_input_and_an_expanded_gradient(fold_gain: bool) -> None:
     assert_fits(got, references(strided, RMS["p2"], fold_gain, PRECISIONS["mxfp8"]))
 
 
-@pytest.mark.parametrize("frozen", ["x", "gain", "weight"])
+@each("frozen", ["x", "gain", "weight"])
 @every_fold
 def test_only_some_gradients_are_wanted(frozen: str, fold_gain: bool) -> None:
     given = inputs(torch.float32)
@@ -183,7 +184,7 @@ def test_only_some_gradients_are_wanted(frozen: str, fold_gain: bool) -> None:
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad, want[name])
 
 
-@pytest.mark.parametrize("operand", ["wgrad_dh", "wgrad_x"])
+@each("operand", ["wgrad_dh", "wgrad_x"])
 @every_fold
 def test_tokens_that_do_not_fill_blocks_are_refused(operand: str, fold_gain: bool) -> None:
     given = inputs(torch.float32)
@@ -195,8 +196,8 @@ def test_tokens_that_do_not_fill_blocks_are_refused(operand: str, fold_gain: boo
 
 
 @pytest.mark.slow
-@every_fold
-@every_dtype
+@pytest.mark.parametrize("fold_gain", [True, False], ids=["folded", "unfolded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_compiled(fold_gain: bool, dtype: torch.dtype) -> None:
     """With the divisor given, the compiled operands have the same bits, so the same references hold.
 
@@ -222,7 +223,7 @@ MODULES: dict[str, tuple[Callable[[], RMSNorm | MXNorm], Rms, bool]] = {
     "mxnorm_p2": (lambda: MXNorm(IN, p=2.0), RMS["p2"], True),
     "mxnorm_postround": (lambda: PostRoundMXNorm(IN), RMS["postround"], True),
 }
-every_module = pytest.mark.parametrize(("build", "rms", "fold_gain"), MODULES.values(), ids=MODULES)
+every_module = each(("build", "rms", "fold_gain"), MODULES.values(), ids=MODULES)
 
 
 @every_module

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
@@ -100,7 +101,7 @@ def test_the_description_says_what_is_not_in_the_formats():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "said"),
     [
         ("statistic", "std", "E2M1 (range by std)"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import torch
+from each import each
 from numpy.typing import NDArray
 from reference import ELEMENTS, ROUNDINGS, SCALE_RULES, Array, decode_element, dequantize_array, quantize_array
 
@@ -18,9 +18,9 @@ BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: 
 CODES = {name: np.arange(2 ** (1 + e.exponent_bits + e.mantissa_bits), dtype=np.uint8) for name, e in ELEMENTS.items()}
 DECODED = {name: np.array([decode_element(int(code), name) for code in codes]) for name, codes in CODES.items()}
 
-every_format = pytest.mark.parametrize("fmt", list(ELEMENTS))
-every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
-every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
+every_format = each("fmt", list(ELEMENTS))
+every_rule = each("rule", SCALE_RULES)
+every_rounding = each("rounding", ROUNDINGS)
 
 
 def assert_same_bits(got: torch.Tensor, want: np.ndarray | torch.Tensor) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import reference_casts
 import torch
 from bits import assert_same_bits, read_codes
 from blocks import KINDS
+from each import each
 from reference_casts import Outcome, cast_array, outer_scale
 
 from mxstudy.config.casts import BlockCast, Cast
@@ -21,7 +21,7 @@ from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, stream_key
 
-every_axis = pytest.mark.parametrize("axis", [-1, -2])
+every_axis = each("axis", [-1, -2])
 SETTINGS = BlockCast()
 PLACE = reference_casts.Draws(3, "layers.1.mlp.up.dgrad_dh", 7, 2**32 - 5)
 TENSORS = ["gaussian", "one_binade_per_block", "subnormal", "barely_normal", "zero", "near_1.5"]  # that share a scale

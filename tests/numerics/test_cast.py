@@ -9,6 +9,7 @@ import pytest
 import torch
 from bits import CODES, DECODED, FLOAT8, assert_cast, assert_same_bits, every_format, every_rounding, every_rule
 from blocks import KINDS, every_kind, from_bits, with_nan_or_inf
+from each import each
 from reference import (
     ELEMENTS,
     NAN_SCALE,
@@ -34,7 +35,7 @@ def test_the_reference_decodes_as_torch_does(fmt: str, dtype: torch.dtype) -> No
 
 @every_format
 @every_rounding
-@pytest.mark.parametrize("rule", ["floor", "rceil", "even"])  # ceil halves a block whose maximum is no power of two
+@each("rule", ["floor", "rceil", "even"])  # ceil halves a block whose maximum is no power of two
 def test_every_finite_code_survives_the_round_trip(fmt: str, rule: str, rounding: str) -> None:
     finite = CODES[fmt][np.isfinite(DECODED[fmt])]
     top = CODES[fmt][DECODED[fmt] == FORMATS[fmt].max]
@@ -96,7 +97,7 @@ def test_scalar_reference(fmt: str, rule: str, rounding: str) -> None:
 @every_format
 @every_rule
 @every_rounding
-@pytest.mark.parametrize("block_size", [16, 32, 64])
+@each("block_size", [16, 32, 64])
 def test_array_reference(fmt: str, rule: str, rounding: str, block_size: int) -> None:
     x = torch.tensor(every_kind(fmt, block_size, per_kind=70, seed=2))
     assert_cast(x, fmt, block_size=block_size, scale_rule=rule, rounding=rounding)
@@ -133,7 +134,7 @@ def test_non_finite_blocks_keep_to_themselves(fmt: str) -> None:
 
 
 @every_format
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("dtype", [torch.bfloat16, torch.float16])
 @every_rounding
 def test_half_precision_input(fmt: str, dtype: torch.dtype, rounding: str) -> None:
     """Every finite bit pattern of the dtype, and blocks with the others; decoding rounds once to the dtype."""

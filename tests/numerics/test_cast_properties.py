@@ -9,6 +9,7 @@ import pytest
 import torch
 from bits import assert_cast, assert_same_bits, every_format, every_rounding, every_rule
 from blocks import every_kind, gaussian, one_binade_per_block
+from each import each
 from reference import ELEMENTS, ROUNDINGS, SCALE_RULES
 
 from mxstudy.numerics import FORMATS, fake_quantize, quantize
@@ -29,7 +30,7 @@ AXES = [
 
 
 @every_format
-@pytest.mark.parametrize(("shape", "axis"), [(shape, axis) for shape, axes in AXES for axis in axes])
+@each(("shape", "axis"), [(shape, axis) for shape, axes in AXES for axis in axes])
 def test_axis(fmt: str, shape: tuple[int, ...], axis: int) -> None:
     x = torch.tensor(gaussian(np.random.default_rng(5), (math.prod(shape), 1)).reshape(shape))
     assert_cast(x, fmt, axis=axis)
@@ -38,6 +39,7 @@ def test_axis(fmt: str, shape: tuple[int, ...], axis: int) -> None:
     assert quantize(x, fmt, axis=axis).scales.shape == tuple(scales)
 
 
+@pytest.mark.integration
 @every_format
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_non_contiguous(fmt: str, axis: int) -> None:
@@ -61,7 +63,7 @@ def test_non_contiguous(fmt: str, axis: int) -> None:
 @every_format
 @every_rule
 @every_rounding
-@pytest.mark.parametrize("shift", [-40, -1, 1, 7, 60])
+@each("shift", [-40, -1, 1, 7, 60])
 def test_a_power_of_two_moves_only_the_scale(fmt: str, rule: str, rounding: str, shift: int) -> None:
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(7))
     one, other = (quantize(t, fmt, scale_rule=rule, rounding=rounding) for t in (x, x * 2.0**shift))
@@ -105,15 +107,15 @@ def test_error_is_within_half_a_step(fmt: str, rule: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int8, torch.uint8, torch.bool])
+@each("call", [quantize, fake_quantize])
+@each("dtype", [torch.float64, torch.int32, torch.int8, torch.uint8, torch.bool])
 def test_other_dtypes_are_refused(call: object, dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=str(dtype).removeprefix("torch.")):
         call(torch.ones(32, dtype=dtype), "E4M3")
 
 
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize(
+@each("call", [quantize, fake_quantize])
+@each(
     ("arguments", "nearest"),
     [
         ({"fmt": "E4M4"}, "E4M3"),
@@ -137,10 +139,8 @@ def test_a_rounding_that_draws_is_refused_without_random_numbers(call: object) -
         call(torch.ones(32), "E4M3", rounding="stochastic")
 
 
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize(
-    ("shape", "axis", "block_size"), [((48,), 0, 32), ((32, 48), 1, 32), ((48, 64), 0, 32), ((32,), 0, 64)]
-)
+@each("call", [quantize, fake_quantize])
+@each(("shape", "axis", "block_size"), [((48,), 0, 32), ((32, 48), 1, 32), ((48, 64), 0, 32), ((32,), 0, 64)])
 def test_a_size_that_does_not_divide_is_refused(
     call: object, shape: tuple[int, ...], axis: int, block_size: int
 ) -> None:
@@ -148,14 +148,14 @@ def test_a_size_that_does_not_divide_is_refused(
         call(torch.ones(shape), "E4M3", axis=axis, block_size=block_size)
 
 
-@pytest.mark.parametrize("axis", [2, -3, 5])
+@each("axis", [2, -3, 5])
 def test_an_axis_that_is_not_there_is_refused(axis: int) -> None:
     with pytest.raises(ConfigError, match=rf"axis: {axis} is not an axis of shape \[32, 32\]"):
         quantize(torch.ones(32, 32), "E4M3", axis=axis)
 
 
-@pytest.mark.parametrize("call", [quantize, fake_quantize, rowwise, columnwise])
-@pytest.mark.parametrize("block_size", [0, -32])
+@each("call", [quantize, fake_quantize, rowwise, columnwise])
+@each("block_size", [0, -32])
 def test_blocks_without_numbers_are_refused(call: object, block_size: int) -> None:
     with pytest.raises(ConfigError, match=f"block_size: {block_size} is not a block size"):
         call(torch.ones(32, 32), "E4M3", block_size=block_size)
@@ -180,7 +180,7 @@ def test_compiled_nan_blocks() -> None:
 
 
 @pytest.mark.slow
-@every_format
+@pytest.mark.parametrize("fmt", ELEMENTS)
 def test_compiled_equals_eager(fmt: str) -> None:
     """All rules and roundings in one graph, on blocks of every kind, each rule along both axes."""
     arms = [(rule, rounding, i % 2) for rule in SCALE_RULES for i, rounding in enumerate(ROUNDINGS)]

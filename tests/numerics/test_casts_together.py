@@ -12,6 +12,7 @@ import torch
 from bits import assert_same_bits
 from blocks import gaussian, with_nan_or_inf
 from cast_checks import assert_operand, cast, drawn, every_axis
+from each import each
 from reference import ELEMENTS, SCALE_RULES
 from reference_casts import cast_array, outer_scale
 
@@ -64,6 +65,7 @@ def random_casts(count: int) -> list[Cast]:
 CASTS = random_casts(120)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("part", range(8))
 def test_fields_together(part: int) -> None:
     rng = np.random.default_rng(part)
@@ -98,7 +100,7 @@ STACKED = [
 
 
 @every_axis
-@pytest.mark.parametrize("one", STACKED, ids=range(len(STACKED)))
+@each("one", STACKED, ids=range(len(STACKED)))
 def test_a_replica_is_cast_as_if_it_were_alone(one: Cast, axis: int) -> None:
     """Also beside one with a NaN, at another step, and drawing by another seed."""
     rng = np.random.default_rng(5)

@@ -10,6 +10,7 @@ import torch
 from bits import assert_same_bits, every_format
 from blocks import KINDS, every_kind, gaussian
 from cast_checks import PLACE, TENSORS, assert_cast, assert_operand, assert_outcome, cast, drawn, every_axis, numbers
+from each import each
 from reference import ELEMENTS, SCALE_RULES
 from reference_casts import cast_array
 
@@ -17,12 +18,10 @@ from mxstudy.config.casts import Cast
 from mxstudy.numerics.cast import quantize_as
 from mxstudy.reader import ConfigError
 
-every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
-every_headroom = pytest.mark.parametrize("headroom", [1.0, 3 / 4, 16 / 17])
-every_rounding = pytest.mark.parametrize(
-    ("rounding", "bits"), [("even", 24), ("away", 24), ("stochastic", 24), ("stochastic", 8)]
-)
-every_square = pytest.mark.parametrize("square", [False, True], ids=["1xB", "BxB"])
+every_rule = each("rule", SCALE_RULES)
+every_headroom = each("headroom", [1.0, 3 / 4, 16 / 17])
+every_rounding = each(("rounding", "bits"), [("even", 24), ("away", 24), ("stochastic", 24), ("stochastic", 8)])
+every_square = each("square", [False, True], ids=["1xB", "BxB"])
 
 
 # ---------------------------------------------------------------------------------------------------------- E8M0 scales
@@ -37,13 +36,13 @@ def test_powers_of_two(fmt: str, rule: str, rounding: str, bits: int) -> None:
 
 @every_axis
 @every_rule
-@pytest.mark.parametrize("size", [16, 32, 64])
+@each("size", [16, 32, 64])
 def test_blocks_along_either_axis(size: int, rule: str, axis: int) -> None:
     assert_cast(numbers(size), cast(block_size=size, scale_rule=rule, rounding="stochastic"), axis)
 
 
 @every_rule
-@pytest.mark.parametrize("headroom", [3 / 4, 16 / 17])
+@each("headroom", [3 / 4, 16 / 17])
 @every_rounding
 def test_headroom_below_a_power_of_two(rule: str, headroom: float, rounding: str, bits: int) -> None:
     """Elements are smaller by it, what decodes is larger by it, and the scale's code stays."""
@@ -75,8 +74,8 @@ SQUARES = {
 }
 
 
-@pytest.mark.parametrize("size", [16, 32, 64])
-@pytest.mark.parametrize("name", SQUARES)
+@each("size", [16, 32, 64])
+@each("name", SQUARES)
 def test_square_blocks_have_the_same_codes_along_both_axes(name: str, size: int) -> None:
     kinds = TENSORS if "outer_scale" in SQUARES[name] else [*KINDS] if size == 16 else ["gaussian", "with_nan_or_inf"]
     x = numbers(size, kinds, rows=size, blocks=1)
@@ -89,8 +88,8 @@ def test_square_blocks_have_the_same_codes_along_both_axes(name: str, size: int)
     assert_same_bits(other.dequantize(), got.dequantize())
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (7, 33), (40, 16), (1, 1), (17, 50)])
-@pytest.mark.parametrize("name", SQUARES)
+@each("shape", [(16, 16), (7, 33), (40, 16), (1, 1), (17, 50)])
+@each("name", SQUARES)
 def test_square_blocks_are_filled_up_with_zeros(name: str, shape: tuple[int, int]) -> None:
     square = cast(block_size=16, two_dimensional=True, pad=True, **SQUARES[name])
     got = assert_cast(gaussian(np.random.default_rng(2), shape), square)
@@ -98,8 +97,8 @@ def test_square_blocks_are_filled_up_with_zeros(name: str, shape: tuple[int, int
 
 
 @every_axis
-@pytest.mark.parametrize("size", [1, 33, 70])
-@pytest.mark.parametrize("name", SQUARES)
+@each("size", [1, 33, 70])
+@each("name", SQUARES)
 def test_rows_are_filled_up_with_zeros(name: str, size: int, axis: int) -> None:
     assert_cast(gaussian(np.random.default_rng(3), (3, size)), cast(pad=True, **SQUARES[name]), axis)
 
@@ -109,8 +108,8 @@ def test_rows_are_filled_up_with_zeros(name: str, size: int, axis: int) -> None:
 
 @every_headroom
 @every_axis
-@pytest.mark.parametrize("outer", ["none", "tensor", "row", "bound"])
-@pytest.mark.parametrize("size", [16, 32, 64])
+@each("outer", ["none", "tensor", "row", "bound"])
+@each("size", [16, 32, 64])
 def test_e4m3_scales(size: int, outer: str, axis: int, headroom: float) -> None:
     x = numbers(size, TENSORS if outer == "tensor" else KINDS, blocks=2 if outer == "row" else 1)
     e4m3 = cast(block_size=size, scale="E4M3", outer_scale=outer, headroom=headroom)
@@ -120,12 +119,12 @@ def test_e4m3_scales(size: int, outer: str, axis: int, headroom: float) -> None:
 
 @every_format
 @every_rounding
-@pytest.mark.parametrize("scale", ["E4M3", "FP32"])
+@each("scale", ["E4M3", "FP32"])
 def test_every_format_with_scales_of_its_own(fmt: str, scale: str, rounding: str, bits: int) -> None:
     assert_cast(numbers(32), cast(fmt, scale=scale, rounding=rounding, random_bits=bits, headroom=16 / 17))
 
 
-@pytest.mark.parametrize("rounding", ["even", "away", "stochastic"])
+@each("rounding", ["even", "away", "stochastic"])
 @every_headroom
 def test_nvfp4_is_the_same_written_out(rounding: str, headroom: float) -> None:
     settings = {"block_size": 16, "scale": "E4M3", "outer_scale": "tensor", "rounding": rounding, "headroom": headroom}
@@ -137,7 +136,7 @@ def test_nvfp4_is_the_same_written_out(rounding: str, headroom: float) -> None:
 @every_headroom
 @every_axis
 @every_square
-@pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
+@each("fmt", ["E4M3", "E2M1"])
 def test_fp32_scales(fmt: str, square: bool, axis: int, headroom: float) -> None:
     """DeepSeek's 1 x 128 and 128 x 128 are this, here in smaller blocks; every block's largest is the format's."""
     x = numbers(16, KINDS, 16, 1) if square else numbers(64)
@@ -148,8 +147,8 @@ def test_fp32_scales(fmt: str, square: bool, axis: int, headroom: float) -> None
 
 @every_headroom
 @every_axis
-@pytest.mark.parametrize("outer", ["tensor", "row", "bound"])
-@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
+@each("outer", ["tensor", "row", "bound"])
+@each("fmt", ["E4M3", "E5M2"])
 def test_one_scale_alone(fmt: str, outer: str, axis: int, headroom: float) -> None:
     x = numbers(32, TENSORS if outer == "tensor" else KINDS)
     for rounding in ("even", "stochastic"):
@@ -170,14 +169,12 @@ def test_headroom_keeps_a_scale_that_was_rounded_down_within_the_range() -> None
 
 
 @every_format
-@pytest.mark.parametrize(
-    "scale", [{"scale_rule": rule} for rule in SCALE_RULES] + [{"scale": "E4M3"}, {"scale": "FP32"}]
-)
+@each("scale", [{"scale_rule": rule} for rule in SCALE_RULES] + [{"scale": "E4M3"}, {"scale": "FP32"}])
 def test_the_standard_deviation(fmt: str, scale: dict[str, str]) -> None:
     assert_cast(numbers(32), cast(fmt, statistic="std", **scale), -1 if "scale" in scale else -2)
 
 
-@pytest.mark.parametrize("size", [16, 32, 64])
+@each("size", [16, 32, 64])
 def test_quartets_scale(size: int) -> None:
     """2^floor(log2((2.92247856 / 6) * std + 1e-8)), the deviation in float64: no block here is near a power of two."""
     x = numbers(size, ["gaussian"], 100)
@@ -202,9 +199,9 @@ CANDIDATES = [(1.0, 1.5), (1.5, 1.0), (1.0, 1.5, 0.75)]
 
 
 @every_square
-@pytest.mark.parametrize("error", ["mse", "mae"])
-@pytest.mark.parametrize("candidates", CANDIDATES, ids=str)
-@pytest.mark.parametrize("scale", ["E8M0", "E4M3", "FP32"])
+@each("error", ["mse", "mae"])
+@each("candidates", CANDIDATES, ids=str)
+@each("scale", ["E8M0", "E4M3", "FP32"])
 def test_candidates(scale: str, candidates: tuple[float, ...], error: str, square: bool) -> None:
     """The error of a square block is that of all its numbers."""
     x = numbers(16, KINDS, 16 if square else 4)
@@ -213,7 +210,7 @@ def test_candidates(scale: str, candidates: tuple[float, ...], error: str, squar
 
 
 @every_square
-@pytest.mark.parametrize("error", ["mse", "mae"])
+@each("error", ["mse", "mae"])
 def test_some_blocks_take_each_candidate(error: str, square: bool) -> None:
     x = numbers(16, ["gaussian"], 256)
     settings = {"block_size": 16, "two_dimensional": square, "scale": "FP32"}
@@ -252,8 +249,8 @@ def test_candidates_are_judged_as_they_are_rounded(rounding: str) -> None:
 # --------------------------------------------------------------------------------------------------------- what is left
 
 
-@pytest.mark.parametrize("rounding", ["even", "stochastic"])
-@pytest.mark.parametrize("name", SQUARES)
+@each("rounding", ["even", "stochastic"])
+@each("name", SQUARES)
 def test_pre_rounding(name: str, rounding: str) -> None:
     x = numbers(16, TENSORS) * np.float32(1 + 2.0**-9)
     assert_cast(x, cast(pre_round=True, block_size=16, rounding=rounding, **SQUARES[name]))

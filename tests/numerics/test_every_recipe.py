@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from bits import assert_same_bits
+from each import each
 from reference_recipes import Reference, assert_within
 
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
@@ -103,7 +104,7 @@ RECIPES = {
     ),
     "filled up": everywhere(Cast(format="E2M1", block_size=64, pad=True, scale_rule="ceil", pre_round=True)),
 }
-every_recipe = pytest.mark.parametrize("name", RECIPES)
+every_recipe = each("name", RECIPES)
 
 
 def numbers(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -150,12 +151,13 @@ def assert_linear(gemms: Gemms, dtype: torch.dtype = torch.float32) -> None:
         assert np.abs(want.exact).mean() > 5 * want.slack.mean(), "nothing is asked"
 
 
+@pytest.mark.integration
 @every_recipe
 def test_published_recipes_and_mixtures_of_their_parts(name: str) -> None:
     assert_linear(RECIPES[name])
 
 
-@pytest.mark.parametrize("name", ["NVIDIA", "Tseng", "FP32 scales beside others", "a scale a row"])
+@each("name", ["NVIDIA", "Tseng", "FP32 scales beside others", "a scale a row"])
 def test_of_bf16_numbers(name: str) -> None:
     assert_linear(RECIPES[name], torch.bfloat16)
 
@@ -172,16 +174,17 @@ TRANSFORM_CASES = [
 ]
 
 
-@pytest.mark.parametrize("gemm", TRANSFORMS)
-@pytest.mark.parametrize("transform", TRANSFORM_CASES, ids=str)
+@pytest.mark.integration
+@each("gemm", TRANSFORMS)
+@each("transform", TRANSFORM_CASES, ids=str)
 def test_transforms_of_each_gemm(gemm: str, transform: Hadamard) -> None:
     """Of a cast operand beside one that is not: both are rotated."""
     one = {"forward_transform": "forward_w", "dgrad_transform": "dgrad_w", "wgrad_transform": "wgrad_x"}[gemm]
     assert_linear(everywhere(E2M1, **{gemm: transform, one: None}))
 
 
-@pytest.mark.parametrize("size", [16, 32])
-@pytest.mark.parametrize("signs", ["none", "seed", "call"])
+@each("size", [16, 32])
+@each("signs", ["none", "seed", "call"])
 def test_it_cancels_where_nothing_is_quantised(size: int, signs: str) -> None:
     """Each operand is rounded to bf16 once, by at most 2^-8 of a tile's length: twice that of two tiles' product."""
     x, weight, dh = numbers()
@@ -205,7 +208,7 @@ def test_signs_after_it_change_nothing_under_rounding_to_nearest() -> None:
         assert_same_bits(plain, signed)
 
 
-@pytest.mark.parametrize(
+@each(
     ("signs", "steps", "rows"),
     [("seed", False, False), ("step", True, False), ("call", True, True), ("none", False, False)],
 )
@@ -248,8 +251,8 @@ def test_a_row_with_a_scale_of_its_own_is_that_row_alone() -> None:
     assert torch.equal(linear(x).isnan().any(-1), torch.arange(TOKENS) == 3)
 
 
-@pytest.mark.parametrize("bound", [1.0, 40.0])
-@pytest.mark.parametrize("transform", [None, Hadamard(size=32, signs="seed")])
+@each("bound", [1.0, 40.0])
+@each("transform", [None, Hadamard(size=32, signs="seed")])
 def test_what_the_backward_takes_is_what_the_forward_has_cast_under_its_bound(
     bound: float, transform: Hadamard | None
 ) -> None:
@@ -302,7 +305,7 @@ def test_a_replica_of_a_stack_is_a_linear_alone(name: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "message"),
     [
         ({"scale": "FP32", "outer_scale": "tensor"}, "outer_scale: FP32 scales cover the range of FP32"),

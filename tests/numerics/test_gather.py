@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from each import each
 from torch import zeros
 
 from mxstudy.numerics import quantize
@@ -177,7 +178,7 @@ def test_equals_gathering_first_and_casting_after(ranks: list[dict[str, Any]], n
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
+@each("number", range(len(CASES)), ids=map(str, CASES))
 def test_one_byte_an_element_and_the_scales_are_sent(ranks: list[dict[str, Any]], number: int) -> None:
     case = CASES[number]
     elements = case.rows * case.columns
@@ -190,7 +191,7 @@ def test_one_byte_an_element_and_the_scales_are_sent(ranks: list[dict[str, Any]]
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_both_ranks_refuse_and_neither_waits_for_the_other(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         assert REFUSED[name][-1] in rank["refused"][name]
@@ -223,7 +224,7 @@ def test_without_a_process_group() -> None:
         all_gather_mx(torch.zeros(32, 32), "E4M3", -1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("shape", "arguments", "message"),
     [
         ((32, 32), ("E4M4", -1), "did you mean 'E4M3'"),

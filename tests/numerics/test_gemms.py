@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from each import each
 from gemms import (
     CAST,
     IN,
@@ -82,9 +83,9 @@ def test_a_precision_is_frozen() -> None:
         PRECISIONS["mxfp8"].forward_x = None
 
 
-@pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES[:2])
+@each("name", TABLE)
+@each("dtype", DTYPES)
+@each("shape", SHAPES[:2])
 def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert_gemms(*operands(dtype, shape), PRECISIONS[name], BlockCast(16) if name.startswith("nvfp4") else CAST)
 
@@ -92,10 +93,11 @@ def test_every_precision(name: str, dtype: torch.dtype, shape: tuple[int, ...]) 
 # ------------------------------------------------------------------------------------------------- operand by operand
 
 
-@pytest.mark.parametrize("operand", OPERANDS)
-@pytest.mark.parametrize("fmt", ["E4M3", "E5M2", "E2M1"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.integration
+@each("operand", OPERANDS)
+@each("fmt", ["E4M3", "E5M2", "E2M1"])
+@each("dtype", DTYPES)
+@each("shape", SHAPES)
 def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """The others stay as they are, and so do the two GEMMs that do not read it, bit by bit."""
     gemms = one_operand(operand, fmt)
@@ -105,9 +107,9 @@ def test_one_operand_quantised(operand: str, fmt: str, dtype: torch.dtype, shape
     assert changed == [operand.startswith(gemm_name) for gemm_name in ("forward", "dgrad", "wgrad")]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
-@pytest.mark.parametrize("operand", OPERANDS)
+@each("dtype", DTYPES)
+@each("fmt", ["E4M3", "E5M2"])
+@each("operand", OPERANDS)
 def test_blocks_along_the_other_axis_would_be_seen(operand: str, fmt: str, dtype: torch.dtype) -> None:
     """The test above can fail: a quarter of the elements and more are off."""
     x, weight, dh = operands(dtype)
@@ -140,8 +142,8 @@ def test_a_second_cast_would_be_seen(dtype: torch.dtype) -> None:
     assert fits(dw, gemm(q(dH, 1, 0).T, q(X, 0))).float().mean() < 0.5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
+@each("dtype", DTYPES)
+@each(
     ("block_size", "rule", "rounding"),
     [
         *itertools.product((16, 64), ("rceil",), ("even",)),
@@ -203,7 +205,7 @@ def test_a_tokens_scale_in_nvfp4_is_that_of_its_cast_alone(pre_round: bool) -> N
     assert torch.equal(together.scale.squeeze(-1), alone)
 
 
-@pytest.mark.parametrize("bound", [4.0, 32.0, 512.0])
+@each("bound", [4.0, 32.0, 512.0])
 def test_a_bound_saves_nvfp4_the_pass_over_the_row(bound: float) -> None:
     """Of the two scales the block's follows the tensor's: the result keeps its accuracy however loose the bound."""
     generator = torch.Generator().manual_seed(2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from bits import CODES, DECODED, assert_same_bits, every_format, every_rounding, every_rule, unpacked_pairs
 from blocks import any_exponent, every_kind, from_bits, one_binade_per_block
+from each import each
 from gemms import tensor_cast
 from reference import ELEMENTS, dequantize_array, quantize_array, round_to, to_dtype
 from reference_float_scales import tensor_cast_array
@@ -86,7 +87,7 @@ def test_the_first_of_a_pair_is_the_low_nibble() -> None:
     assert pack_pairs(codes, 0).tolist() == [[0x51, 0x62, 0x73, 0x84]]
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+@each("axis", [0, 1, 2, -1, -2, -3])
 def test_pairs_along_any_axis(axis: int) -> None:
     codes = torch.randint(0, 16, (4, 6, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(31))
     packed = pack_pairs(codes, axis)
@@ -105,7 +106,7 @@ def test_an_odd_axis_cannot_be_paired() -> None:
 
 
 @every_format
-@pytest.mark.parametrize("axis", [0, 1, -1, -2, -3])
+@each("axis", [0, 1, -1, -2, -3])
 def test_from_codes_is_the_inverse_of_codes_and_scales(fmt: str, axis: int) -> None:
     x = torch.tensor(one_binade_per_block(np.random.default_rng(32), (32 * 64, 96)).reshape(32, 64, 96))
     got = quantize(x, fmt, axis=axis)
@@ -184,7 +185,7 @@ def test_operand_pre_round_changes_no_bf16_number() -> None:
 
 @every_format
 @every_rounding
-@pytest.mark.parametrize("pre_round", [False, True])
+@each("pre_round", [False, True])
 def test_one_scale_a_tensor(fmt: str, rounding: str, pre_round: bool) -> None:
     rng = np.random.default_rng(35)
     cast = BlockCast(rounding=rounding, operand_pre_round=pre_round)

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from each import each
 
 from mxstudy.numerics import FORMATS, quantize
 from mxstudy.numerics.cast import Quantized
@@ -17,8 +18,8 @@ from mxstudy.reader import ConfigError
 
 ONE_BYTE = (torch.uint8, torch.float8_e8m0fnu, torch.float8_e4m3fn)
 SHAPES = [(128, 4), (256, 4), (128, 8), (384, 12), (1, 1), (127, 3), (129, 5), (32, 1), (130, 4), (128, 7), (300, 33)]
-layouts = pytest.mark.parametrize("layout", [rowwise, columnwise])
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+layouts = each("layout", [rowwise, columnwise])
+shapes = each("shape", SHAPES, ids=str)
 Layout = Callable[..., Quantized]
 
 
@@ -32,8 +33,8 @@ def some_scales(rows: int, blocks: int, dtype: torch.dtype = torch.uint8) -> tor
 
 
 @layouts
-@pytest.mark.parametrize("shape", [(64, 96), (2, 32, 64), (4, 2, 8, 32)])
-@pytest.mark.parametrize("fmt", ["E4M3", "E5M2", "E2M1"])
+@each("shape", [(64, 96), (2, 32, 64), (4, 2, 8, 32)])
+@each("fmt", ["E4M3", "E5M2", "E2M1"])
 def test_the_matrix_is_cut_along_one_axis(layout: Layout, shape: tuple[int, ...], fmt: str) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     got = layout(x, fmt)
@@ -73,7 +74,7 @@ def test_the_options_are_those_of_the_cast(layout: Layout) -> None:
 
 
 @layouts
-@pytest.mark.parametrize(
+@each(
     ("shape", "message"),
     [
         ((64,), r"shape \[64\] has 1 dimension"),
@@ -138,7 +139,7 @@ def test_the_exponent_one_unit_in_the_last_place_around_every_threshold(fmt: str
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("exponent", [24, 127, 254])
+@each("exponent", [24, 127, 254])
 def test_a_division_in_fp32_gives_the_same_for_every_mantissa(exponent: int) -> None:
     absmax = torch.arange(exponent << 23, exponent + 1 << 23, dtype=torch.int32).view(torch.float32)
     assert torch.equal(code_by_division(absmax, 448.0), e8m0_codes(absmax, "E4M3"))
@@ -188,7 +189,7 @@ def test_the_first_rows_of_a_tile() -> None:
 
 
 @shapes
-@pytest.mark.parametrize("dtype", ONE_BYTE)
+@each("dtype", ONE_BYTE)
 def test_swizzled_as_by_torchao(shape: tuple[int, int], dtype: torch.dtype) -> None:
     to_blocked = pytest.importorskip("torchao.prototype.mx_formats.utils").to_blocked
     scales = some_scales(*shape, dtype)
@@ -199,7 +200,7 @@ def test_swizzled_as_by_torchao(shape: tuple[int, int], dtype: torch.dtype) -> N
 
 
 @shapes
-@pytest.mark.parametrize("dtype", ONE_BYTE)
+@each("dtype", ONE_BYTE)
 def test_swizzled_and_back(shape: tuple[int, int], dtype: torch.dtype) -> None:
     scales = some_scales(*shape, dtype)
     back = unswizzle_scales(swizzle_scales(scales), *shape)

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from each import each
 from gemms import assert_gemms, linear
 from reference import Array, fake_quantize_array, to_dtype
 
@@ -109,8 +110,8 @@ def test_the_bump_is_e4m3s_and_no_rule_of_blocks() -> None:
 # ------------------------------------------------------------------------------------------------------------ padding
 
 
-@pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "NVFP4"])
-@pytest.mark.parametrize(("shape", "axis"), [((5, 85), -1), ((85, 5), 0), ((2, 33, 5), 1), ((3, 7), -1), ((3, 64), -1)])
+@each("fmt", [name for name in FORMATS if name != "NVFP4"])
+@each(("shape", "axis"), [((5, 85), -1), ((85, 5), 0), ((2, 33, 5), 1), ((3, 7), -1), ((3, 64), -1)])
 def test_a_part_of_a_block_is_filled_with_zeros(fmt: str, shape: tuple[int, ...], axis: int) -> None:
     x = normals(*shape)
     got = block_cast(x, fmt, axis, PADDED)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from each import each
 from reference import dequantize_array, quantize_array
 from reference_mxnorm import block_absmax, rms_coefficient_by_density, rms_estimate_array
 
@@ -19,8 +20,8 @@ EPS = 1e-5
 PAPER = {(16, 1): 0.4814, (16, 2): 0.4688, (32, 1): 0.4261, (32, 2): 0.4185, (64, 1): 0.3852, (64, 2): 0.3803}
 BLOCK_SIZES = (16, 32, 64)
 POWERS = (0.5, 1.0, 2.0, 4.0)
-every_block_size = pytest.mark.parametrize("block_size", BLOCK_SIZES)
-every_p = pytest.mark.parametrize("p", POWERS)
+every_block_size = each("block_size", BLOCK_SIZES)
+every_p = each("p", POWERS)
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -30,13 +31,13 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------- the coefficient
 
 
-@pytest.mark.parametrize(("block_size", "p"), PAPER)
+@each(("block_size", "p"), PAPER)
 def test_the_six_values_of_the_paper(block_size: int, p: int) -> None:
     assert round(rms_coefficient(p, block_size), 4) == PAPER[block_size, p]
 
 
 @every_block_size
-@pytest.mark.parametrize("p", [0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 16.0])
+@each("p", [0.1, 0.5, 1.0, 2.0, 3.0, 4.0, 16.0])
 def test_coefficient_by_another_integral(p: float, block_size: int) -> None:
     assert rms_coefficient(p, block_size) == pytest.approx(rms_coefficient_by_density(p, block_size), rel=1e-7)
 
@@ -64,6 +65,7 @@ def test_coefficient_falls_with_p_and_with_the_block(block_size: int) -> None:
 # ------------------------------------------------------------------------------------------------- RMS and estimate
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 256), (2, 3, 128), (64,)])
 def test_against_float64(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -101,7 +103,7 @@ def test_eps_is_added_to_the_mean_square_or_to_the_estimate() -> None:
 
 @every_p
 @every_block_size
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_estimate_is_homogeneous(p: float, block_size: int, dtype: torch.dtype) -> None:
     x = gaussian(16, 128).to(dtype)
     one = rms_estimate(x, p, block_size, 0.0)
@@ -110,7 +112,7 @@ def test_estimate_is_homogeneous(p: float, block_size: int, dtype: torch.dtype) 
     np.testing.assert_allclose(rms_estimate(-3 * x.float(), p, block_size, 0.0), 3 * one, rtol=1e-6)
 
 
-@pytest.mark.parametrize("p", [0.05, 0.5, 1.0, 2.0, 8.0, 50.0])
+@each("p", [0.05, 0.5, 1.0, 2.0, 8.0, 50.0])
 def test_no_p_over_or_underflows(p: float) -> None:
     x = gaussian(8, 128)
     shift = torch.tensor([-125, -100, -60, -30, 0, 30, 100, 124])[:, None]
@@ -130,7 +132,7 @@ def test_estimate_reads_only_block_absmax() -> None:
     assert not torch.equal(rms_estimate(x.transpose(1, 2).reshape(8, 128), 2.0, 32, EPS), want)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_non_finite_row_stays_non_finite_and_alone(bad: float) -> None:
     x = gaussian(4, 128)
     clean = rms_estimate(x, 2.0, 32, EPS)
@@ -183,9 +185,9 @@ def test_bound_is_reached_by_a_lone_spike(p: float, block_size: int) -> None:
 # ---------------------------------------------------------------------------------- MXNorm against RMSNorm and a cast
 
 
-@pytest.mark.parametrize(("size", "at_least"), [(1024, 0.9975), (4096, 0.9985)])
-@pytest.mark.parametrize("std", [0.5, 1.0, 50.0])  # far below, RMSNorm's eps, which is added to the mean square, shows
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each(("size", "at_least"), [(1024, 0.9975), (4096, 0.9985)])
+@each("std", [0.5, 1.0, 50.0])  # far below, RMSNorm's eps, which is added to the mean square, shows
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_approximation_of_rmsnorm_and_cast(size: int, at_least: float, std: float, dtype: torch.dtype) -> None:
     """r^2 = 1 - SSE / SST of the decoded tensors, on Gaussian rows (section 3.6)."""
     x = (gaussian(256, size, seed=3) * std).to(dtype)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from bits import assert_same_bits, every_rounding, read_codes
 from blocks import any_exponent, from_bits, gaussian, huge, one_binade_per_block, subnormal, ties
+from each import each
 from reference import ELEMENTS, to_dtype
 from reference_float_scales import nvfp4_array, nvfp4_dequantize_array
 
@@ -52,7 +53,7 @@ KINDS: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] =
     "ties": lambda rng, shape: ties(rng, shape, ELEMENTS["E2M1"]),
     "spread": lambda rng, shape: (rng.standard_normal(shape) * 2.0 ** rng.uniform(-9, 9, (shape[0], 1))).astype("f4"),
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = each("kind", KINDS)
 
 
 def draw(kind: str, shape: tuple[int, int] = (320, 64), seed: int = 40) -> np.ndarray:
@@ -69,15 +70,13 @@ def test_against_the_reference(kind: str, rounding: str) -> None:
         assert_nvfp4(draw(kind), axis=axis, rounding=rounding)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("dtype", [torch.bfloat16, torch.float16])
 @every_kind
 def test_half_precision_input(kind: str, dtype: torch.dtype) -> None:
     assert_nvfp4(torch.tensor(draw(kind)).to(dtype))
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((16,), 0), ((48, 5), 0), ((3, 32, 5), 1), ((3, 32, 5), -2), ((2, 3, 64), 2)]
-)
+@each(("shape", "axis"), [((16,), 0), ((48, 5), 0), ((3, 32, 5), 1), ((3, 32, 5), -2), ((2, 3, 64), 2)])
 def test_axes(shape: tuple[int, ...], axis: int) -> None:
     x = gaussian(np.random.default_rng(41), (int(np.prod(shape)), 1)).reshape(shape)
     got = assert_nvfp4(x, axis=axis)
@@ -241,7 +240,7 @@ def test_zero_blocks_beside_tiny_ones() -> None:
         assert got.dequantize().isfinite().all()
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite(bad: float) -> None:
     """It is in the tensor's scale, so in every block; under a given scale it keeps to its own."""
     x = torch.tensor(draw("gaussian"))
@@ -269,8 +268,8 @@ def test_operand_pre_round() -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("call", [quantize, fake_quantize])
-@pytest.mark.parametrize(
+@each("call", [quantize, fake_quantize])
+@each(
     ("arguments", "message"),
     [
         ({"block_size": 32}, "block_size: NVFP4 has blocks of 16, not 32"),

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from each import each
 from reference import ELEMENTS, SCALE_RULES, scale_exponents
 
 from mxstudy.model import PostRoundMXNorm
@@ -16,9 +17,9 @@ from mxstudy.reader import ConfigError
 
 CPU = torch.device("cpu")
 CUTOFFS = {"floor": 1.0, "ceil": 0.5, "rceil": 0.875, "even": 0.96875}  # of E4M3
-every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
-every_format = pytest.mark.parametrize("fmt", ELEMENTS)
-every_block_size = pytest.mark.parametrize("block_size", [16, 32, 64])
+every_rule = each("rule", SCALE_RULES)
+every_format = each("fmt", ELEMENTS)
+every_block_size = each("block_size", [16, 32, 64])
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -106,7 +107,7 @@ def test_the_inverse_is_homogeneous_in_powers_of_two() -> None:
 
 @every_rule
 @every_format
-@pytest.mark.parametrize("std", [1e-20, 0.7, 3.3])
+@each("std", [1e-20, 0.7, 3.3])
 def test_estimate_is_right_for_long_gaussian_rows(rule: str, fmt: str, std: float) -> None:
     rms = estimate(gaussian(2, 2**19, seed=1) * std, rule, fmt=fmt)
     assert rms.shape == (2, 1)
@@ -122,7 +123,7 @@ def test_another_rules_cutoff_would_be_seen() -> None:
 
 
 @every_rule
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_estimate_is_homogeneous_in_powers_of_two(rule: str, dtype: torch.dtype) -> None:
     x = gaussian(16, 256).to(dtype)
     for shift in (-90, -1, 5, 100):
@@ -135,7 +136,7 @@ def test_eps_is_added_and_zero_rows_have_it_alone() -> None:
     np.testing.assert_allclose(estimate(torch.zeros(2, 64), "rceil", eps=1e-5), np.full((2, 1), 1e-5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_non_finite_row_stays_non_finite_and_alone(bad: float) -> None:
     x = gaussian(4, 128)
     clean = estimate(x, "rceil")

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from each import each
 from reference import dequantize_array, quantize_array
 
 from mxstudy.numerics import BlockCast, Quantized, quantize
@@ -77,7 +78,7 @@ def test_gain_is_the_slope_of_least_squares_through_zero(pair: Pair) -> None:
     assert quantisation_gain(*pair).item() == pytest.approx(slope, rel=1e-12)
 
 
-@pytest.mark.parametrize(("noise", "decibels"), [(0.1, 20.0), (0.01, 40.0), (1.0, 0.0)])
+@each(("noise", "decibels"), [(0.1, 20.0), (0.01, 40.0), (1.0, 0.0)])
 def test_sqnr_of_a_tenth_of_the_signal_is_20_decibels(noise: float, decibels: float) -> None:
     x = gaussian(4, 64).double()
     assert sqnr_db(x - noise * x, x).item() == pytest.approx(decibels, abs=1e-9)
@@ -98,9 +99,9 @@ def spread(seed: int = 0) -> torch.Tensor:
     return torch.where(gaussian(64, 128, seed=seed + 2) > 1, 0.0, x)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("rule", ["floor", "rceil", "even"])
-@pytest.mark.parametrize("fmt", ["E4M3", "E5M2", "E2M3", "E2M1"])
+@each("axis", [0, 1])
+@each("rule", ["floor", "rceil", "even"])
+@each("fmt", ["E4M3", "E5M2", "E2M3", "E2M1"])
 def test_both_ends_by_counting(fmt: str, rule: str, axis: int) -> None:
     x = spread()
     got = quantize(x, fmt, axis=axis, scale_rule=rule)
@@ -185,7 +186,7 @@ GAUSSIAN_GAINS = [
 """Public code's numbers for blocks of 32 and operands in bf16, a draw of about a million each."""
 
 
-@pytest.mark.parametrize(("fmt", "rule", "rounding", "gain"), GAUSSIAN_GAINS)
+@each(("fmt", "rule", "rounding", "gain"), GAUSSIAN_GAINS)
 def test_the_gain_of_a_gaussian(fmt: str, rule: str, rounding: str, gain: float) -> None:
     """The roundings differ by 0.3 %, six times what two draws differ by: ties of bf16 numbers all go away from zero."""
     x = gaussian(1024, 1024, seed=5)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from bits import assert_same_bits, every_format
+from each import each
 
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS
 from mxstudy.numerics.random_bits import (
@@ -25,7 +26,7 @@ KNOWN = {  # counter and key -> words: philox4x32 10 in Random123's tests/kat_ve
     "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff": "408f276d 41c83b0e a20bc7c6 6d5451fd",
     "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0": "d16cfe09 94fdcceb 5001e420 24126ea1",
 }
-every_bits = pytest.mark.parametrize("bits", RANDOM_BITS)
+every_bits = each("bits", RANDOM_BITS)
 
 
 def words_of(text):
@@ -46,7 +47,7 @@ def philox_of_integers(counter, key):
     return c0, c1, c2, c3
 
 
-@pytest.mark.parametrize("given", KNOWN)
+@each("given", KNOWN)
 def test_known_answers(given):
     *counter, k0, k1 = words_of(given)
     assert philox(tuple(counter), (k0, k1)) == tuple(words_of(KNOWN[given]))
@@ -112,6 +113,7 @@ def correlation(a, b):
     return torch.corrcoef(torch.stack((a.double().flatten(), b.double().flatten())))[0, 1].item()
 
 
+@pytest.mark.integration
 def test_compiled_as_eager():
     compiled = torch.compile(lambda draws: (random_words(draws, 8, 24), random_signs(draws, 16)), fullgraph=True)
     for step in range(3):

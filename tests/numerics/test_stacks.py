@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from appendix_e import BOUND, RMS, Rms, inputs
+from each import each
 from gemms import linear, operands
 
 from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms
@@ -18,8 +19,8 @@ from mxstudy.reader import ConfigError
 REPLICAS = 5
 SPOILED = 3  # the replica that has a NaN
 SCALES = 2.0 ** torch.tensor([0, -40, 30, 5, 12])  # of replicas beside each other
-every_row = pytest.mark.parametrize("row", PRECISIONS)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+every_row = each("row", PRECISIONS)
+every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 Layer = Callable[..., torch.Tensor]
 
@@ -79,8 +80,9 @@ def test_a_replica_of_a_linear_is_the_linear_alone(row: str, dtype: torch.dtype)
     assert_alone_or_together(lambda x, weight: mx_linear(x, weight, linear_of(row)), [x, weight], dh)
 
 
+@pytest.mark.integration
 @every_row
-@pytest.mark.parametrize(
+@each(
     ("rms", "fold_gain", "centers"),
     [(RMS["exact"], False, False), (RMS["exact"], False, True), (RMS["exact"], True, False), (RMS["p1"], True, False)],
     ids=["RMSNorm", "LayerNorm", "RMSNorm folded", "MXNorm"],
@@ -128,7 +130,7 @@ def test_leading_axes_of_a_replica_are_its_tokens(row: str) -> None:
         assert same_bits(one, other)
 
 
-@pytest.mark.parametrize("row", ["bf16", "mxfp8", "fp8_tensor", "nvfp4_forward_only"])
+@each("row", ["bf16", "mxfp8", "fp8_tensor", "nvfp4_forward_only"])
 def test_results_are_rounded_to_another_dtype_than_that_of_the_operands(row: str) -> None:
     """FP32 x and W: every GEMM's result has bf16 values, and the gradients the dtype of what they are of."""
     x, weight, dh = operands(torch.float32)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -205,7 +206,7 @@ def test_recomputation_repeats_its_draws() -> None:
         assert torch.equal(once, again)
 
 
-@pytest.mark.parametrize("operand", ["forward_x", "dgrad_dh", "wgrad_dh", "wgrad_x"])
+@each("operand", ["forward_x", "dgrad_dh", "wgrad_dh", "wgrad_x"])
 def test_two_micro_batches_draw_what_one_does(operand: str) -> None:
     """The rows of the second are offset by its place; blocks along the tokens end with a micro-batch."""
     axis = -2 if operand.startswith("wgrad") else -1
@@ -220,6 +221,7 @@ def test_two_micro_batches_draw_what_one_does(operand: str) -> None:
     assert torch.equal(torch.cat(parts), linear.arithmetic.operand(x, operand, axis, torch.float32).values)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("transform", [None, Hadamard(size=32, signs="call")])
 def test_the_mean_of_dw_is_dw(transform: Hadamard | None) -> None:
     """Of 128 steps, within the standard error of each element; with rule floor it is not."""

@@ -22,11 +22,12 @@ import pytest
 import torch
 from bits import assert_same_bits, every_format, every_rule
 from blocks import KINDS, any_exponent, every_kind, gaussian, huge, one_binade_per_block, ties
+from each import each
 from reference import ELEMENTS, NAN_SCALE, quantize_array
 
 from mxstudy.numerics import FORMATS, quantize
 
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+every_dtype = each("dtype", [torch.float32, torch.bfloat16])
 
 
 def torchao(module: str) -> ModuleType:
@@ -59,7 +60,7 @@ def comparable(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
 @every_format
 @every_rule
 @every_dtype
-@pytest.mark.parametrize("block_size", [16, 32, 64])
+@each("block_size", [16, 32, 64])
 def test_every_kind_of_block(fmt: str, rule: str, dtype: torch.dtype, block_size: int) -> None:
     x = torch.tensor(every_kind(fmt, block_size, per_kind=50, seed=20)).to(dtype)
     x = x[comparable(x, fmt, rule)]
@@ -144,7 +145,7 @@ def spread(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return (rng.standard_normal(shape) * 2.0 ** rng.uniform(-12, 0, (shape[0], 1))).astype(np.float32)
 
 
-nvfp4_inputs = pytest.mark.parametrize(
+nvfp4_inputs = each(
     "make",
     [gaussian, spread, tiny, huge, any_exponent, one_binade_per_block, lambda *a: ties(*a, ELEMENTS["E2M1"])],
     ids=["gaussian", "spread", "tiny", "huge", "any_exponent", "one_binade_per_block", "ties"],

@@ -9,14 +9,15 @@ import pytest
 import scipy.linalg
 import torch
 from bits import assert_same_bits
+from each import each
 from torch._inductor import config as inductor_config
 
 from mxstudy.numerics.grid import round_to_bf16
 from mxstudy.numerics.transforms import TRANSFORM_SIZES, butterfly, hadamard
 from mxstudy.reader import ConfigError
 
-every_size = pytest.mark.parametrize("size", TRANSFORM_SIZES)
-every_axis = pytest.mark.parametrize("axis", [-1, -2])
+every_size = each("size", TRANSFORM_SIZES)
+every_axis = each("axis", [-1, -2])
 
 
 def numbers(*shape, seed=0):
@@ -53,7 +54,7 @@ def test_beside_a_dense_matrix(size):
 
 
 @every_size
-@pytest.mark.parametrize("signs_after", [False, True])
+@each("signs_after", [False, True])
 def test_bit_by_bit(size, signs_after):
     x, signs = numbers(3, 2 * size), signs_of(size)
     before, after = (torch.ones(size), signs) if signs_after else (signs, torch.ones(size))
@@ -76,7 +77,7 @@ def test_a_replica_is_as_it_is_alone(axis):
 
 
 @every_size
-@pytest.mark.parametrize("signs_after", [False, True])
+@each("signs_after", [False, True])
 def test_orthonormal(size, signs_after):
     """It keeps lengths and products, and its inverse gives back: up to the two roundings to bf16, 2^-9 each."""
     x, y, signs = numbers(8, size), numbers(8, size, seed=2), signs_of(size)
@@ -94,6 +95,7 @@ def test_signs_after_change_signs_alone():
     assert (hadamard(x, 64, signs).abs() != hadamard(x, 64).abs()).any()
 
 
+@pytest.mark.integration
 @every_axis
 @pytest.mark.parametrize("inverse", [False, True])
 def test_compiled_as_eager(axis, inverse):
@@ -114,7 +116,7 @@ def test_what_is_not_finite_stays_in_its_tile(bad):
     assert (~hadamard(x, 16).isfinite()).nonzero().tolist() == [[1, column] for column in range(16, 32)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "axis", "message"),
     [
         (24, -1, r"transform.size: 24 is not a choice; take one of \(16, 32"),

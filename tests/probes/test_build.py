@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.config import observation
@@ -59,7 +60,7 @@ def test_nothing_is_on_unless_asked_for():
     assert build_spikes(config.Probes(), [], Path(), lambda: None, []) is None
 
 
-@pytest.mark.parametrize("name", PROBES)
+@each("name", PROBES)
 def test_each_can_be_had_alone_on_its_own_schedule(name):
     (probe,) = build_probes(only(name, every_steps=3))
     assert (probe.name, probe.every_steps) == (name, 3)
@@ -74,7 +75,7 @@ def test_a_ring_is_kept_where_a_spike_would_call_for_it():
     assert names(build_probes(only("spikes", 1))) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "values", "says"),
     [
         (observation.Timing, {"every_steps": -1}, "must not be negative, not -1"),
@@ -119,6 +120,7 @@ def test_compiled_losses_keep_their_bits_and_no_block_is_compiled_anew(tmp_path)
     assert losses_and_graphs(ALL) == plain
 
 
+@pytest.mark.integration
 def test_every_probe_leaves_rows_that_are_numbers_of_json_on_its_steps(tmp_path):
     run, memory = trained(replace(ALL, timing=observation.Timing(every_steps=3)), tmp_path)
     train(run, 0, Leave())

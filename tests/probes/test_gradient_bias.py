@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.config import Gemms
@@ -30,7 +31,7 @@ def named(prefix: str, quantity: str, values: Values) -> list[Any]:
     return [value for key, value in values.items() if key.startswith(prefix) and key.endswith(f"/{quantity}")]
 
 
-@pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM, config.LayerNorm(bias=True)])
+@each("norm", [tiny.MXNORM, tiny.RMSNORM, config.LayerNorm(bias=True)])
 def test_fp32_against_fp32_has_no_bias(norm: config.Norm) -> None:
     _, _, values = measured("fp32", norm, compute="fp32")
     assert {*named("", "ratio", values)} == {*named("", "squared_ratio", values)} == {0.0}

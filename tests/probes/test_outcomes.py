@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from each import each
 
 from mxstudy.probes.outcomes import Outcome, outcome
 from mxstudy.reader import ConfigError
@@ -25,13 +26,13 @@ def curve(steps: int, **parts: tuple[int, int, float]) -> list[float]:
 QUIET = Outcome(0, 0, 0, None, None, None)
 
 
-@pytest.mark.parametrize("losses", [[], [3.0], [NAN, 1.0], [1e9, 1.0, 1.0], [5.0, 4.0, 3.0, 29.0, 2.0]])
+@each("losses", [[], [3.0], [NAN, 1.0], [1e9, 1.0, 1.0], [5.0, 4.0, 3.0, 29.0, 2.0]])
 def test_runs_without_event(losses: list[float]) -> None:
     """A high start is none, and neither is a start that is not finite but comes back."""
     assert outcome(losses) == QUIET
 
 
-@pytest.mark.parametrize(("loss", "spikes"), [(100.0, 0), (math.nextafter(100.0, 200), 1), (INF, 1), (NAN, 1)])
+@each(("loss", "spikes"), [(100.0, 0), (math.nextafter(100.0, 200), 1), (INF, 1), (NAN, 1)])
 def test_a_spike_is_more_than_100_times_the_loss_before(loss: float, spikes: int) -> None:
     assert outcome(curve(2000, up=(700, 1, loss))) == Outcome(spikes, 0, 0, 700 if spikes else None, None, None)
 
@@ -129,7 +130,7 @@ def literally(losses: Sequence[float], jump: float, recovery: float, within: int
     )
 
 
-@pytest.mark.parametrize("seed", range(300))
+@each("seed", range(300))
 def test_random_curves_by_the_letter(seed: int) -> None:
     """Of few levels, so that ties happen, with jumps up and down and values that are not finite."""
     draw = np.random.default_rng(seed)

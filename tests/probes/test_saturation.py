@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from each import each
 from reference import dequantize_array, quantize_array
 
 from mxstudy import config
@@ -61,7 +62,7 @@ def test_output_gradients_are_those_of_a_step_of_several_sequences() -> None:
     assert torch.equal(captured.dh_TO, seen[0][0])
 
 
-@pytest.mark.parametrize(("row", "operands"), [("mxfp8", 6), ("mxfp8_bf16_weight", 4), ("bf16", 0)])
+@each(("row", "operands"), [("mxfp8", 6), ("mxfp8_bf16_weight", 4), ("bf16", 0)])
 def test_every_quantised_operand_has_every_quantity(row: str, operands: int) -> None:
     _, _, values = measured(settings_of(row))
     seen = Counter(key.rsplit("/", 2)[0] for key in values)

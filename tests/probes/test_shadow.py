@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.config import Gemms
@@ -194,6 +195,7 @@ def captured_operands(model: Decoder, sequence: Any) -> Iterator[tuple[str, torc
             yield f"{name}/{operand}", own.dequantize(), scale
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("settings", ARMS.values(), ids=list(ARMS))
 def test_captured_operands_are_those_that_the_gemms_multiply(
@@ -265,7 +267,7 @@ def cut(row: str, length: int) -> int:
     return kept.shape[1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "length", "kept"),
     [("mxfp8", 64, 64), ("mxfp8", 63, 32), ("mxfp8_forward_only", 63, 63), ("fp8_tensor", 5, 5), ("bf16", 5, 5)],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from mxstudy.config import observation
 from mxstudy.probes.base import StepView
@@ -56,8 +57,9 @@ def detected(losses: Sequence[float], window: int, threshold: float, resumed_at:
     return [t for t, loss in enumerate(losses) if t >= resumed_at and detector.see(loss)]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("window", "threshold"), [(128, 6.0), (16, 4.0), (2, 1.0)])
+@pytest.mark.integration
+@each("seed", range(4))
+@each(("window", "threshold"), [(128, 6.0), (16, 4.0), (2, 1.0)])
 def test_the_detector_is_its_definition(seed: int, window: int, threshold: float) -> None:
     losses = spiky(1200, seed)
     expected = naive(losses, window, threshold)
@@ -65,7 +67,7 @@ def test_the_detector_is_its_definition(seed: int, window: int, threshold: float
     assert detected(losses, window, threshold) == expected
 
 
-@pytest.mark.parametrize("window", [2, 16, 128])
+@each("window", [2, 16, 128])
 def test_a_resume_anywhere_finds_the_same_spikes(window: int) -> None:
     losses = spiky(300, seed=1)
     whole = detected(losses, window, 3.0)

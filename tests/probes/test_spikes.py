@@ -7,6 +7,7 @@ import random
 import statistics
 
 import pytest
+from each import each
 
 from mxstudy.probes.spikes import is_cut, spike_score
 from mxstudy.reader import ConfigError
@@ -26,8 +27,8 @@ def noisy(steps: int, seed: int) -> list[float]:
     return [2 + 3 * math.exp(-step / 50) + draw.gauss(0, 0.05) for step in range(steps)]
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("arguments", [{}, {"window": 1}, {"window": 20, "tail": 0.5, "threshold": 1.0}, {"tail": 1.0}])
+@each("seed", range(5))
+@each("arguments", [{}, {"window": 1}, {"window": 20, "tail": 0.5, "threshold": 1.0}, {"tail": 1.0}])
 def test_is_its_definition(seed: int, arguments: dict) -> None:
     losses = noisy(200, seed)
     losses[60], losses[120], losses[121] = 9.0, 4.0, 3.0
@@ -50,7 +51,7 @@ def test_a_falling_loss_has_no_spikes() -> None:
     assert spike_score([10.0 / (step + 1) for step in range(100)]) == 0.0
 
 
-@pytest.mark.parametrize("end", [math.nan, math.inf, -math.inf])
+@each("end", [math.nan, math.inf, -math.inf])
 def test_is_cut_at_the_first_value_that_is_not_finite(end: float) -> None:
     losses = noisy(100, seed=0)
     losses[30] = 9.0
@@ -64,7 +65,7 @@ def test_without_a_spread_there_is_no_score() -> None:
     assert spike_score([2.0]) == spike_score([]) == spike_score([math.nan]) == 0.0
 
 
-@pytest.mark.parametrize("arguments", [{"window": 0}, {"tail": 0.0}, {"tail": 1.5}])
+@each("arguments", [{"window": 0}, {"tail": 0.0}, {"tail": 1.5}])
 def test_a_window_or_tail_without_a_step_is_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError, match=rf"^{next(iter(arguments))}: "):
         spike_score([1.0, 2.0], **arguments)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from small_students import (
     ATTENTION,
     BF16,
@@ -64,6 +65,7 @@ def written_out(p: dict[str, Tensor], x: Tensor) -> Tensor:
     return a
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", NORMS)
 def test_it_is_equation_11(norm: str) -> None:
     mlp, x, dy = student(small(**ATTENTION), NORMS[norm], [3, 1]), samples(TOKENS, SIZE), samples(2, TOKENS, SIZE)
@@ -124,7 +126,7 @@ def test_its_linears_and_its_norm_follow_the_plan_and_the_options() -> None:
     assert (qkv.gain, qkv.norm.output, qkv.norm.bias.requires_grad) == ("mx", "rounded", False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"attention_heads": 5, "sequence_length": 8}, "attention_heads: hidden_size 64 does not divide into 5 heads"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from student_runs import configured
 
 from mxstudy.launch.probe_compatibility import check_used, off_then
@@ -112,7 +113,7 @@ ACCEPTED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("dotted", "words"), REFUSED, ids=[words for _, words in REFUSED])
+@each(("dotted", "words"), REFUSED, ids=[words for _, words in REFUSED])
 def test_it_is_refused(dotted: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         student_teacher.STUDY.check(configured(**dotted))
@@ -120,7 +121,7 @@ def test_it_is_refused(dotted: dict[str, Any], words: str) -> None:
     assert len(str(refusal.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("dotted", ACCEPTED, ids=str)
+@each("dotted", ACCEPTED, ids=str)
 def test_it_is_not_refused(dotted: dict[str, Any]) -> None:
     student_teacher.STUDY.check(configured(**dotted))
 

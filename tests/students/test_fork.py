@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from each import each
 from student_runs import trained
 
 from mxstudy import results
@@ -142,7 +143,7 @@ def test_what_cannot_be_forked(tmp_path: Path) -> None:
         checks.STUDY.check(configured(control, at_step=3))
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"intervene_before": 0}, {"fractions": [1.0]}, {"at_step": -1}])
+@each("options", [{"steps": 0}, {"intervene_before": 0}, {"fractions": [1.0]}, {"at_step": -1}])
 def test_bad_values(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         read_run({"study": "fork", "parent": "x"} | options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from each import each
 from small_students import BF16, FP32, NORMS, TOKENS, run, samples, small, student
 
 from mxstudy.students.model import ACTIVATIONS, VECTOR_OPS, StudentBlock
@@ -31,23 +32,23 @@ def assert_same(apart, fused):
         assert torch.equal(values, fused[name]), name
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("vector_ops", ["fp32", "bf16"])
+@each("row", ROWS)
+@each("vector_ops", ["fp32", "bf16"])
 def test_formats(row, vector_ops):
     mlp, apart, fused = both(row=row, vector_ops=vector_ops)
     assert all(block.fused for block in blocks(mlp))
     assert_same(apart, fused)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("vector_ops", VECTOR_OPS)
+@each("activation", ACTIVATIONS)
+@each("vector_ops", VECTOR_OPS)
 def test_activations(activation, vector_ops):
     _, apart, fused = both(norm="none", activation=activation, vector_ops=vector_ops)
     assert_same(apart, fused)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("vector_ops", ["fp32", "bf16"])
+@each("norm", NORMS)
+@each("vector_ops", ["fp32", "bf16"])
 def test_norms(norm, vector_ops):
     _, apart, fused = both(norm=norm, vector_ops=vector_ops)
     assert_same(apart, fused)
@@ -60,8 +61,8 @@ def test_a_bias_that_is_rounded_otherwise_than_the_sum(norm):
     assert_same(apart, fused)
 
 
-@pytest.mark.parametrize("norm", ["none", "layernorm"])
-@pytest.mark.parametrize(
+@each("norm", ["none", "layernorm"])
+@each(
     ("vector_ops", "norm_ops"),
     [("fp32", None), ("bf16", None), ("code", None), ("fp32", "code"), ("fp32", "code_skipped"), ("bf16", "fp32")],
 )
@@ -81,7 +82,7 @@ def test_rounded_gains(gain):
     assert_same(apart, fused)
 
 
-@pytest.mark.parametrize("row", ["bf16", "fp8_tensor", "nvfp4_forward_only"])
+@each("row", ["bf16", "fp8_tensor", "nvfp4_forward_only"])
 def test_what_has_no_kernel_stays_apart(row):
     mlp = student(small(), NORMS["layernorm"], [0], row, BF16)
     mlp.join()

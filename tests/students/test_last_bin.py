@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from small_students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, set_casts, small, student
 from torch import Tensor
 
@@ -129,7 +130,7 @@ def test_gains_below_1_are_all_in_the_last_bin() -> None:
         assert found[f"{place}/{what}"] == pytest.approx(want, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "fmt"),
     [
         ("fp32", "E4M3"),
@@ -177,6 +178,7 @@ def test_a_folded_gain_is_in_the_weight(norm: str) -> None:
         assert found["layers.0.up.input/floor/overflow_fraction"][r] == counted(y)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("options", [{}, {"vector_ops": "bf16"}, {"vector_ops": "code"}, {"gain": "mx"}])
 @pytest.mark.parametrize("sizes", [{}, ATTENTION], ids=str)
 def test_neighbours_and_the_model_stay_what_they_are(sizes: dict[str, int], options: dict[str, Any]) -> None:

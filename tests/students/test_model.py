@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 import torch.nn.functional as F
+from each import each
 from small_students import (
     ATTENTION,
     BF16,
@@ -145,8 +146,8 @@ def plain(mlp: ResidualMLP, x: Tensor, dy: Tensor, ops: str, row: str, compute: 
     return {name: torch.stack([result[name] for result in results]) for name in results[0]}
 
 
-@pytest.mark.parametrize("norm", ["none", "layernorm", "rmsnorm"])
-@pytest.mark.parametrize("model", [{"activation": "relu"}, {}, {"activation": "swiglu"}, ATTENTION], ids=str)
+@each("norm", ["none", "layernorm", "rmsnorm"])
+@each("model", [{"activation": "relu"}, {}, {"activation": "swiglu"}, ATTENTION], ids=str)
 def test_unquantised_it_is_the_plain_loop(norm: str, model: dict[str, Any]) -> None:
     mlp = student(small(**model), NORMS[norm], [3, 1, 2])
     x, dy = samples(TOKENS, SIZE), samples(3, TOKENS, SIZE)
@@ -176,7 +177,7 @@ def test_quantised_it_is_the_plain_loop(ops: str, row: str, model: dict[str, Any
         assert (got[name].view_as(want[name]) - want[name]).norm() < tolerance[exact, attends] * want[name].norm(), name
 
 
-@pytest.mark.parametrize("row", ["mxfp8", "mx_mix", "mxfp8_bf16_act"])
+@each("row", ["mxfp8", "mx_mix", "mxfp8_bf16_act"])
 def test_swiglus_inner_size_as_in_the_public_code(row: str) -> None:
     """171 of 8 * 64 / 3, and 342 of both parts side by side: five whole blocks and ten, and a part of one."""
     mlp = student(small(activation="swiglu", swiglu_multiple=1), LAYER_NORM, [3, 1], row, BF16, vector_ops="bf16")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each, slow_but
 from small_students import (
     ATTENTION,
     BF16,
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.integration
 
 ROWS = ["fp32", "mxfp8", "fp8_tensor", "mxfp6_e2m3"]
 SEEDS = [5, 0, 9, 2]
+MODELS = {"mlp": small(), "attention": small(**ATTENTION)}
 
 
 @pytest.mark.parametrize(
@@ -48,9 +50,13 @@ SEEDS = [5, 0, 9, 2]
         *(("layernorm", ops) for ops in ("bf16", "code", "code_skipped")),
     ],
 )
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("model", [small(), small(**ATTENTION)], ids=["mlp", "attention"])
-def test_a_replica_is_the_student_alone(model: config.ResidualMLP, norm: str, ops: str, row: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "row"),
+    slow_but(
+        [("mlp", "fp32"), ("mlp", "fp8_tensor"), ("attention", "mxfp8")], [(m, row) for m in MODELS for row in ROWS]
+    ),
+)
+def test_a_replica_is_the_student_alone(model: str, norm: str, ops: str, row: str) -> None:
     """Bit by bit in stacks of 4, 2 and 1 and in none; beside it weights 2^40 larger, and one that is NaN."""
     compute = FP32 if row == "fp32" else BF16
     options = {"row": row, "compute": compute, "gain": "fp32" if norm == "none" else "bf16"}
@@ -66,13 +72,15 @@ def test_a_replica_is_the_student_alone(model: config.ResidualMLP, norm: str, op
                     weight[[seed == 9 for seed in seeds], 3, 3] = torch.nan
         return mlp
 
-    together = run(at_large(student(model, NORMS[norm], SEEDS, **options), SEEDS), x, dy)
+    together = run(at_large(student(MODELS[model], NORMS[norm], SEEDS, **options), SEEDS), x, dy)
     assert together["y"][2].isnan().all()
     for slots in ([2, 3], [3, 0], [1]):
         seeds = [SEEDS[slot] for slot in slots]
-        assert_same(run(at_large(student(model, NORMS[norm], seeds, **options), seeds), x, dy[slots]), together, slots)
+        assert_same(
+            run(at_large(student(MODELS[model], NORMS[norm], seeds, **options), seeds), x, dy[slots]), together, slots
+        )
     for slot, seed in enumerate(SEEDS):
-        alone = at_large(student(model, NORMS[norm], [seed], stacked=False, **options), [seed])
+        alone = at_large(student(MODELS[model], NORMS[norm], [seed], stacked=False, **options), [seed])
         assert_same({n: t[None] for n, t in run(alone, x, dy[slot]).items()}, together, [slot])
 
 
@@ -131,7 +139,7 @@ def test_a_seed_for_each_replica() -> None:
         mlp.init_weights([1, 2])
 
 
-@pytest.mark.parametrize(("size", "inner"), [(256, 672), (512, 1376), (768, 2048), (64, 160)])
+@each(("size", "inner"), [(256, 672), (512, 1376), (768, 2048), (64, 160)])
 def test_inner_sizes(size: int, inner: int) -> None:
     """8 d / 3 to the nearest multiple of 32, or as in the public code."""
     assert small(hidden_size=size, activation="swiglu").ffn_size == inner
@@ -142,7 +150,7 @@ def test_inner_sizes(size: int, inner: int) -> None:
 # ------------------------------------------------------------------------------------------------ gain, bias, precision
 
 
-@pytest.mark.parametrize("gain", ["fp32", "bf16", "mx"])
+@each("gain", ["fp32", "bf16", "mx"])
 def test_the_gain_is_rounded_and_its_gradient_is_not(gain: str) -> None:
     """A gain that has these values already gives the same output and gradients."""
     mlp = student(small(), LAYER_NORM, [1, 2], "mxfp8", BF16, gain=gain)
@@ -193,7 +201,7 @@ def test_a_frozen_bias_has_no_gradient_and_changes_no_other() -> None:
         assert torch.equal(gradient, free[name])
 
 
-@pytest.mark.parametrize(
+@each(
     ("norm", "options", "message"),
     [
         ("layernorm", {"vector_ops": "bf61"}, "vector_ops: 'bf61' is not a choice; did you mean 'bf16'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from each import each
 from small_students import ATTENTION, BF16, FP32, LAYER_NORM, NORMS, SIZE, TOKENS, samples, small, student
 from torch import Tensor
 
@@ -27,9 +28,9 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, target
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("ops", ["fp32", "bf16", "code"])
-@pytest.mark.parametrize("model", [{}, ATTENTION], ids=str)
+@each("norm", NORMS)
+@each("ops", ["fp32", "bf16", "code"])
+@each("model", [{}, ATTENTION], ids=str)
 def test_in_fp32_nothing_of_the_run_is_left_but_its_parameters(norm: str, ops: str, model: dict) -> None:
     """Bit by bit the student that was built in FP32; the run's own stays as it was."""
     if norm in ESTIMATED and ops == "code":
@@ -57,10 +58,8 @@ def smooth_gradients(model: ResidualMLP) -> dict[str, Tensor]:
     return dict(zip(parameters, found, strict=True))
 
 
-@pytest.mark.parametrize("norm", EXACT)
-@pytest.mark.parametrize(
-    "model", [{}, {"activation": "swiglu"}, {"residual": False}, {"activation": "relu"}, ATTENTION], ids=str
-)
+@each("norm", EXACT)
+@each("model", [{}, {"activation": "swiglu"}, {"residual": False}, {"activation": "relu"}, ATTENTION], ids=str)
 def test_the_smooth_student_is_the_student(norm: str, model: dict) -> None:
     mlp = student(small(**model), NORMS[norm], SEEDS)
     assert torch.equal(smooth_forward(mlp, batch()[0]), mlp(batch()[0]))

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mxstudy import config
@@ -145,7 +146,7 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("name", READING)
+@each("name", READING)
 def test_the_host_reads_nothing_of_a_step(name: str) -> None:
     one = stack([0, 1], **READING[name])
     with Read() as read:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 
 from mxstudy import config
 from mxstudy.reader import ConfigError, plain
@@ -205,7 +206,7 @@ def test_a_broken_replica_leaves_its_neighbours_bits() -> None:
             assert [values[0], values[2]] == [broken["values"][name][0], broken["values"][name][2]], name
 
 
-@pytest.mark.parametrize(
+@each(
     ("probe", "says"),
     [
         ({"last_bin": {"every_steps": -1}}, "probe.last_bin.every_steps: must not be negative"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from small_students import set_casts
 
 from mxstudy import config
@@ -26,8 +27,8 @@ def samples(rows: int = 512, size: int = SIZE, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("kind", TEACHERS)
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@each("kind", TEACHERS)
+@each("activation", ["relu", "gelu", "swiglu"])
 def test_written_out(kind: str, activation: str) -> None:
     teacher, x = build_teacher(kind, student(activation=activation), 3), samples()
     weights = {name: weight.double() for name, weight in teacher.mlp.named_parameters()}
@@ -60,7 +61,7 @@ def test_only_the_papers_attends_where_the_student_does() -> None:
             assert torch.equal(with_it.state_dict()[name], weight)
 
 
-@pytest.mark.parametrize(("kind", "inner"), [("code", SIZE), ("paper", 4 * SIZE), ("scaled", SIZE)])
+@each(("kind", "inner"), [("code", SIZE), ("paper", 4 * SIZE), ("scaled", SIZE)])
 def test_sizes_and_biases(kind: str, inner: int) -> None:
     teacher = build_teacher(kind, student(init="xavier"), 0)
     shapes = {name: tuple(p.shape) for name, p in teacher.mlp.layers[1].named_parameters()}
@@ -83,14 +84,14 @@ def test_the_codes_teacher_is_nearly_zero_and_the_papers_is_not() -> None:
         assert y.square().mean().item() == pytest.approx(want, rel=0.1)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@each("activation", ["relu", "gelu", "swiglu"])
 def test_scaled_rows_have_rms_one_however_deep(activation: str) -> None:
     y = build_teacher("scaled", student(activation=activation, num_layers=8), 1)(samples())
     assert y.square().mean(-1).sqrt().numpy() == pytest.approx(1, abs=1e-6)
     assert y.std(0).min() > 0.1  # and differ
 
 
-@pytest.mark.parametrize("kind", TEACHERS)
+@each("kind", TEACHERS)
 def test_a_teacher_is_its_seeds(kind: str) -> None:
     x = samples()
     one, again, other = (build_teacher(kind, student(), seed)(x) for seed in (0, 0, 1))

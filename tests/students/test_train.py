@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import Fault, killed_at, run, the_run
+from each import slow_but
 from student_runs import CHANGE, columns, configured, make, newest, same_bits, trained
 
 from mxstudy.students import train as student_teacher
@@ -105,7 +106,7 @@ def test_stops_are_where_something_is_due() -> None:
 # ------------------------------------------------------------------------------------------ killed and stopped
 
 
-@pytest.mark.parametrize("step", [0, 5, 8, 9, CHANGE, 12, 16, 23])
+@pytest.mark.parametrize("step", slow_but([5, CHANGE, 16], [0, 5, 8, 9, CHANGE, 12, 16, 23]))
 def test_a_run_that_broke_off_goes_on_to_identical_bits(
     step: int, tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

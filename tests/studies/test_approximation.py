@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from commands import killed_at, run
+from each import each
 from pandas.testing import assert_frame_equal
 
 from mxstudy import results
@@ -48,6 +49,7 @@ def test_a_seed_decides_the_numbers(name: str) -> None:
         assert not first.equals(table(name, **TINY, seed=1))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "cell"),
     [
@@ -63,7 +65,7 @@ def test_a_row_is_a_cell(name: str, cell: list[str]) -> None:
     assert not tiny(name).duplicated(cell).any()
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({"draws": 1}, r"draws: must be at least 2, to have a spread"),

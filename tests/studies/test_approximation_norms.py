@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from each import each
 from reference import dequantize_array, quantize_array
 from reference_mxnorm import rms_estimate_array
 
@@ -90,7 +91,7 @@ def test_r_squared_is_that_of_the_decoded_tensors(fidelity: pd.DataFrame) -> Non
 # -------------------------------------------------------------------------------------------------------- Theorem 1
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64])
+@each("block_size", [16, 32, 64])
 def test_limits_by_closed_forms(block_size: int) -> None:
     """E[max] of B uniform, exponential numbers: B / (B + p) sqrt(3)^p; harmonic numbers over sqrt(2)^p."""
     harmonic = sum(1 / i for i in range(1, block_size + 1))

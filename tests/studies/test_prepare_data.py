@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import OWN_TEXT, SMALL, killed_at, run, run_here
+from each import slow_but
 
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import read_journal
@@ -24,6 +25,9 @@ def mirror(tmp_path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[number::3]))
     return f"data.mirror={tmp_path / 'mirror'}"
+
+
+MOMENTS = [r"open .*seen\.bin", r"open .*manifest\.json\.unfinished", r"rename .*\.partial"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -55,7 +59,7 @@ def test_a_run(tmp_path: Path, mirror: str, capfd: pytest.CaptureFixture[str]) -
     assert "train-00000.bin: its sha256 is not the manifest's; delete" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("moment", [r"open .*seen\.bin", r"open .*manifest\.json\.unfinished", r"rename .*\.partial"])
+@pytest.mark.parametrize("moment", slow_but([MOMENTS[1]], MOMENTS))
 def test_killed_and_on(tmp_path: Path, mirror: str, moment: str) -> None:
     (tmp_path / "undisturbed").mkdir()
     run_here(tmp_path / "undisturbed", *COMMAND, mirror)

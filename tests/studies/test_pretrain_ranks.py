@@ -13,6 +13,7 @@ import gang
 import pytest
 import torch
 from composing import compose_job
+from each import each, slow_but
 from safetensors.torch import load_file
 
 from mxstudy.config import read_run
@@ -124,7 +125,7 @@ def test_the_journal_has_every_ranks_pace(two: Path) -> None:
     assert len(rows(two, "hosts")[0]["hosts"]) == 2
 
 
-@pytest.mark.parametrize("lives", [(1, 2), (4, 1, 2)])
+@pytest.mark.parametrize("lives", [(1, 2), pytest.param((4, 1, 2), marks=pytest.mark.slow)])
 def test_a_checkpoint_of_two_ranks_is_read_by_any_number(lives: tuple[int, ...], tmp_path: Path, two: Path) -> None:
     """The second life goes on from what 2 ranks wrote at step 4, the later ones from what another number did at 8."""
     run = killed_after(two, 4, tmp_path)
@@ -169,7 +170,7 @@ def test_checkpoints_of_two_ranks_and_of_one_hold_the_same(two: Path, undisturbe
     assert {dtype for dtype, _ in held(two).values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("mishap", ["raises", "first raises"])
+@pytest.mark.parametrize("mishap", slow_but(["raises"], ["raises", "first raises"]))
 def test_what_one_rank_raises_ends_the_job_with_its_traceback(mishap: str, tmp_path: Path, cache: str) -> None:
     run = made(tmp_path, cache)
     began_s = time.monotonic()
@@ -221,6 +222,7 @@ def test_a_signal_to_one_rank_ends_all_after_their_step(tmp_path: Path, cache: s
     assert losses(run) == losses(two)
 
 
+@pytest.mark.slow
 def test_a_straggler_is_named(tmp_path: Path, cache: str) -> None:
     run = made(tmp_path, cache)
     assert gang.together(tmp_path / "processes", 2, gang.train, run, "sleeps") == ["finished", "finished"]
@@ -231,7 +233,7 @@ def test_a_straggler_is_named(tmp_path: Path, cache: str) -> None:
     assert "step 10: rank 1 on" in (tmp_path / "processes" / "output-0").read_text()
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "says"),
     [
         (["probe.gradient_bias.every_steps=1"], "probe.gradient_bias.every_steps: it needs all weights"),

@@ -2,6 +2,7 @@ import io
 
 import pandas as pd
 import pytest
+from each import each
 from rich.console import Console
 
 from mxstudy.studies.pretrain.run import divergence
@@ -77,7 +78,7 @@ def test_only_the_groups_own_names_are_left_out():
 NAN = float("nan")
 
 
-@pytest.mark.parametrize(
+@each(
     ("losses", "grad_norms", "reason"),
     [
         ([5.5, NAN], [1.0, NAN], "loss nan at step 1; loss 5.5000 at step 0"),

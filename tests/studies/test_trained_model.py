@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from composing import compose_job, validated
+from each import each
 
 from mxstudy.config import read_run
 from mxstudy.reader import ConfigError
@@ -16,7 +17,7 @@ EVALUATE = {"study": "evaluate", "checkpoint": "RUN"}
 PERPLEXITY = {"study": "perplexity", "checkpoint": "RUN", "data": {"kind": "pysource"}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({}, "checkpoint: missing; it has no default"),
@@ -26,13 +27,13 @@ PERPLEXITY = {"study": "perplexity", "checkpoint": "RUN", "data": {"kind": "pyso
         ({"train": {"steps": 3}}, "train: no such key"),
     ],
 )
-@pytest.mark.parametrize("given", [EVALUATE, PERPLEXITY], ids=lambda given: given["study"])
+@each("given", [EVALUATE, PERPLEXITY], ids=lambda given: given["study"])
 def test_a_bad_value_of_either_is_refused(given: dict[str, Any], values: dict[str, Any], message: str) -> None:
     kept = given if values else {key: value for key, value in given.items() if key != "checkpoint"}
     assert refusal(kept | values).startswith(message)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "message"),
     [
         ({"form": "mfc"}, "evaluation.form: 'mfc' is not a choice; did you mean 'mcf'?"),
@@ -51,7 +52,7 @@ def test_a_bad_value_of_the_questions_is_refused(values: dict[str, Any], message
     assert refusal(EVALUATE | {"evaluation": values}) == message
 
 
-@pytest.mark.parametrize("key", ["documents", "window", "stride", "tokens_per_batch"])
+@each("key", ["documents", "window", "stride", "tokens_per_batch"])
 def test_a_perplexity_of_nothing_is_refused(key: str) -> None:
     assert refusal(PERPLEXITY | {key: 0}) == f"{key}: must be positive, not 0"
     assert refusal(PERPLEXITY | {"split": "test"}).startswith("split: 'test' is not a choice")

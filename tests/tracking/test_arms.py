@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each import each
 from mirrored import send, the_run
 from tracked import training_row, write_rows
 
@@ -67,7 +68,7 @@ def test_many_arms_are_counted() -> None:
     assert "(lr=5, lr=6: fused, reference; 5 arms: reference; 13 others: fused)" in sentence
 
 
-@pytest.mark.parametrize("backends", [["fused", "fused"], ["fused", None], [None, None], []])
+@each("backends", [["fused", "fused"], ["fused", None], [None, None], []])
 def test_nothing_is_said_of_arms_on_one_backend_nor_of_what_is_not_known(backends: list[str | None]) -> None:
     assert different_backends([(f"lr={n}", backend) for n, backend in enumerate(backends)]) is None
 

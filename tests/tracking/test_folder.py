@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from each import each
 from tracked import FINGERPRINT, make_folder
 
 from mxstudy.config import read_run
@@ -102,7 +103,7 @@ def test_a_damaged_config_is_a_clear_error(tmp_path: Path) -> None:
         folder.config()
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "heartbeat_s", "stale"),
     [("running", 1000.0, False), ("running", 939.0, True), ("running", None, True), ("finished", 0.0, False)],
 )

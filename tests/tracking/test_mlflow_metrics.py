@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
+from each import each
 
 from mxstudy.tracking.mlflow_metrics import metrics_of
 
@@ -27,7 +27,7 @@ def test_a_step_is_in_train_and_its_speed_in_system() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "metrics"),
     [
         ({"step": 3, "validation_loss": 4.5}, {"val/loss": 4.5}),
@@ -39,7 +39,7 @@ def test_other_rows(row: dict, metrics: dict) -> None:
     assert dict(metrics_of(row, spikes=2)) == metrics
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "metric"),
     [
         ("norm_output_rms", "norm_rms/layers.0.norm.rms"),

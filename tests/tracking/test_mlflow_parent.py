@@ -14,6 +14,8 @@ from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.tracking.mlflow_parent import SUMMARY, Summary, Sweep
 from mxstudy.tracking.mlflow_store import active_run, connect
 
+pytestmark = pytest.mark.integration
+
 TABLE = Summary("| arm | val loss |\n| --- | --- |\n| rmsnorm | 4.5 |")
 
 
@@ -40,7 +42,6 @@ def get(uri: str, run_id: str) -> Any:
     return connect(uri).get_run(run_id)
 
 
-@pytest.mark.integration
 def test_a_child_knows_its_parent_from_the_start_and_the_parent_what_came_out(uri: str, tmp_path: Path) -> None:
     folders = [make(uri, tmp_path / "runs", digit) for digit in "ab"]
     sweep = sweep_of(uri, *folders)
@@ -62,7 +63,6 @@ def test_a_child_knows_its_parent_from_the_start_and_the_parent_what_came_out(ur
     assert {file.path for file in connect(uri).list_artifacts(parent_id)} == {SUMMARY, "losses.png"}
 
 
-@pytest.mark.integration
 def test_the_same_sweep_again_in_another_order_adds_nothing(uri: str, tmp_path: Path) -> None:
     first, second = (make(uri, tmp_path / "runs", digit) for digit in "ab")
     parent_id = sweep_of(uri, first, second).begin()
@@ -87,7 +87,6 @@ def test_a_parent_that_could_not_be_made_at_the_start_adopts_at_the_end(uri: str
     assert get(uri, parent_id).data.tags["jobs"] == "3"
 
 
-@pytest.mark.integration
 def test_a_run_stays_with_the_first_sweep_that_asked_for_it(uri: str, tmp_path: Path) -> None:
     shared, other = (make(uri, tmp_path / "runs", digit) for digit in "ab")
     first = sweep_of(uri, shared)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import slow_but
 from tiny import CONFIG, MXNORM, RMSNORM, build, precision
 
 from mxstudy import config
@@ -13,6 +14,11 @@ from mxstudy.train.loop import train
 from mxstudy.train.signals import Leave
 
 NORMS = {"rmsnorm": RMSNORM, "mxnorm_p2": MXNORM, "mxnorm_postround": config.PostRoundMXNorm()}
+IN_MAKE_TEST = [
+    *((row, "rmsnorm") for row in ("bf16", "mxfp8", "mxfp8_backward_only", "mxfp6_e2m3", "fp8_tensor")),
+    ("mxfp8", "mxnorm_postround"),
+    ("nvfp4_forward_only", "mxnorm_p2"),
+]
 ROWS = [name for name in config.PRECISIONS if name != "fp32"]
 
 
@@ -25,7 +31,7 @@ def settings(row: str, norm: config.Norm) -> config.Pretrain:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("row", "norm"),
-    [(row, "rmsnorm") for row in ROWS] + [("mxfp8", "mxnorm_postround"), ("nvfp4_forward_only", "mxnorm_p2")],
+    slow_but(IN_MAKE_TEST, [(row, "rmsnorm") for row in ROWS] + IN_MAKE_TEST[-2:]),
 )
 def test_it_learns_and_evaluates(row: str, norm: str) -> None:
     run, memory = build(settings(row, NORMS[norm]))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import submitit
 import torch
+from each import each
 
 from mxstudy.distributed import all_of, rank, world_size
 from mxstudy.reader import ConfigError
@@ -20,7 +21,7 @@ SUBMITIT = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", "SUBMI
 SUBMITIT |= {"SUBMITIT_LOCAL_JOB_ID": "12041"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("environment", "place"),
     [
         ({}, ProcessRank()),
@@ -45,7 +46,7 @@ def test_ranks_without_a_place_to_meet_are_refused():
         find_rank({"RANK": "0", "WORLD_SIZE": "2"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "first"),
     [
         ("n1", "n1"),
@@ -77,7 +78,7 @@ def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
         return rank(), world_size(), all_of(rank())
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_submitit_starts_a_group(tmp_path, monkeypatch):
     """The submitted process tree has the variables that submitit sets, and no others."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from each import each
 
 from mxstudy.train import progress
 from mxstudy.train.progress import Progress, clock
@@ -68,6 +69,6 @@ def test_a_long_line_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(stream.getvalue().removeprefix("\r\033[K")) == 39
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3605, "1:00:05")])
+@each(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3605, "1:00:05")])
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text

@@ -2,6 +2,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from each import each
 
 from mxstudy.config import Schedule
 from mxstudy.train.schedule import lr_ratio
@@ -11,14 +12,14 @@ def ratios(steps: int = 100, **settings) -> list[float]:
     return [lr_ratio(Schedule(**settings), step, steps) for step in range(steps)]
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "constant"])
+@each("kind", ["cosine", "linear", "wsd", "constant"])
 def test_warm_up_is_linear_and_reaches_the_peak(kind):
     curve = ratios(kind=kind)
     assert curve[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
     assert curve[10] == 1.0
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+@each("kind", ["cosine", "linear", "wsd"])
 def test_the_last_step_is_at_the_final_ratio(kind):
     assert ratios(kind=kind, final_ratio=0.05)[-1] == pytest.approx(0.05)
 
@@ -42,7 +43,7 @@ def test_wsd_is_flat_until_its_decay():
     assert curve[71] < 1.0
 
 
-@pytest.mark.parametrize(("steps", "fraction"), [(5, 0.2), (7, 0.1), (100, 0.01)])
+@each(("steps", "fraction"), [(5, 0.2), (7, 0.1), (100, 0.01)])
 def test_a_decay_in_one_step_ends_at_the_final_ratio_too(steps, fraction):
     wsd = Schedule(kind="wsd", warmup_fraction=0.0, decay_fraction=fraction, final_ratio=0.25)
     assert [lr_ratio(wsd, step, steps) for step in range(steps)] == [1.0] * (steps - 1) + [0.25]
