@@ -112,7 +112,7 @@ class PrepareData(Run):
 
 
 @schema
-class OfCheckpoint(Run):
+class TrainedModelRun(Run):
     """A run that uses a trained model.
 
     `checkpoint`: a run's folder, a checkpoint's folder, a fingerprint, an MLflow run id, or a Hugging Face model's
@@ -134,7 +134,7 @@ class OfCheckpoint(Run):
 
 
 @schema
-class Evaluate(OfCheckpoint):
+class Evaluate(TrainedModelRun):
     """Questions with options, scored by log-likelihood."""
 
     study: Literal["evaluate"] = "evaluate"
@@ -142,7 +142,7 @@ class Evaluate(OfCheckpoint):
 
 
 @schema
-class Perplexity(OfCheckpoint):
+class Perplexity(TrainedModelRun):
     """Loss of a checkpoint on a corpus, by token, by byte and by document.
 
     `split`: selected by hash, as in training; all takes both splits. `documents`: use only the first documents of the

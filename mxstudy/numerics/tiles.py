@@ -76,5 +76,5 @@ def split_blocks(x: Tensor, block_size: int, axis: int, pad: bool = False) -> Te
 
 def join_blocks(blocks: Tensor, axis: int, size: int) -> Tensor:
     """Undo `split_blocks`: join [.., blocks, block_size, ..] into an `axis` of `size`, without padding."""
-    joined = blocks.flatten(axis, axis + 1)
-    return joined if joined.shape[axis] == size else joined.narrow(axis, 0, size)
+    merged = blocks.flatten(axis, axis + 1)
+    return merged if merged.shape[axis] == size else merged.narrow(axis, 0, size)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from mxstudy.config import OfCheckpoint
+from mxstudy.config import TrainedModelRun
 from mxstudy.config.settings import vain_settings
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
@@ -26,7 +26,7 @@ from mxstudy.tracking.mlflow_mirror import add_rows
 from mxstudy.train.recorder import finish_and_mirror
 from mxstudy.train.runtime import configure_torch, resolve_device
 
-C = TypeVar("C", bound=OfCheckpoint)
+C = TypeVar("C", bound=TrainedModelRun)
 
 
 class TrainedModelStudy(Study[C]):
@@ -55,7 +55,7 @@ class TrainedModelStudy(Study[C]):
         return tell_training_run(config, folder)
 
 
-def described(config: OfCheckpoint) -> tuple[Path, Trained]:
+def described(config: TrainedModelRun) -> tuple[Path, Trained]:
     """Return the checkpoint's path and description; norm, precision and compute of the config replace its own."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
     trained = checkpoints.describe(path)
@@ -63,7 +63,7 @@ def described(config: OfCheckpoint) -> tuple[Path, Trained]:
     return path, replace(trained, **{name: value for name, value in asked.items() if value is not None})
 
 
-def identity_of(config: OfCheckpoint, **asked: Any) -> Identity:
+def identity_of(config: TrainedModelRun, **asked: Any) -> Identity:
     """Return what a fingerprint hashes besides the config: device type, the checkpoint's identity, and `asked`."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
     return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
@@ -73,7 +73,7 @@ def identity_of(config: OfCheckpoint, **asked: Any) -> Identity:
 _built: dict[str, str | None] = {}
 
 
-def check_model(config: OfCheckpoint) -> Trained:
+def check_model(config: TrainedModelRun) -> Trained:
     """Return the checkpoint's description; raises ConfigError if it, norm, precision or devices are not available."""
     device, trained = resolve_device(config.device, "device"), described(config)[1]
     model = checkpoints.build(trained, device)
@@ -82,13 +82,13 @@ def check_model(config: OfCheckpoint) -> Trained:
     return trained
 
 
-def built_key(config: OfCheckpoint) -> str:
+def built_key(config: TrainedModelRun) -> str:
     """Return a key of everything that determines the model that is built, and its device."""
     path, device = checkpoints.find(config.checkpoint, Path(config.runs_dir)), resolve_device(config.device, "device")
     return repr((path, config.norm, config.precision, config.compute, device))
 
 
-def plan_of(config: OfCheckpoint, trained: Trained) -> tuple[str, Row]:
+def plan_of(config: TrainedModelRun, trained: Trained) -> tuple[str, Row]:
     """Return the precision plan as applied to the evaluated model: as text, and as a row of the journal."""
     device = resolve_device(config.device, "device")
     model = checkpoints.build(trained, device)
@@ -97,7 +97,7 @@ def plan_of(config: OfCheckpoint, trained: Trained) -> tuple[str, Row]:
 
 
 @contextmanager
-def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch: int) -> Iterator[Scorer]:
+def scoring(config: TrainedModelRun, path: Path, trained: Trained, tokens_per_batch: int) -> Iterator[Scorer]:
     """Print devices and plan, and yield a scorer: in this process for one device, else one process per device."""
     devices = devices_of(resolve_device(config.device, "device"), config.processes)
     configure_torch()
@@ -114,7 +114,7 @@ def scoring(config: OfCheckpoint, path: Path, trained: Trained, tokens_per_batch
 
 
 def write_journal(
-    config: OfCheckpoint, folder: RunFolder, path: Path, trained: Trained, probe: str, values: Mapping[str, float]
+    config: TrainedModelRun, folder: RunFolder, path: Path, trained: Trained, probe: str, values: Mapping[str, float]
 ) -> None:
     """Replace the journal by two rows at the step of the checkpoint in `path`: the plan and the values."""
     folder.journal_path.unlink(missing_ok=True)
@@ -124,12 +124,12 @@ def write_journal(
     journal.close()
 
 
-def finish(config: OfCheckpoint, folder: RunFolder, label: str) -> None:
+def finish(config: TrainedModelRun, folder: RunFolder, label: str) -> None:
     """Set the run to finished and mirror it; if the model is as it was trained, also add to its training run."""
     finish_and_mirror(config, folder, label, partial(tell_training_run, config, folder))
 
 
-def tell_training_run(config: OfCheckpoint, folder: RunFolder) -> str | None:
+def tell_training_run(config: TrainedModelRun, folder: RunFolder) -> str | None:
     """Add the journal's rows to the run that trained the model, if the tracking store has that run.
 
     Only for the model as it was trained, not with another norm, precision or compute dtype. Rows that are there already

@@ -326,8 +326,8 @@ if "SLURM_PROCID" in os.environ and os.environ.get("SUBMITIT_EXECUTOR"):
     import importlib.abc, sys
     def meet(folder):
         import torch, torch.distributed as group
-        from mxstudy.train.process_group import find_place, met
-        place = find_place(os.environ)
+        from mxstudy.train.process_group import find_rank, met
+        place = find_rank(os.environ)
         with met():
             total = torch.tensor(float(group.get_rank()))
             group.all_reduce(total)

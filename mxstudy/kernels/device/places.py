@@ -61,11 +61,11 @@ def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
         found += (places[START + i],)
     HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
     for i in tl.static_range(HALVINGS):
-        joined = ()
+        doubled = ()
         for j in tl.static_range(WIDTH >> (i + 1)):
             pairs = tl.join(found[j], found[j + (WIDTH >> (i + 1))])
-            joined += (tl.reshape(pairs, (pairs.shape[0], pairs.shape[1], 2 << i)),)
-        found = joined
+            doubled += (tl.reshape(pairs, (pairs.shape[0], pairs.shape[1], 2 << i)),)
+        found = doubled
     return found[0]
 
 

@@ -62,7 +62,7 @@ class PretrainStudy(Study[Pretrain]):
         return run(config, folder, label)
 
     def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        from mxstudy.studies.pretrain.summary import summarise
+        from mxstudy.studies.pretrain.tables import summarise
 
         return summarise(arms, baseline)
 

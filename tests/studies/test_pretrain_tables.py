@@ -6,7 +6,7 @@ from each import each
 from rich.console import Console
 
 from mxstudy.studies.pretrain.run import divergence
-from mxstudy.studies.pretrain.summary import baseline_arm, markdown_table, terminal_table
+from mxstudy.studies.pretrain.tables import baseline_arm, markdown_table, terminal_table
 from mxstudy.tracking.arms import short
 
 RUNS = pd.DataFrame(
