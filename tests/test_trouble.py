@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, status, the_run
+from each import slow_but
 
 from mxstudy.tracking import mlflow_mirror as mirroring
 from mxstudy.tracking.folder import RunFolder
@@ -46,7 +47,7 @@ def without_its_json(newest: Path) -> str:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("spoil", [truncated, of_another_run, without_its_json])
+@pytest.mark.parametrize("spoil", slow_but([truncated], [truncated, of_another_run, without_its_json]))
 def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Callable[[Path], str], here: Path) -> None:
     command = (*SMALL, *OWN_TEXT, corpus(here))
     assert call(*command)[0] == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from each import each
+from each import each, slow_but
 from student_runs import trained
 
 from mxstudy import results
@@ -45,7 +45,7 @@ def forked(path: Path, parent: RunFolder, **options: Any) -> RunFolder:
 # ------------------------------------------------------------------------------------------------------------- bits
 
 
-@pytest.mark.parametrize("at_step", [0, 9, 16, 23])
+@pytest.mark.parametrize("at_step", slow_but([9], [0, 9, 16, 23]))
 def test_the_control_is_its_parent(tmp_path: Path, at_step: int) -> None:
     """From the start, from between two checkpoints, from one, and from the last step on."""
     parent = trained(tmp_path, **ONE_ROW, seeds=[3, 5], lrs=[1e-3, 2e-3])

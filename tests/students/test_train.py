@@ -165,6 +165,7 @@ def test_killed_in_every_one_of_its_lives(tmp_path: Path) -> None:
     assert same_bits(RunFolder(the_run(tmp_path / "killed")), RunFolder(the_run(tmp_path / "whole")))
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     fault = Fault(r'os\.write .*"step": 0, "probe": "replicas"', signal.SIGTERM)
     code, said = run(tmp_path / "stopped", *TINY, fault=fault)
