@@ -144,7 +144,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
 ) -> None:
     ended, said = run(tmp_path, *COMMAND, cache, fault=Fault(WRITES_STEP_11, caught))
     assert ended == code, said
-    assert f"stopped by {caught.name} in job 1 of 1; the same command goes on" in said
+    assert f"stopped by {caught.name} in job 1 of 1; the same command continues" in said
     assert state(tmp_path) == ("preempted", caught.name, 12)
     assert losses(tmp_path) == [row for row in losses(undisturbed) if row["step"] < 12]
     assert (the_run(tmp_path) / "checkpoints" / "step_00000012").is_dir()

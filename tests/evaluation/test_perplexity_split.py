@@ -23,7 +23,7 @@ def test_a_larger_share_than_was_held_out_is_refused(trained: RunFolder) -> None
     def asked(split: str, data: config.Data) -> None:
         check_split(config.Perplexity(checkpoint="", data=data, split=split), what)  # type: ignore[arg-type]
 
-    with pytest.raises(ConfigError, match=LARGER + r"data\.validation_fraction=0\.02 is its own"):
+    with pytest.raises(ConfigError, match=LARGER + r"use data\.validation_fraction=0\.02"):
         asked("validation", config.PySource(validation_fraction=0.03))
     for fraction in (0.01, 0.02):
         asked("validation", config.PySource(validation_fraction=fraction))

@@ -205,7 +205,7 @@ def test_a_frozen_bias_has_no_gradient_and_changes_no_other() -> None:
     ("norm", "options", "message"),
     [
         ("layernorm", {"vector_ops": "bf61"}, "vector_ops: 'bf61' is not a choice; did you mean 'bf16'"),
-        ("mxnorm_p2", {"vector_ops": "code"}, "vector_ops: code rounds every step of the norm, and a folded gain"),
+        ("mxnorm_p2", {"vector_ops": "code"}, "vector_ops: code rounds every step of the norm, but with a folded gain"),
         ("rmsnorm", {"freeze_norm_bias": True}, "freeze_norm_bias: the norm has no bias"),
         ("none", {"freeze_norm_bias": True}, "freeze_norm_bias: the norm has no bias"),
         ("none", {"gain": "bf16"}, "gain: there is no norm to round the gain of"),

@@ -232,7 +232,7 @@ def test_a_run_ends_where_its_last_replica_does(
     assert (name, int(tensors["step"])) == (f"step_{dead:08d}", dead)
     assert max(replica_rows(folder)) == dead
     assert math.isnan(replica_rows(folder)[dead]["train/loss"])
-    assert "diverged: none of 2 replicas is finite; everything up to then is in" in capfd.readouterr().out
+    assert "diverged: none of 2 replicas is finite; everything up to that step is in" in capfd.readouterr().out
 
 
 def test_the_step_of_death() -> None:
