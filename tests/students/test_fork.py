@@ -18,6 +18,7 @@ from mxstudy.students.fork import study as checks
 from mxstudy.students.fork.points import ForkPoint, fork_points
 from mxstudy.tracking.columnar_journal import part_path, read_columns, write_part
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.journal import read_journal
 from mxstudy.tracking.provenance import provenance
 
 pytestmark = pytest.mark.integration
@@ -77,7 +78,7 @@ def test_the_control_is_its_parent(tmp_path: Path, at_step: int) -> None:
     ],
 )
 def test_an_intervention_changes_what_it_says(
-    tmp_path: Path, intervention: dict[str, Any], same_first_loss: bool
+    tmp_path: Path, intervention: dict[str, Any], same_first_loss: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parent = trained(tmp_path, **ONE_ROW)
     folder = forked(tmp_path, parent, at_step=0, intervention=intervention)
@@ -85,6 +86,11 @@ def test_an_intervention_changes_what_it_says(
     losses = metrics["loss"].to_numpy(np.float32).reshape(2, 6).T
     assert ((losses[0] == recorded[0, 0]).all()) == same_first_loss
     assert (losses[-1] != recorded[5, 0]).all()
+    recipes = dict(intervention.get("plan", ONE_ROW["precision__schedule"][0]["plan"]))
+    plan = read_journal(folder.journal_path)[0]
+    assert set(plan["precision"].values()) == set(recipes.values())
+    assert set(plan["backends"].values()) == {"reference"}
+    assert f"linears in {recipes['layers.*']}" in capsys.readouterr().out
 
 
 def test_replicas_at_steps_of_their_own(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+import torch
 
 from mxstudy import results
 from mxstudy.config import Fork, StudentTeacher
+from mxstudy.model.backends import backends_of
+from mxstudy.model.precision import describe
 from mxstudy.probes.outcomes import outcome_of
 from mxstudy.reader import plain
 from mxstudy.results.terminal import markdown, show
@@ -29,11 +32,11 @@ from mxstudy.students.fork.points import (
     run_on,
     waves,
 )
-from mxstudy.students.stack import Stack
+from mxstudy.students.stack import Stack, apply_run_precision, build_student
 from mxstudy.tracking.arms import short
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
-from mxstudy.tracking.journal import Journal
+from mxstudy.tracking.journal import Journal, Row
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.recorder import finish_and_mirror
@@ -58,7 +61,8 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
         configure_torch(of_parent.train.compile)
         stack = Stack(of_parent, device)
         load_latest(parent, of_parent, stack, before=min(point.step for point in points))
-        print(f"{label}  {len(points)} forks; the parent goes on from step {int(stack.step)}", flush=True)
+        plan, described = planned(of_forks, device)
+        print(f"{label}  {len(points)} forks; the parent goes on from step {int(stack.step)}\n{described}", flush=True)
         states = replay(stack, points, recorded)
         parts = []
         for wave in waves(points, len(of_parent.replicas)):
@@ -69,11 +73,19 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
         forks = forks_table(points, of_parent, recorded, values)
         results.save_table(folder, "forks", forks.assign(parent=parent.status().fingerprint))
         results.save_table(folder, "fork_metrics", metrics_table(points, values))
-        record(folder, config.steps)
+        record(folder, config.steps, plan)
         show_forks({label: folder})
         folder.update(step=config.steps)
         finish_and_mirror(config, folder, label)
     return "finished"
+
+
+def planned(of_forks: StudentTeacher, device: torch.device) -> tuple[Row, str]:
+    """Return the precision and the backends of the forks' layers, as a row of the journal and as text."""
+    with torch.device("meta"):
+        model = build_student(of_forks)
+    recipes = apply_run_precision(model, of_forks, 0, device)
+    return {"precision": recipes, "backends": backends_of(model)}, describe(model, recipes)
 
 
 def load_latest(parent: RunFolder, of_parent: StudentTeacher, stack: Stack, before: int) -> None:
@@ -131,12 +143,13 @@ def metrics_table(points: list[ForkPoint], values: np.ndarray) -> pd.DataFrame:
     )
 
 
-def record(folder: RunFolder, steps: int) -> None:
-    """Write the journal for MLflow: the fraction of forks that diverge, by point."""
+def record(folder: RunFolder, steps: int, plan: Row) -> None:
+    """Write the journal for MLflow: the forks' plan, and the fraction of forks that diverge, by point."""
     folder.journal_path.unlink(missing_ok=True)
     forks = results.load_table([folder], "forks")
     shares = forks["diverged_at"].notna().groupby(forks["point"]).mean()
     journal = Journal(folder.journal_path)
+    journal.write({"step": 0} | plan)
     values = {f"diverged_fraction/{point}": float(share) for point, share in shares.items()}
     journal.write({"step": steps, "probe": "interventions", "values": values})
     journal.close()
