@@ -2,7 +2,7 @@
 
     python tests/code_by_commit.py
 
-adds to mxstudy/tracking/code_by_commit.json every commit that a table in results/ names, and is not there yet.
+adds to mxstudy/tracking/code_by_commit.json every commit that a table in results/ names in place of its runs' code.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def codes_at(commit: str) -> dict[str, str]:
 
 
 def commits_in(tables: Iterable[Path]) -> list[str]:
-    """The commits of the runs in these tables, without changes."""
-    rows = [row for table in tables for row in pq.read_table(table, columns=["commit", "dirty"]).to_pylist()]
+    """The commits of the runs in these tables, without changes; a table that has their code needs none."""
+    of_before = (table for table in tables if "code" not in pq.read_schema(table).names)
+    rows = [row for table in of_before for row in pq.read_table(table, columns=["commit", "dirty"]).to_pylist()]
     return sorted({row["commit"] for row in rows if row["commit"] and not row["dirty"]})
 
 

@@ -231,6 +231,7 @@ def claim(job: Job) -> RunFolder:
         config, earlier = changed(config, experiment=before.path.parent.name), before.memberships()
         replace_folder(before)
     asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
+    asked |= {"baseline": dict(job.config.baseline)}
     try:
         folder = RunFolder.create(job.folder, config, job.fingerprint, about | asked, job.parent_id)
     except ConfigError as error:

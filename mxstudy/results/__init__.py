@@ -40,7 +40,7 @@ from mxstudy.tracking.arms import different_backends as different_backends
 from mxstudy.tracking.code import code_at, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
-from mxstudy.tracking.folder import find_runs
+from mxstudy.tracking.folder import find_runs, runs_of
 from mxstudy.tracking.journal import Row, read_journal
 
 PROBES = probe_names()
@@ -52,9 +52,9 @@ SAMPLES = "samples_"  # prefix of the tables of an evaluation's answers, one tab
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
     """Return the run folders of all paths, those of one path in the order in which the runs were started.
 
-    Each path is the folder of a run, or of all experiments, runs/; or runs/NAME, which gives every run of an experiment
-    or sweep NAME, whichever experiment's folder it lies in, under the label that it has there; or mlflow:NAME for those
-    in MLflow. Raises ConfigError if a path has no run.
+    Each path is the folder of a run, or of all experiments, runs/; or runs/NAME, which gives every run that the sweep
+    or else the experiment NAME asked for, whichever folder it lies in, under the label that it has there; or
+    mlflow:NAME for those in MLflow. Raises ConfigError if a path has no run.
     """
     found: list[RunFolder] = []
     for path in map(str, paths):
@@ -71,11 +71,8 @@ def runs_in(path: Path) -> list[RunFolder]:
     """Return the runs of a path; a run that is being trained again stands for the one which it will replace."""
     if (path / "status.json").exists():
         return [RunFolder(path)]
-    found = find_runs(path)
-    if not found:  # it is not runs/, but runs/NAME
-        own = {run.path: run for run in find_runs(path, "*")}  # those of a folder of another name, such as a copy
-        asked = (run.found_by(path.name) for run in find_runs(path.parent))
-        found = list((own | {run.path: run for run in asked if run}).values())
+    # runs/, else runs/NAME, else a folder of runs that is not in runs/, such as a copy
+    found = find_runs(path) or runs_of(find_runs(path.parent), path.name) or find_runs(path, "*")
     return [run.with_result() for run in found]
 
 

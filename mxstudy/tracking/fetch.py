@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.reader import require
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import RunFolder, runs_of
 from mxstudy.tracking.mlflow_store import check_uri, connect, member_of
 
 SCHEME = "mlflow:"
@@ -53,7 +53,7 @@ def fetch(name: str) -> list[RunFolder]:
     to = Path(tempfile.mkdtemp(prefix="mxstudy-mlflow-"))
     atexit.register(shutil.rmtree, to, ignore_errors=True)
     folders = [fetch_run(client, run, to) for run in found.values()]
-    return [folder.found_by(name) or folder for folder in folders]
+    return runs_of(folders, name) or folders
 
 
 def all_runs(client: Any, experiment_ids: list[str], search: str) -> Iterator[Any]:

@@ -18,7 +18,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -288,6 +288,16 @@ def replaced(folder: Path) -> list[Path]:
 def number_of(path: Path) -> int:
     """Return N of FOLDER.old-N."""
     return int(path.name.rpartition("-")[2])
+
+
+def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:
+    """Return the runs that the sweep or experiment of that name asked for, as it has them.
+
+    If there are runs of a sweep of that name, those that only other sweeps of the experiment asked for are left out.
+    """
+    asked = [run for each in runs if (run := each.found_by(name))]
+    is_sweep = any(run.membership().sweep == name for run in asked)
+    return [run for run in asked if not is_sweep or run.membership().sweep in (name, None)]
 
 
 def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:

@@ -59,6 +59,7 @@ def read_memberships(folder: Path, about: Mapping[str, Any]) -> list[Membership]
             label=about.get("label"),
             overrides=tuple(about.get("overrides", ())),
             choices=choices,
+            baseline=about.get("baseline"),
         )
     ]
 

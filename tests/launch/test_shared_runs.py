@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_a_sweep_finds_its_runs_whoever_trained_them(tmp_path: Path, study: Fake
     assert inline.run(plan(asked(tmp_path, "second", 1, 2))) == 0
     assert inline.run(plan(asked(tmp_path, "third", 2, 3))) == 0
     assert study.ran == ["first.seed=1", "first.seed=2", "third.seed=3"]
+    assert len(list(tmp_path.glob("*/*/memberships.json"))) == 2  # where there are several
     assert not (tmp_path / "second").exists()
     assert labels(tmp_path, "first") == ["first.seed=1", "first.seed=2"]
     assert labels(tmp_path, "second") == ["second.seed=1", "second.seed=2"]
@@ -52,6 +54,17 @@ def test_a_sweep_finds_its_runs_whoever_trained_them(tmp_path: Path, study: Fake
     assert own.label == "first.seed=2"
     with pytest.raises(ConfigError, match="fourth: has no runs; give a run's folder, runs/ or runs/NAME of an experim"):
         results.folders_of([tmp_path / "fourth"])
+
+
+def test_a_name_of_a_sweep_does_not_find_other_sweeps_of_its_experiment(tmp_path: Path, study: FakeStudy) -> None:
+    inline.run(plan(asked(tmp_path, "first", 1, 2)))
+    other = [replace(one, choices=one.choices | {"sweep": "short"}) for one in asked(tmp_path, "first", 2, 3)]
+    assert inline.run(plan(other)) == 0
+    assert labels(tmp_path, "short") == ["first.seed=2", "first.seed=3"]
+    assert labels(tmp_path, "first") == ["first.seed=1", "first.seed=2"]
+    by_hand = [replace(one, choices={"experiment": "first"}) for one in asked(tmp_path, "first", 3, 4)]
+    assert inline.run(plan(by_hand)) == 0
+    assert labels(tmp_path, "first") == [f"first.seed={n}" for n in (1, 2, 3, 4)]
 
 
 def test_what_another_process_runs_or_has_failed_is_joined_too(tmp_path: Path, study: FakeStudy) -> None:

@@ -118,17 +118,14 @@ def test_nobody_calls_what_is_left_out_as_uncalled() -> None:
 
 def test_the_code_of_every_commit_that_results_name_is_known() -> None:
     known = json.loads(BY_COMMIT.read_text())
-    assert set(commits_in(tables_of_runs())) <= known.keys()
+    assert set(commits_in(tables_of_runs())) <= known.keys(), "python tests/code_by_commit.py adds them"
     assert all(codes.keys() == STUDIES.keys() for codes in known.values())
     assert code_at("f" * 40, False, "pretrain") == code_at(next(iter(known)), True, "pretrain") == "unknown"
 
 
 def test_a_commit_has_the_recorded_code() -> None:
     """Of two that differ in a kernel that no run calls, too."""
-    first, second = (
-        f"{digits}"
-        for digits in ("66f0e71907fb6857a6e0dde2a1e66db23d4c569d", "ecf28fc94da26f9b78d653778a025397f87dcf00")
-    )
+    first, second = "66f0e71907fb6857a6e0dde2a1e66db23d4c569d", "ecf28fc94da26f9b78d653778a025397f87dcf00"
     try:
         found = codes_at(first)
     except subprocess.CalledProcessError:
