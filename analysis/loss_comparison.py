@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = draw(rows, runs, chosen.of, chosen.baseline)
     except ValueError as error:
         options.error(str(error))
-    save(figure, chosen.name, caption(rows, __doc__))
+    save(figure, chosen.name, caption(rows, __doc__, chosen.runs))
 
 
 if __name__ == "__main__":

@@ -89,18 +89,15 @@ def commands(runs: pd.DataFrame) -> str:
 
 
 def arms(runs: pd.DataFrame) -> str:
-    """Return the HTML table with one row per arm; below it, the backends of the arms if they differ."""
+    """Return the HTML table with one row per arm; below it, the backends and the code of the arms if they differ."""
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
         numbers = [short(mean(ended(own)[column]), column) for column in NUMBERS]
         rows.append([html.escape(str(arm)), states, *numbers])
-    return table(["arm", "runs", *NUMBERS.values()], rows) + roads(runs)
-
-
-def roads(runs: pd.DataFrame) -> str:
-    sentence = results.different_backends(zip(runs["arm"], backends(runs), strict=True))
-    return f"<p>{html.escape(sentence)}</p>" if sentence else ""
+    said = (results.different_backends(zip(runs["arm"], backends(runs), strict=True)), results.mixed_code(runs))
+    sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in said if sentence)
+    return table(["arm", "runs", *NUMBERS.values()], rows) + sentences
 
 
 def backends(runs: pd.DataFrame) -> list[str | None]:

@@ -83,7 +83,7 @@ def make_figure(
     options = figure_parser(name, shows)
     chosen = options.parse_args(arguments)
     frames = (query or load_chosen)(options, chosen, *kinds)
-    save(draw(*frames), chosen.name, caption(frames[0], shows))
+    save(draw(*frames), chosen.name, caption(frames[0], shows, chosen.runs))
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -159,8 +159,12 @@ def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kin
     return [frame[frame["fingerprint"] == last["fingerprint"]] for frame in frames]
 
 
-def caption(rows: pd.DataFrame, shows: str | None) -> str:
-    """Return a caption: the script's docstring without its command, and each arm's number of runs and fingerprints."""
+def caption(rows: pd.DataFrame, shows: str | None, paths: Sequence[Path] = ()) -> str:
+    """Return a caption: the script's docstring without its command, and each arm's number of runs and fingerprints.
+
+    A sentence names the code of the runs if it differs, or if it cannot be known. `paths`: those that the rows come
+    from, needed if they are not rows of runs.
+    """
     runs = rows.drop_duplicates("fingerprint")
     arms = runs.assign(arm=runs["label"].map(arm_of)).groupby("arm", sort=False)["fingerprint"]
     lines = [
@@ -168,7 +172,9 @@ def caption(rows: pd.DataFrame, shows: str | None) -> str:
         for arm, names in arms
     ]
     said = (shows or "").partition("python -m")[0].strip()
-    return "\n".join([said, "", *lines]) + "\n"
+    known = rows if "code" in rows else results.load_code(paths)
+    code = results.mixed_code(known[known["fingerprint"].isin(runs["fingerprint"])])
+    return "\n".join([said, "", *lines, *(["", code] if code else [])]) + "\n"
 
 
 def arm_of(label: str, but: tuple[str, ...] = SEEDS) -> str:

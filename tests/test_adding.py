@@ -120,7 +120,7 @@ def test_an_experiment_is_the_choices_that_it_makes(copy: Copy, losses_of: Calla
     assert losses_of(*choices) != copy.losses() == losses_of("norm=mxnorm_p2", *choices)
 
 
-def test_a_rounding_changes_the_numbers_and_another_under_its_name_needs_rerun(
+def test_a_rounding_changes_the_numbers_and_another_under_its_name_is_not_skipped_in_silence(
     copy: Copy, losses_of: Callable[..., list[float]]
 ) -> None:
     choices, plan = RECIPES["A rounding"]
@@ -130,7 +130,10 @@ def test_a_rounding_changes_the_numbers_and_another_under_its_name_needs_rerun(
     assert losses != losses_of(*choices)
     copy.replace("mxstudy/numerics/formats.py", "(u - 0.5) / 2)", "(u - 0.5) / 4)")
     command = recipes()["A rounding"].command
-    assert "skipped: finished" in copy.trained(command)
+    code, said = copy.run(command)
+    assert code != 0
+    assert "stale: there is a run of other code (mxstudy/numerics/formats.py); rerun=true trains it again" in said
+    assert "skipped: finished" in copy.trained(command, "stale=ok")
     assert copy.losses() == losses
     assert "skipped" not in copy.trained(command, "rerun=true")
     assert copy.losses() != losses

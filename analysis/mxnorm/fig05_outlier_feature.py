@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         maps = summary(rows, chosen.norm)
     except ValueError as error:
         options.error(str(error))
-    save(draw(maps, metrics), chosen.name, caption(rows, __doc__))
+    save(draw(maps, metrics), chosen.name, caption(rows, __doc__, chosen.runs))
 
 
 def has(paths: Sequence[Path], kind: str) -> bool:

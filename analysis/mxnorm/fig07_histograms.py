@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(f"--norms: no norm is called {norm}; choose from {', '.join(norms)}")
     picked = chosen.norms or [norms[0], norms[len(norms) // 2], norms[-1]]
     last = rows.groupby("fingerprint", sort=False).tail(1)
-    save(draw(last, picked), chosen.name, caption(last, __doc__))
+    save(draw(last, picked), chosen.name, caption(last, __doc__, chosen.runs))
 
 
 if __name__ == "__main__":

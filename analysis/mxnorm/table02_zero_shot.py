@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -163,15 +164,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answers = answers_of(samples, names)
     except ValueError as error:
         options.error(str(error))
-    report(scores.assign(arm=scores["fingerprint"].map(names)), answers, baseline, chosen.name)
+    report(scores.assign(arm=scores["fingerprint"].map(names)), answers, baseline, chosen.name, chosen.runs)
 
 
-def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str) -> None:
+def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str, paths: Sequence[Path]) -> None:
     form, arms = form_of_bits(scores), [arm for arm in scores["arm"].unique() if arm != baseline]
     bits = {arm: differences(answers, arm, baseline, BITS, form) for arm in arms}
     whose = scores["arm"] + " = " + scores["checkpoint"] + " in " + scores["asked_in"]
     parts = [
-        caption(scores.assign(label=whose), __doc__),
+        caption(scores.assign(label=whose), __doc__, paths),
         f"**Score in the better form**\n\n{by_arm(scores, 'right, % (form)', score_cells)}",
         f"**Bits per character of the right answer ({form}), lower is better**\n\n{by_arm(scores, 'bits', bits_cells)}",
     ]

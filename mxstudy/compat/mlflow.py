@@ -56,17 +56,24 @@ def shared_view(name: str, columns: Sequence[str]) -> dict[str, str]:
     return {f"mlflow.sharedViewState.{name}": json.dumps({"selectedColumns": list(columns)})}
 
 
-def charts_of_children(experiment_id: str, parent_id: str, order_by: str) -> str:
-    """Return the address of the page that draws the metrics of a run's children into the same charts.
+def charts_of(experiment_ids: Sequence[str], search: str, order_by: str) -> str:
+    """Return the address of the page that draws the metrics of the runs that a search finds into the same charts.
 
-    `order_by`: the column to sort by; sorted by time, the children would be folded away. Why: the address is that of
+    `order_by`: the column to sort by; sorted by time, children would be folded away. Why: the address is that of
     MLflow's page, and not part of any interface.
     """
     query = {
         "workflowType": "machine_learning",
         "compareRunsMode": "CHART",
-        "searchFilter": f"tags.{PARENT}='{parent_id}'",
+        "searchFilter": search,
         "orderByKey": order_by,
         "orderByAsc": "true",
     }
-    return f"#/experiments/{experiment_id}/runs?{urlencode(query)}"
+    if len(experiment_ids) == 1:
+        return f"#/experiments/{experiment_ids[0]}/runs?{urlencode(query)}"
+    return f"#/compare-experiments/s?{urlencode({'experiments': json.dumps(experiment_ids)} | query)}"
+
+
+def page_of(experiment_id: str, run_id: str) -> str:
+    """Return the address of a run's page. Why: see `charts_of`."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}"

@@ -31,6 +31,7 @@ class Run:
     runs_dir: str = cosmetic("runs")
     cache_dir: str = cosmetic(".cache")
     rerun: bool = cosmetic(False)
+    stale: Literal["refuse", "ok"] = cosmetic("refuse")  # ok: take the result of a run that other code has trained
     wait: bool = cosmetic(False)
     dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
@@ -39,6 +40,7 @@ class Run:
     def __post_init__(self) -> None:
         study = getattr(self, "study", "run")
         require(self.compares or not self.baseline, f"baseline: {study} does not compare arms; leave it out")
+        require(self.stale == "refuse" or not self.rerun, "stale: has no effect with rerun=true; leave one of them out")
 
 
 @schema

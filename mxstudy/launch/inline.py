@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from mxstudy.distributed import is_first, on_first_rank, world_size
-from mxstudy.launch.plan import Job, claim, compare, differences
-from mxstudy.launch.run_state import DONE
+from mxstudy.launch.plan import Job, claim, compare, differences, join
 from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.worker import attempt
 from mxstudy.studies import study_of
-from mxstudy.tracking.folder import RunFolder, RunLocked
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.tracking.mlflow_parent import Summary
 
@@ -59,14 +58,16 @@ def take(planned: Job, number: str) -> Job:
         try:
             claim(job)
         except RunLocked as error:
-            return left_alone(job, error)
+            job = left_alone(job, error)
+    join(job)
     return job
 
 
 def run_one(job: Job) -> str:
     """Train or resume one job, and return its state."""
     try:
-        return attempt(RunFolder(job.folder), job.config, job.label)
+        folder = RunFolder(job.folder)
+        return attempt(folder, folder.config(), job.label)
     except RunLocked as error:
         return left_alone(job, error).state
 
@@ -112,5 +113,5 @@ def remark(job: Job) -> str:
         what = f"goes on: was {was} at step {status.step}" + (f" of {status.steps}" if status.steps else "")
     else:
         what = f"skipped: {job.state}"
-    changed = differences(folder)
+    changed = differences(folder, job.config.study)
     return f"  {what}" + (f" ({changed})" if changed else "")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then
+from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then, with_probes_of
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
-from mxstudy.launch.run_state import DONE, observe
-from mxstudy.launch.ticket import drop_ticket
-from mxstudy.reader import ConfigError, require
+from mxstudy.launch.run_state import observe
+from mxstudy.launch.stale import check_code
+from mxstudy.launch.ticket import drop_ticket, ticket_of
+from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
-from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
+from mxstudy.tracking.code import code_of
+from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_run, number_of, replaced
+from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.provenance import provenance
 
 
@@ -26,9 +30,9 @@ class Job:
     """One job of a sweep. `label`: what varies among the jobs; `choices`: the choice of each config group.
 
     `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
-    `replaces`: the run that `rerun=true` moves aside. `parent_id`: the id of the sweep's run in MLflow, if there is
-    one. `backend`: the backends that its blocks will run on, None without a model. `also`: the labels of further jobs
-    of this sweep that are the same run.
+    `replaces`: the run that `rerun=true` replaces; it lies in `folder` until the job is claimed. `parent_id`: the id of
+    the sweep's run in MLflow, if there is one. `backend`: the backends that its blocks will run on, None without a
+    model. `also`: the labels of further jobs of this sweep that are the same run.
     """
 
     config: AnyRun
@@ -42,6 +46,22 @@ class Job:
     parent_id: str | None = None
     backend: str | None = None
     also: tuple[str, ...] = ()
+
+    @property
+    def membership(self) -> Membership:
+        """What this job's sweep and experiment record of themselves with the run."""
+        return Membership(
+            experiment=self.config.experiment,
+            label=self.label,
+            overrides=self.overrides,
+            choices=self.choices,
+            baseline=dict(self.config.baseline),
+        )
+
+    @property
+    def run(self) -> RunFolder:
+        """The job's run folder, as this sweep asks for it."""
+        return RunFolder(self.folder, self.membership)
 
 
 def plan(composed: list[Composed]) -> list[Job]:
@@ -76,7 +96,8 @@ def plan(composed: list[Composed]) -> list[Job]:
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 job = Job(config, digest, folder, label, request.overrides, request.choices, backend=backend)
-                jobs[digest] = compare(job, queues)
+                jobs[digest] = job = compare(job, queues)
+                check_code(job.run, job.config, job.state, identities[key][0])
         except QueueError:
             raise
         except ConfigError as error:
@@ -136,14 +157,20 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
     if job.config.rerun:
-        return replace(job, replaces=found.path)
-    for probe in off_then(found.config(), job.config):
+        config = job.config
+        with suppress(ConfigError):  # nobody can have read what cannot be read
+            config = with_probes_of(found.config(), config)
+        return replace(job, config=config, folder=found.path, replaces=found.path)
+    then = found.config()
+    for probe in off_then(then, job.config):
         raise ConfigError(f"{probe}: was off in {found.path}, so that run has no data of it; rerun=true trains again")
-    for name in asked_otherwise(found.config(), job.config):
+    for name in asked_otherwise(then, job.config):
         raise ConfigError(
             f"{name}: differs in {found.path}; +experiment=olmes evaluates its checkpoints, rerun=true trains again"
         )
-    return replace(job, folder=found.path, state=run.state if run.state in DONE else "resume")
+    if run.state in DONE:
+        return replace(job, folder=found.path, state=run.state)
+    return replace(job, config=with_probes_of(then, job.config), folder=found.path, state="resume")
 
 
 def labels(composed: list[Composed]) -> list[str]:
@@ -187,39 +214,54 @@ def refusal(errors: dict[str, list[str]], total: int) -> str:
 
 
 def claim(job: Job) -> RunFolder:
-    """Make and return the folder of a job that is about to run, and move a run that it replaces to FOLDER.old-N.
+    """Make and return the folder of a job that is about to run; a run that it replaces goes to FOLDER.old-N.
 
-    Raises RunLocked if another process made the folder first.
+    Raises RunLocked if another process made the folder first, or runs what would be replaced.
     """
-    backend = {"backend": job.backend} if job.backend else {}
+    about = provenance() | code_of(job.config.study) | ({"backend": job.backend} if job.backend else {})
     if job.state == "resume":
         folder = RunFolder(job.folder)
         drop_ticket(folder)
-        folder.go_on(job.config, provenance() | backend)
+        folder.go_on(job.config, about)
         folder.update(mlflow_parent_id=job.parent_id)
         return folder
+    config, earlier = job.config, list[Membership]()
     if job.replaces is not None:
-        move_aside(job.replaces)
-    asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label} | backend
+        before = RunFolder(job.replaces)
+        config, earlier = changed(config, experiment=before.path.parent.name), before.memberships()
+        replace_folder(before)
+    asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
+    asked |= {"baseline": dict(job.config.baseline)}
     try:
-        return RunFolder.create(job.folder, job.config, job.fingerprint, provenance() | asked, job.parent_id)
+        folder = RunFolder.create(job.folder, config, job.fingerprint, about | asked, job.parent_id)
     except ConfigError as error:
         raise RunLocked(str(error)) from None
+    if earlier:
+        folder.join(*earlier, job.membership, first=True)
+    return folder
 
 
-def move_aside(folder: Path) -> Path:
-    taken = {path.name for path in folder.parent.iterdir()}
-    number = next(n for n in range(1, len(taken) + 2) if f"{folder.name}.old-{n}" not in taken)
-    return folder.rename(folder.with_name(f"{folder.name}.old-{number}"))
+def join(job: Job) -> None:
+    """Record with the job's run, whoever trains or has trained it, that this sweep asked for it."""
+    RunFolder(job.folder).join(job.membership)
 
 
-def newest_aside(folder: Path) -> Path:
-    return max(folder.parent.glob(f"{folder.name}.old-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+def replace_folder(run: RunFolder) -> Path:
+    """Rename the folder of a run to FOLDER.old-N, and return its new path; readers find it until the rerun has ended.
+
+    Raises RunLocked if a process runs it, or a queue is about to.
+    """
+    seen = observe(run, Queues())
+    with run.lock():
+        if seen.in_flight or run.status() != seen.status or ticket_of(run) != seen.ticket:  # looked at again, locked
+            raise RunLocked(f"{run.path}: another process has just taken it; wait for it, or stop it")
+        number = max(map(number_of, replaced(run.path)), default=0) + 1
+        return run.path.rename(run.path.with_name(f"{run.path.name}{REPLACED}{number}"))
 
 
-def differences(folder: RunFolder) -> str:
-    """Return the differences in commit, torch version and GPU between that run and one started now, '' if none."""
-    about, now = folder.provenance(), provenance()
-    then = [about, *about.get("resumed", [])][-1]
-    changed = [key for key in ("commit", "torch", "gpu") if then.get(key) != now.get(key)]
-    return ", ".join(f"{key} {then.get(key)} then, {now.get(key)} now" for key in changed)
+def differences(folder: RunFolder, study: str) -> str:
+    """Return the differences in commit, code, torch and GPU between that run and one started now, '' if none."""
+    about, today = folder.provenance(), provenance() | code_of(study)
+    then = [about, *about.get("resumed", [])][-1] | {"code": folder.code()}
+    differ = [key for key in ("commit", "code", "torch", "gpu") if then.get(key) != today.get(key)]
+    return ", ".join(f"{key} {then.get(key)} then, {today.get(key)} now" for key in differ)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mxstudy.config import AnyRun, OutlierFeatures, Pretrain, StudentTeacher
-from mxstudy.reader import require
+from mxstudy.reader import changed, require
 
 QUESTIONS = ("tasks", "form", "shots", "task_shots")  # not limit, which +debug=tiny sets for every kind of run
 
@@ -45,6 +45,15 @@ def off_then(then: Any, now: Any) -> list[str]:
     if isinstance(now, StudentTeacher) and now.probe.gradient_bias.coupled > then.probe.gradient_bias.coupled:
         off.append("probe.gradient_bias.coupled")
     return off
+
+
+def with_probes_of(then: Any, now: Any) -> Any:
+    """Return config `now` with all that the earlier config `then` watched: who asked for that run still wants it."""
+    earlier, off = watched(then), [key for key, part in watched(now).items() if part.every_steps == 0]
+    on = {key: earlier[key] for key in off if earlier[key].every_steps > 0}
+    probes = {key.removeprefix("probe."): part for key, part in on.items() if key != "evaluation"}
+    parts = {"evaluation": on["evaluation"]} if "evaluation" in on else {}
+    return changed(now, **parts, **({"probe": changed(now.probe, **probes)} if probes else {}))
 
 
 def asked_otherwise(then: Any, now: Any) -> list[str]:

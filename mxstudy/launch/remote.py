@@ -15,15 +15,14 @@ from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
-from mxstudy.launch.plan import Job, claim, compare, newest_aside
+from mxstudy.launch.plan import Job, claim, compare, join
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.run_state import DONE
 from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import DONE, RunFolder, replaced
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
@@ -40,7 +39,9 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
         jobs = [compare(job, queues) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
         submit(todo, settings)
-    folders = [RunFolder(job.folder) for job in jobs]
+    for job in jobs:
+        join(job)
+    folders = [job.run for job in jobs]
     show(folders)
     left = [job for job in jobs if job.state not in DONE]
     if left and not jobs[0].config.wait:
@@ -94,6 +95,6 @@ def put_back(job: Job) -> Callable[[], None]:
             ticket.write(folder)
         if job.replaces is not None:
             shutil.rmtree(job.folder)
-            newest_aside(job.replaces).rename(job.replaces)
+            replaced(job.replaces)[-1].rename(job.replaces)
 
     return undo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,23 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
     for argument in arguments:
         key, equals, value = argument.removeprefix("+").partition("=")
         require(bool(equals), f"{argument}: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT")
-        runs = [run for run in runs if any(fits(run, key, choice) for choice in value.split(","))]
+        fitting = ([found for choice in value.split(",") if (found := fit(run, key, choice))] for run in runs)
+        runs = [found[0] for found in fitting if found]
         require(bool(runs), f"{key}: no run in {runs_dir}/ has {key}={value}")
     return runs
 
 
-def fits(run: RunFolder, key: str, value: str) -> bool:
+def fit(run: RunFolder, key: str, value: str) -> RunFolder | None:
+    """Return the run if it fits, as that experiment or sweep has it if the key is one of them; else None."""
     if key == "run":
-        return is_called(run, value) or run.path.absolute() == Path(value).absolute()
-    choices: Mapping[str, str] = run.provenance()["choices"]
-    if key in choices:
-        return choices[key] == value
-    return any(is_same(value, stored) for stored in values_of(run, key))
+        return run if is_called(run, value) or run.path.absolute() == Path(value).absolute() else None
+    if key in ("experiment", "sweep"):
+        asked = [membership for membership in run.memberships() if getattr(membership, key) == value]
+        return RunFolder(run.path, asked[-1]) if asked else None
+    choices = [membership.choices for membership in run.memberships()]
+    if any(key in chosen for chosen in choices):
+        return run if any(chosen.get(key) == value for chosen in choices) else None
+    return run if any(is_same(value, stored) for stored in values_of(run, key)) else None
 
 
 def values_of(run: RunFolder, key: str) -> Iterator[Any]:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from mxstudy import config
 from mxstudy.distributed import is_first
 from mxstudy.launch.plan import Job, varying
-from mxstudy.launch.run_state import DONE
 from mxstudy.studies import study_of
 from mxstudy.tracking.arms import REMEDY, different_backends
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.code import different_code
+from mxstudy.tracking.folder import DONE
 from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import create_store, one_line
 
@@ -59,6 +59,11 @@ def backends_sentence(jobs: Sequence[Job]) -> str | None:
     return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
 
 
+def code_sentence(jobs: Sequence[Job]) -> str | None:
+    """Return a sentence that names the code of the jobs' runs, or None if all were made by the same."""
+    return different_code(job.run.provenance() | {"code": job.run.code(), "study": job.config.study} for job in jobs)
+
+
 def merged(jobs: Sequence[Job]) -> list[str]:
     """Return a line for each run that several jobs of the sweep share, with the overrides that make no difference."""
     return [
@@ -67,14 +72,15 @@ def merged(jobs: Sequence[Job]) -> list[str]:
 
 
 def summarise(jobs: list[Job]) -> dict[str, Summary]:
-    """Return each kind of run's summary of its finished jobs, by `study`, with a sentence if their backends differ."""
+    """Return each kind of run's summary of its finished jobs, by `study`, with what else differs between their runs."""
     summaries = {}
     for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
         if done:
-            arms = {job.label: RunFolder(job.folder) for job in done}
+            arms = {job.label: job.run for job in done}
             summary = study_of(kind).summarise(arms, done[0].config.baseline)
-            if sentence := backends_sentence([replace(job, backend=RunFolder(job.folder).backend()) for job in done]):
+            as_run = [replace(job, backend=job.run.backend()) for job in done]
+            for sentence in filter(None, (backends_sentence(as_run), code_sentence(done))):
                 say(sentence)
                 summary = replace(summary, markdown=f"{summary.markdown}\n\n{sentence}")
             summaries[kind] = summary
@@ -95,7 +101,7 @@ def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
     tags = dict(sorted(shared)) | {"experiment": experiment, "study": jobs[0].config.study}
     keys = ", ".join(varying([job.overrides for job in jobs]))
     name = f"{tags.get('sweep', experiment)}: {keys}"
-    return Sweep(uri, experiment, name, tags, {job.fingerprint: RunFolder(job.folder) for job in jobs})
+    return Sweep(uri, experiment, name, tags, {job.fingerprint: job.run for job in jobs})
 
 
 def state_of(jobs: list[Job]) -> str:

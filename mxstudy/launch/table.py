@@ -130,7 +130,7 @@ def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
 
 
 def label_of(folder: RunFolder) -> str:
-    return str(folder.provenance()["label"])
+    return str(folder.label)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

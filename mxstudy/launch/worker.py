@@ -29,7 +29,7 @@ from mxstudy.tracking.provenance import provenance
 from mxstudy.train.process_group import find_rank
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
-OF_THE_MACHINE = ("python", "torch", "torchao", "host", "gpu")
+OF_THE_MACHINE = ("python", "torch", "torchao", "triton", "host", "gpu")
 
 
 class Stopped(KeyboardInterrupt):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mxstudy.probes.histogram_bins import bin_edges as bin_edges
 from mxstudy.probes.names import probe_names
 from mxstudy.probes.ring_file import read_ring
 from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
-from mxstudy.reader import flatten, plain, require
+from mxstudy.reader import ConfigError, flatten, plain, require
 from mxstudy.results.cells import markdown as markdown
 from mxstudy.results.cells import plus_minus as plus_minus
 from mxstudy.results.cosmetic import cosmetic_columns as cosmetic_columns
@@ -36,9 +37,10 @@ from mxstudy.results.tables import read_benchmark
 from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.arms import different_backends as different_backends
+from mxstudy.tracking.code import code_at, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
-from mxstudy.tracking.folder import find_runs
+from mxstudy.tracking.folder import find_runs, runs_of
 from mxstudy.tracking.journal import Row, read_journal
 
 PROBES = probe_names()
@@ -50,21 +52,28 @@ SAMPLES = "samples_"  # prefix of the tables of an evaluation's answers, one tab
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
     """Return the run folders of all paths, those of one path in the order in which the runs were started.
 
-    Each path is the folder of a run, an experiment or all experiments, or mlflow:EXPERIMENT for the runs in MLflow.
-    Raises ConfigError if a path has no run.
+    Each path is the folder of a run, or of all experiments, runs/; or runs/NAME, which gives every run that the sweep
+    or else the experiment NAME asked for, whichever folder it lies in, under the label that it has there; or
+    mlflow:NAME for those in MLflow. Raises ConfigError if a path has no run.
     """
     found: list[RunFolder] = []
     for path in map(str, paths):
         inside = fetch(path.removeprefix(SCHEME)) if path.startswith(SCHEME) else runs_in(Path(path))
         require(
-            bool(inside), f"{path}: has no runs; give a run's folder, an experiment's, runs/, or {SCHEME}EXPERIMENT"
+            bool(inside),
+            f"{path}: has no runs; give a run's folder, runs/ or runs/NAME of an experiment or sweep, or {SCHEME}NAME",
         )
         found += sorted(inside, key=lambda run: run.status().started_s)
     return found
 
 
 def runs_in(path: Path) -> list[RunFolder]:
-    return [RunFolder(path)] if (path / "status.json").exists() else find_runs(path, "*") or find_runs(path)
+    """Return the runs of a path; a run that is being trained again stands for the one which it will replace."""
+    if (path / "status.json").exists():
+        return [RunFolder(path)]
+    # runs/, else runs/NAME, else a folder of runs that is not in runs/, such as a copy
+    found = find_runs(path) or runs_of(find_runs(path.parent), path.name) or find_runs(path, "*")
+    return [run.with_result() for run in found]
 
 
 def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
@@ -90,7 +99,45 @@ def table_of(path: Path | str, kind: str) -> Path | None:
 
 
 def read_file(table: Path) -> pd.DataFrame:
-    return read_benchmark(table) if table.suffix == ".json" else read_table(table)[0]
+    return read_benchmark(table) if table.suffix == ".json" else with_code(read_table(table)[0])
+
+
+def with_code(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of runs with a column `code`, by their commits if it is from before that column existed."""
+    if "code" in frame or not {"commit", "dirty", "config.study"} <= set(frame):
+        return frame
+    rows = zip(frame["commit"], frame["dirty"], frame["config.study"], strict=True)
+    return frame.assign(code=[code_at(*row) for row in rows])
+
+
+def mixed_code(runs: pd.DataFrame) -> str | None:
+    """Return a sentence that says which runs of a frame are of different code; None if all are of the same.
+
+    `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
+    GPU. Each fingerprint counts once, and different kinds of run are not compared. No verdict may be made from runs of
+    different code.
+    """
+    if "code" not in runs:
+        return None
+    once = runs.drop_duplicates("fingerprint").rename(columns={"config.study": "study"})
+    return different_code(once.to_dict("records"))
+
+
+def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:
+    """Return what `mixed_code` reads of each run; a path is as in `load`, and one without runs adds none.
+
+    It reads no journal, so that a figure of any kind of rows can name the code of its runs.
+    """
+    frames = []
+    for path in paths:
+        with suppress(ConfigError):
+            table = table_of(path, "runs")
+            frames.append(
+                read_file(table)
+                if table
+                else pd.DataFrame([about_row(f, {"study": f.config().study}) for f in folders_of([path])])
+            )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["fingerprint"])
 
 
 def rows_of_kind(path: Path | str, kind: str) -> pd.DataFrame:
@@ -109,9 +156,14 @@ def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:
 def run_rows(folder: RunFolder) -> list[dict[str, Any]]:
     config = folder.config()
     if isinstance(config, StudentTeacher):
-        shared = {key: value for key, value in plain(config).items() if key not in ("seeds", "lrs")}
+        shared = {key: value for key, value in config_of(folder).items() if key not in ("seeds", "lrs")}
         return replica_rows(folder, config, about_row(folder, flatten(shared)))
     return [run_row(folder)]
+
+
+def config_of(folder: RunFolder) -> dict[str, Any]:
+    """Return a run's config as plain data, with experiment and baseline of the sweep that asked for it."""
+    return plain(folder.config()) | folder.membership().in_config
 
 
 def run_row(folder: RunFolder) -> dict[str, Any]:
@@ -132,22 +184,23 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
         "mfu": pd.Series([row.get("mfu") for row in steps], dtype=float).median(),
         "memory_gib": pd.Series([row.get("memory_gib") for row in steps], dtype=float).max(),
     }
-    return about_row(folder, flatten(plain(folder.config()))) | figures
+    return about_row(folder, flatten(config_of(folder))) | figures
 
 
 def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
     """Return what is known about a run without its journal."""
-    status, about = folder.status(), folder.provenance()
+    status, about, asked = folder.status(), folder.provenance(), folder.membership()
     return {
         "fingerprint": status.fingerprint,
-        "label": about.get("label"),
+        "label": asked.label,
         "state": status.state,
         "step": status.step,
         "mlflow_run_id": status.mlflow_run_id,
         "folder": str(folder.path),
         "backend": folder.backend(),
-        **{key: about.get(key) for key in ("commit", "dirty", "torch", "gpu", "command")},
-        **{f"choice.{group}": choice for group, choice in about.get("choices", {}).items()},
+        "code": folder.code(),
+        **{key: about.get(key) for key in ("commit", "dirty", "torch", "triton", "gpu", "command")},
+        **{f"choice.{group}": choice for group, choice in asked.choices.items()},
         **{f"config.{key}": value for key, value in config.items()},
     }
 
@@ -222,7 +275,7 @@ def load_table(folders: Sequence[RunFolder], name: str) -> pd.DataFrame:
     for folder in folders:
         path = table_path(folder, name)
         if path.exists():
-            identity = {"fingerprint": folder.status().fingerprint, "label": folder.provenance().get("label")}
+            identity = {"fingerprint": folder.status().fingerprint, "label": folder.label}
             frames.append(read_table(path)[0].assign(**identity))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -252,7 +305,7 @@ def concatenate(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def _frame(folders: Sequence[RunFolder], select: Callable[[Row], Row | None]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for folder in folders:
-        identity = {"fingerprint": folder.status().fingerprint, "label": folder.provenance().get("label")}
+        identity = {"fingerprint": folder.status().fingerprint, "label": folder.label}
         selected = (select(row) for row in rows_of(folder))
         rows += [identity | row for row in selected if row is not None]
     return pd.DataFrame(rows)

@@ -49,7 +49,7 @@ def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, 
 
 def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
     """Return the identity of each replica: the columns with which its rows begin."""
-    fingerprint, label = folder.status().fingerprint, folder.provenance().get("label")
+    fingerprint, label = folder.status().fingerprint, folder.label
     return [
         {
             "fingerprint": fingerprint,

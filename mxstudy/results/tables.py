@@ -13,12 +13,13 @@ PROVENANCE = b"mxstudy.provenance"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """Write the frame atomically as compressed Parquet, with its provenance in the file's metadata."""
+    """Write the frame atomically as compressed Parquet, with its provenance, less that of files, in its metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
     table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: json.dumps(provenance).encode()})
+    table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: about})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]

@@ -7,12 +7,13 @@ import functools
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mxstudy.reader import require
-from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow_store import check_uri, connect
+from mxstudy.tracking.folder import RunFolder, runs_of
+from mxstudy.tracking.mlflow_store import check_uri, connect, member_of
 
 SCHEME = "mlflow:"
 FILE = "sqlite:///"
@@ -21,33 +22,46 @@ NEEDED = {"status.json", "config.yaml", "provenance.json"}
 
 
 @functools.cache
-def fetch(experiment: str) -> list[RunFolder]:
-    """Return the ended runs of an experiment, in temporary folders that are deleted when this process exits.
+def fetch(name: str) -> list[RunFolder]:
+    """Return the ended runs of an experiment or sweep, in temporary folders that are deleted when this process exits.
+
+    Of a run that was trained again, the last that has ended is returned.
 
     The store is the one that MLFLOW_TRACKING_URI names, as everywhere in MLflow, or else mlflow.db in the current
-    folder. A run that still trains has no artifacts yet and is left out. Raises ConfigError for an unknown experiment.
+    folder. A run that still trains has no artifacts yet and is left out. Raises ConfigError for an unknown name.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
     check_uri(uri)
     file = Path(uri.removeprefix(FILE))
     require(  # MLflow would create an empty one
         not uri.startswith(FILE) or file.exists(),
-        f"{SCHEME}{experiment}: there is no {file} here; set MLFLOW_TRACKING_URI to use another store",
+        f"{SCHEME}{name}: there is no {file} here; set MLFLOW_TRACKING_URI to use another store",
     )
     client = connect(uri)
     ids = {found.name: found.experiment_id for found in client.search_experiments()}
+    searches = [([ids[name]], "")] if name in ids else []
+    found: dict[str, Any] = {}
+    for experiments, search in [*searches, ([*ids.values()], member_of(name))] if ids else []:
+        for run in all_runs(client, experiments, search):
+            if {file.path for file in client.list_artifacts(run.info.run_id)} >= NEEDED:
+                found[run.data.tags.get("fingerprint", run.info.run_id)] = run
     require(
-        experiment in ids,
-        f"{SCHEME}{experiment}: {uri} has no such experiment; it has {', '.join(sorted(ids))}; "
+        bool(found) or name in ids,
+        f"{SCHEME}{name}: {uri} has no such experiment or sweep; it has {', '.join(sorted(ids))}; "
         "set MLFLOW_TRACKING_URI to use another store",
     )
     to = Path(tempfile.mkdtemp(prefix="mxstudy-mlflow-"))
     atexit.register(shutil.rmtree, to, ignore_errors=True)
-    found, page = [], None
+    folders = [fetch_run(client, run, to) for run in found.values()]
+    return runs_of(folders, name) or folders
+
+
+def all_runs(client: Any, experiment_ids: list[str], search: str) -> Iterator[Any]:
+    """Yield all runs that a search finds, in the order in which they were started."""
+    page = None
     while page is None or page.token:
-        page = client.search_runs([ids[experiment]], order_by=["start_time ASC"], page_token=page and page.token)
-        found += [run for run in page if {file.path for file in client.list_artifacts(run.info.run_id)} >= NEEDED]
-    return [fetch_run(client, run, to) for run in found]
+        page = client.search_runs(experiment_ids, search, order_by=["start_time ASC"], page_token=page and page.token)
+        yield from page
 
 
 def fetch_run(client: Any, run: Any, to: Path) -> RunFolder:

@@ -5,6 +5,7 @@ runs/<experiment>/<fingerprint12>/
     provenance.json  commit, versions, host    checkpoints/
     status.json      the current state         mirror.json      how much of the journal the tracking server has
     columns/         for a stack of runs: every step of each run
+    memberships.json the experiments and sweeps that asked for the run, if there are several
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,10 @@ import yaml
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
+from mxstudy.tracking import memberships
 from mxstudy.tracking.arms import all_backends
+from mxstudy.tracking.code import code_in
+from mxstudy.tracking.memberships import Membership
 
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
@@ -38,11 +42,13 @@ CHECKPOINT = "step_"  # prefix of a checkpoint's name, followed by the step in e
 # The files that are sent to MLflow.
 ARTIFACTS = (
     *("status.json", "config.yaml", "provenance.json", "shards.json", "tokenizer.json", "metrics.jsonl", "error.log"),
-    *("scores.json", "perplexity.json"),
+    *("scores.json", "perplexity.json", memberships.NAME),
     *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
 State = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
+DONE = ("finished", "diverged")  # states with a result: no step is superseded any more
+REPLACED = ".old-"  # after the name of a folder that a rerun replaces, followed by a number
 
 
 class RunLocked(RuntimeError):
@@ -72,7 +78,10 @@ class Status:
 
 @dataclass(frozen=True)
 class RunFolder:
+    """`asked`: the membership by which this run was found, which names it; None: its first one."""
+
     path: Path
+    asked: Membership | None = field(default=None, compare=False, repr=False)
 
     @property
     def config_path(self) -> Path:
@@ -128,6 +137,8 @@ class RunFolder:
         values = plain(config) | {"experiment": self.config().experiment}  # the experiment that owns the folder
         replace_file(self.config_path, yaml.dump(values, Dumper=DUMPER, sort_keys=False))
         about = self.provenance()
+        if not self.checkpoint_steps():  # it begins again, and nothing of the earlier code is left in it
+            about |= {key: provenance[key] for key in ("code", "code_files") if key in provenance}
         self.set_provenance(about | {"resumed": [*about.get("resumed", []), provenance]})
 
     def set_provenance(self, about: dict[str, Any]) -> None:
@@ -147,6 +158,43 @@ class RunFolder:
         about = self.provenance()
         found = (part.get("backend") for part in (about, *about.get("resumed", [])))
         return all_backends(name.replace("joined", "fused") if name else None for name in found)  # its earlier name
+
+    def code(self) -> str:
+        """Return the digest of the code that made the run; several, if it was resumed with other code."""
+        about = self.provenance()
+        return code_in(about, "" if "code" in about else self.config().study)
+
+    def memberships(self) -> list[Membership]:
+        """Return the experiments and sweeps that asked for this run, the one that came first at the beginning."""
+        return memberships.read_memberships(self.path, self.provenance())
+
+    def join(self, *new: Membership, first: bool = False) -> None:
+        """Add memberships, unless the run has them; `first`: before those that it has, as of a run that it replaces."""
+        with self._status_lock():
+            known = self.memberships()
+            found = memberships.joined_by((), new) if first else memberships.joined_by(known, new)
+            if found != known:
+                replace_file(self.path / memberships.NAME, memberships.text_of(found))
+
+    def found_by(self, name: str) -> RunFolder | None:
+        """Return this folder as the experiment or sweep of that name has it; None if it never asked for this run."""
+        asked = memberships.membership_in(self.memberships(), name)
+        return RunFolder(self.path, asked) if asked else None
+
+    def membership(self) -> Membership:
+        return self.asked or self.memberships()[0]
+
+    @property
+    def label(self) -> str | None:
+        return self.membership().label
+
+    def with_result(self) -> RunFolder:
+        """Return this folder or, until the rerun that is in it has a result, that of the run which it replaces."""
+        if self.status().state not in DONE:
+            for earlier in map(RunFolder, reversed(replaced(self.path))):
+                if earlier.status().state in DONE:
+                    return RunFolder(earlier.path, self.membership())
+        return self
 
     def status(self) -> Status:
         try:
@@ -224,11 +272,32 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def find_runs(runs_dir: Path, pattern: str = "*/*") -> list[RunFolder]:
-    """Return the runs whose folder matches `pattern`, by default all runs of all experiments; not those moved aside."""
+def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") -> list[RunFolder]:
+    """Return the runs whose folder matches `pattern`, by default all runs of all experiments; not those replaced."""
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
     paths = (status.parent for status in sorted(runs_dir.glob(f"{pattern}/status.json")))
     return [RunFolder(path) for path in paths if name.fullmatch(path.name)]
+
+
+def replaced(folder: Path) -> list[Path]:
+    """Return the folders of the runs that reruns in `folder` have replaced, the last one at the end."""
+    found = folder.parent.glob(f"{folder.name}{REPLACED}*")
+    return sorted((path for path in found if path.name.rpartition("-")[2].isdecimal()), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """Return N of FOLDER.old-N."""
+    return int(path.name.rpartition("-")[2])
+
+
+def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:
+    """Return the runs that the sweep or experiment of that name asked for, as it has them.
+
+    If there are runs of a sweep of that name, those that only other sweeps of the experiment asked for are left out.
+    """
+    asked = [run for each in runs if (run := each.found_by(name))]
+    is_sweep = any(run.membership().sweep == name for run in asked)
+    return [run for run in asked if not is_sweep or run.membership().sweep in (name, None)]
 
 
 def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
@@ -246,10 +315,11 @@ def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
 def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
     """Return the run that `text` names by its folder, its fingerprint or a prefix of it, or its MLflow run id.
 
-    Raises ConfigError, with the config key `key`, if `text` names no run or several.
+    Until a rerun has ended, that is the run which it replaces. Raises ConfigError, with the config key `key`, if `text`
+    names no run or several.
     """
     if (Path(text) / "status.json").is_file():
-        return RunFolder(Path(text))
+        return RunFolder(Path(text)).with_result()
     runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
     if not runs:
         raise ConfigError(
@@ -257,7 +327,7 @@ def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
         )
     names = sorted({run.status().fingerprint for run in runs})
     require(len(names) == 1, f"{key}: {text!r} matches each of {', '.join(name[:12] for name in names)}")
-    return max(runs, key=lambda run: run.status().started_s)
+    return max(runs, key=lambda run: run.status().started_s).with_result()
 
 
 def is_called(run: RunFolder, text: str) -> bool:

@@ -24,7 +24,8 @@ from typing import Any
 from mxstudy.compat.mlflow import PARENT
 from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking import memberships
+from mxstudy.tracking.folder import DONE, RunFolder, replace_file
 from mxstudy.tracking.journal import Row, last_segments, read_rows
 from mxstudy.tracking.mlflow_metrics import allowed, metrics_of
 from mxstudy.tracking.mlflow_store import (
@@ -35,6 +36,7 @@ from mxstudy.tracking.mlflow_store import (
     find_run,
     get_experiment,
     identity,
+    membership_tags,
     one_line,
     origin,
 )
@@ -45,7 +47,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0  # between attempts while the server 
 LAST_CHANCE_S = 30.0  # how long a run waits at its end for an absent server: longer than a restart takes
 
 TAGS = ("experiment", "study", "seed", "data_seed")  # config keys that become tags, beside the choices
-DONE = ("finished", "diverged")  # no step can be superseded any more
 
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits
 
@@ -122,7 +123,7 @@ class Mirror:
         """Send what the run's own process could not send before it ended. Returns the same as `finish`."""
         status = self.folder.status()
         if self.position and self.position.state == status.state:
-            return None
+            return tell_memberships(self.uri, self.folder)
         self.start()
         return self.finish(status.state, status.reason)
 
@@ -183,7 +184,7 @@ class Mirror:
 
     def _create(self, client: Any, experiment_id: str) -> Any:
         """Create an MLflow run that starts when the folder was created, and return it."""
-        tags = origin(self.folder.provenance()) | self.tags | identity(self.folder)
+        tags = origin(self.folder.provenance()) | self.tags | identity(self.folder) | membership_tags(self.folder)
         return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
 
     def _check_wanted(self) -> None:
@@ -216,6 +217,24 @@ def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
         client = connect(uri)
         for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
             client.log_batch(position.run_id, metrics=batch)
+    except Exception as error:  # a server or a driver may raise anything
+        return one_line(uri, error)
+    return None
+
+
+def tell_memberships(uri: str, folder: RunFolder) -> str | None:
+    """Name the experiments and sweeps of a run that has ended in its MLflow run in this store, if there are several.
+
+    Returns None, or one line that says why that failed.
+    """
+    position, listed = position_of(folder, uri), folder.path / memberships.NAME
+    if position is None or not listed.exists():
+        return None
+    try:
+        client = connect(uri)
+        for tag, label in membership_tags(folder).items():
+            client.set_tag(position.run_id, tag, label)
+        client.log_artifact(position.run_id, str(listed))
     except Exception as error:  # a server or a driver may raise anything
         return one_line(uri, error)
     return None
@@ -291,6 +310,8 @@ class Session:
         for path in self.folder.artifacts():
             inside = path.parent.relative_to(self.folder.path).as_posix()
             self.client.log_artifact(run_id, str(path), None if inside == "." else inside)
+        for tag, label in membership_tags(self.folder).items():  # sweeps may have asked for it since it began
+            self.client.set_tag(run_id, tag, label)
         self.client.set_tag(run_id, "status", state)
         if reason:
             self.client.set_tag(run_id, "reason", reason[:TEXT_LENGTH])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mxstudy.compat.mlflow import NOTE, PARENT, charts_of_children
+from mxstudy.compat.mlflow import NOTE, PARENT, charts_of, page_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_mirror import STATES, position_of
 from mxstudy.tracking.mlflow_store import (
@@ -28,6 +28,7 @@ from mxstudy.tracking.mlflow_store import (
 from mxstudy.tracking.provenance import provenance
 
 SUMMARY = "summary.md"
+LISTED = 20  # runs of other sweeps that a sweep's page has links to
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,19 @@ class Sweep:
         return parent_id
 
     def end(self, state: str, summary: Summary) -> None:
-        """Adopt runs without a parent, show the summary and set the final state; raises what MLflow raises.
+        """Adopt runs without a parent, show all runs and the summary, set the final state; raises what MLflow raises.
 
         `state`: the state of a run; "running" leaves the parent open, because another process has some of the jobs.
         """
         client = connect(self.uri)
         parent_id = self._parent(client)
-        adopt(client, parent_id, [run_id for folder in self._begun() if (run_id := run_id_of(folder, self.uri))])
+        ids = [run_id for folder in self._begun() if (run_id := run_id_of(folder, self.uri))]
+        elsewhere = adopt(client, parent_id, ids)
         client.log_text(parent_id, summary.markdown, SUMMARY)
         for path in summary.figures:
             client.log_artifact(parent_id, str(path))
-        client.set_tag(parent_id, NOTE, f"{link_to_charts(client, parent_id)}\n\n{summary.markdown}"[:TEXT_LENGTH])
+        note = [link_to_charts(client, parent_id, elsewhere), summary.markdown, *links_to_runs(elsewhere)]
+        client.set_tag(parent_id, NOTE, "\n\n".join(note)[:TEXT_LENGTH])
         client.set_tag(parent_id, "status", state)
         if state in STATES:
             written_s = [f.journal_path.stat().st_mtime for f in self._begun() if f.journal_path.exists()]
@@ -92,20 +95,46 @@ class Sweep:
         return [folder for folder in self.folders.values() if folder.status_path.exists()]
 
 
-def link_to_charts(client: Any, parent_id: str) -> str:
-    """Return a Markdown link to the charts that show all children together."""
-    experiment_id = client.get_run(parent_id).info.experiment_id
-    return f"[Charts of its runs]({charts_of_children(experiment_id, parent_id, 'metrics.`val/loss`')})"
+def link_to_charts(client: Any, parent_id: str, elsewhere: Sequence[Any]) -> str:
+    """Return a Markdown link to the charts that show all runs of a sweep together.
+
+    They are its children, or all runs with its tag if some have another parent and so are `elsewhere`.
+    """
+    own = client.get_run(parent_id).info.experiment_id
+    ids = list(dict.fromkeys([own, *(run.info.experiment_id for run in elsewhere)]))
+    search = f"tags.`{tag_of(parent_id)}` = '{parent_id}'" if elsewhere else f"tags.{PARENT}='{parent_id}'"
+    return f"[Charts of its runs]({charts_of(ids, search, 'metrics.`val/loss`')})"
 
 
-def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> None:
-    """Make runs children of the parent if they have no parent, or one that was deleted in MLflow."""
-    for run_id in run_ids:
-        run = active_run(client, run_id)
-        if run is not None:
-            before = run.data.tags.get(PARENT)
-            if before != parent_id and (before is None or active_run(client, before) is None):
-                client.set_tag(run_id, PARENT, parent_id)
+def links_to_runs(runs: Sequence[Any]) -> list[str]:
+    """Return a paragraph of Markdown with links to runs that are no children of this sweep's, or nothing."""
+    links = [f"[{run.info.run_name}]({page_of(run.info.experiment_id, run.info.run_id)})" for run in runs]
+    more = [f"and {len(links) - LISTED} more"] if len(links) > LISTED else []
+    return [f"Under the sweeps that trained them: {', '.join(links[:LISTED] + more)}"] if links else []
+
+
+def tag_of(parent_id: str) -> str:
+    """Return the tag by which a sweep finds all of its runs: a run has one parent, but may be in many sweeps."""
+    return f"sweep.{parent_id[:12]}"
+
+
+def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> list[Any]:
+    """Make runs children of the parent if they have no parent, or one that was deleted in MLflow.
+
+    Tags all of them if some have another parent, and returns those.
+    """
+    runs = [run for run_id in run_ids if (run := active_run(client, run_id))]
+    elsewhere = []
+    for run in runs:
+        before = run.data.tags.get(PARENT)
+        if before != parent_id and before is not None and active_run(client, before) is not None:
+            elsewhere.append(run)
+        elif before != parent_id:
+            client.set_tag(run.info.run_id, PARENT, parent_id)
+    if elsewhere:
+        for run in runs:
+            client.set_tag(run.info.run_id, tag_of(parent_id), parent_id)
+    return elsewhere
 
 
 def run_id_of(folder: RunFolder, uri: str) -> str | None:

@@ -19,6 +19,7 @@ from mxstudy.tracking.folder import RunFolder
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
 
+MEMBER = "in."  # prefix of the tags that name the experiments and sweeps of a run
 VIEW = "mxstudy"  # name of our saved view of an experiment's list of runs
 COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
 COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "train/spikes")]
@@ -120,6 +121,16 @@ def origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return tags with a run's provenance, also under the names that MLflow shows in its own columns."""
     known = {SOURCE_NAME: provenance["command"], SOURCE_COMMIT: provenance["commit"]}
     return dict(provenance) | known
+
+
+def membership_tags(folder: RunFolder) -> dict[str, str]:
+    """Return a tag in.NAME for each experiment and sweep that asked for the run: its label there."""
+    return {f"{MEMBER}{name}": str(each.label) for each in folder.memberships() for name in sorted(each.names)}
+
+
+def member_of(name: str) -> str:
+    """Return the search for the runs of an experiment or sweep, in whichever experiment of MLflow they are."""
+    return f"tags.`{MEMBER}{name}` LIKE '%'"
 
 
 def identity(folder: RunFolder) -> dict[str, str]:

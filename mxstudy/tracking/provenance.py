@@ -25,6 +25,7 @@ def provenance() -> dict[str, Any]:
         "mxstudy": _version("mxstudy"),
         "torch": str(torch.__version__),  # includes the build, such as +cu128, which the package's version may lack
         "torchao": _version("torchao"),
+        "triton": _version("triton"),
         "host": socket.gethostname(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": shlex.join(sys.orig_argv),

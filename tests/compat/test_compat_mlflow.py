@@ -68,4 +68,12 @@ def test_the_pages_read_shared_views(word: str) -> None:
 @pytest.mark.parametrize("word", ["compareRunsMode", "searchFilter", "orderByKey", "orderByAsc", "workflowType"])
 def test_the_pages_read_the_address_of_charts(word: str) -> None:
     assert word in pages()
-    assert f"{word}=" in compat.charts_of_children("1", "abc", "metrics.`val/loss`")
+    assert f"{word}=" in compat.charts_of(["1"], "tags.x = 'y'", "metrics.`val/loss`")
+
+
+def test_charts_of_several_experiments_have_an_address_of_their_own() -> None:
+    assert "/compare-experiments/:searchString" in pages()
+    assert compat.charts_of(["1"], "", "").startswith("#/experiments/1/runs?workflowType=")
+    assert compat.charts_of(["1", "2"], "", "").startswith(
+        "#/compare-experiments/s?experiments=%5B%221%22%2C+%222%22%5D&"
+    )

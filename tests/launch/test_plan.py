@@ -18,8 +18,9 @@ from fake_study import FakeStudy, composed, existing, seeds, without
 from mxstudy.config import Pretrain
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import claim, differences, labels, move_aside, plan
+from mxstudy.launch.plan import claim, differences, labels, plan, replace_folder
 from mxstudy.reader import ConfigError
+from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import RunLocked
 from mxstudy.tracking.provenance import provenance
 
@@ -181,9 +182,9 @@ def test_a_resumed_run_has_today_s_options_and_says_by_what_code_it_goes_on(tmp_
     assert isinstance(config, Pretrain)
     assert (config.checkpoint.every_steps, config.experiment) == (7, "quick")
     about = folder.provenance()
-    assert about.pop("resumed") == [provenance()]
+    assert about.pop("resumed") == [provenance() | code_of("pretrain")]
     assert about == first
-    assert differences(folder) == ""
+    assert differences(folder, "pretrain") == ""
 
 
 def test_a_run_that_another_process_of_this_machine_holds_is_left_to_it(tmp_path: Path, study: FakeStudy) -> None:
@@ -227,10 +228,11 @@ def test_rerun_moves_every_earlier_run_aside_and_keeps_it(tmp_path: Path, study:
     assert (job.state, job.folder) == ("finished", first.path)
 
 
-def test_moving_aside_never_takes_a_name_that_is_taken(tmp_path: Path) -> None:
-    for name in ("run", "run.old-1", "run.old-3"):
-        (tmp_path / name).mkdir()
-    assert move_aside(tmp_path / "run").name == "run.old-2"
+def test_a_replaced_run_takes_the_number_after_all_others(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    for end in ("old-1", "old-10", "old-x"):
+        folder.path.with_name(f"{folder.path.name}.{end}").mkdir()
+    assert replace_folder(folder).name == f"{folder.path.name}.old-11"
 
 
 def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeStudy) -> None:
@@ -244,9 +246,8 @@ def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeSt
 
 def test_a_skip_says_what_differs_from_now(tmp_path: Path, study: FakeStudy) -> None:
     folder = existing(plan(seeds(tmp_path, 1)), state="finished")
-    assert differences(folder) == ""
-    path = folder.path / "provenance.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": "2.0.0"}))
-    assert differences(folder).startswith("torch 2.0.0 then, ")
-    (job,) = plan(seeds(tmp_path, 1))
+    assert differences(folder, "pretrain") == ""
+    folder.set_provenance(folder.provenance() | {"torch": "2.0.0"})
+    assert differences(folder, "pretrain").startswith("torch 2.0.0 then, ")
+    (job,) = plan(seeds(tmp_path, 1, stale="ok"))
     assert "skipped: finished (torch 2.0.0 then, " in inline.remark(job)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tracked import make_folder, training_row, write_rows
 
-from mxstudy.compat.mlflow import NOTE, PARENT
+from mxstudy import results
+from mxstudy.compat.mlflow import NOTE, PARENT, charts_of
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.tracking.mlflow_parent import SUMMARY, Summary, Sweep
 from mxstudy.tracking.mlflow_store import active_run, connect
@@ -97,6 +100,40 @@ def test_a_run_stays_with_the_first_sweep_that_asked_for_it(uri: str, tmp_path: 
     connect(uri).delete_run(first.begin())
     second.end("finished", TABLE)
     assert get(uri, child).data.tags[PARENT] == second.begin()
+
+
+def test_a_sweep_shows_its_runs_whoever_trained_them(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, own = (make(uri, tmp_path / "runs", digit) for digit in "ab")
+    first = sweep_of(uri, shared)
+    child = send(shared, first.begin())
+    shared.update(state="finished")
+    choices = {"experiment": "slow", "sweep": "both"}
+    for folder in (shared, own):
+        folder.join(Membership(experiment="slow", label=f"of {folder.path.name[0]}", choices=choices))
+    second = replace(sweep_of(uri, shared, own), experiment="slow", name="both: seed")
+    send(own, second.begin())
+    assert mirror_of(shared.config(), shared, "norm=rmsnorm").catch_up() is None  # nothing but its memberships
+    second.end("finished", TABLE)
+    parent = get(uri, second.begin())
+    link, table, others = parent.data.tags[NOTE].split("\n\n")
+    ids = [parent.info.experiment_id, get(uri, child).info.experiment_id]
+    assert link == f"[Charts of its runs]({charts_of(ids, sought(parent), 'metrics.`val/loss`')})"
+    assert table == TABLE.markdown
+    assert others == f"Under the sweeps that trained them: [norm=rmsnorm](#/experiments/{ids[1]}/runs/{child})"
+    found = connect(uri).search_runs(ids, sought(parent))
+    assert {run.data.tags["fingerprint"][0] for run in found} == {"a", "b"}
+    assert (
+        {run.data.tags["in.both"] for run in found} == {run.data.tags["in.slow"] for run in found} == {"of a", "of b"}
+    )
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name, names in (("both", ["of a", "of b"]), ("slow", ["of a", "of b"]), ("quick", ["norm=mxnorm_p2"] * 2)):
+        runs = results.load([f"mlflow:{name}"], "runs")
+        assert sorted(runs["label"]) == names
+    assert set(results.load(["mlflow:both"], "runs")["choice.sweep"]) == {"both"}
+
+
+def sought(parent: Any) -> str:
+    return f"tags.`sweep.{parent.info.run_id[:12]}` = '{parent.info.run_id}'"
 
 
 def test_a_parent_of_another_store_is_no_parent(uri: str, tmp_path: Path) -> None:

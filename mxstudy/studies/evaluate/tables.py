@@ -80,7 +80,7 @@ def score_table(label: str, folder: RunFolder) -> str:
 def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> str:
     """Return the label of the first arm with those choices, or of the first arm if none has them."""
     for label, folder in arms.items():
-        choices = folder.provenance().get("choices", {})
+        choices = folder.membership().choices
         if baseline and all(choices.get(group) == choice for group, choice in baseline.items()):
             return label
     return next(iter(arms))

@@ -37,7 +37,7 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
     console = Console(highlight=False)
     console.print(terminal_table(runs, against, console.width))
     print("\n".join(notes))
-    figure = draw_losses(arms, against, FIGURES / f"{folders[0].config().experiment}.png")
+    figure = draw_losses(arms, against, FIGURES / f"{folders[0].membership().experiment}.png")
     print(f"loss curves: {figure}", flush=True)
     return Summary("\n\n".join([markdown_table(runs, against), *notes]), [figure])
 

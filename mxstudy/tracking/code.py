@@ -1,0 +1,207 @@
+"""The code identity of a run: a digest of the syntax trees of the files that decide its numbers.
+
+Docstrings, comments, positions, imports and the names of files are not in it, and files are a multiset. So moving or
+renaming a file changes nothing, nor does editing prose. Versions of torch and Triton and the kind of GPU stand beside
+it in provenance.json.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent.parent
+BY_COMMIT = Path(__file__).with_name("code_by_commit.json")  # `python tests/code_by_commit.py` writes it
+UNKNOWN = "unknown"
+DIGITS = 12  # hex digits of a digest
+
+MODEL = ("config", "numerics", "kernels", "blocks", "model", "distributed.py", "compat/torch_compiler.py")
+STUDENTS = (*MODEL, "data", "train", "students")
+TRAINED = (*MODEL, "data", "evaluation", "train/runtime.py", "studies/trained_model.py")
+
+# Of each kind of run, the rooms and files below mxstudy/ that decide its numbers; of a kind without a row, EVERYTHING.
+DECIDES: dict[str, tuple[str, ...]] = {
+    "pretrain": (*MODEL, "data", "train", "studies/pretrain/run.py"),
+    "student_teacher": STUDENTS,
+    "fork": STUDENTS,
+    "evaluate": (*TRAINED, "studies/evaluate/run.py"),
+    "perplexity": (*TRAINED, "studies/perplexity/run.py"),
+    "approximation": (*MODEL, "data", "studies/approximation/run.py"),
+    "prepare_data": ("data",),
+}
+EVERYTHING = (*STUDENTS, "evaluation", "studies")
+
+# What lies in these rooms and decides no number: what no run calls, settings of what only observes or launches, probes,
+# output. Paths of earlier layouts are among them.
+UNCALLED = ("kernels/norm_codes.py", "kernels/device/norm_codes.py", "numerics/gather.py", "numerics/layouts.py")
+DECIDES_NOTHING = (
+    *(*UNCALLED, "numerics/kernels/norm_codes.py", "numerics/kernels/device/norm_codes.py"),
+    *("config/fingerprint.py", "config/launcher.py", "config/observation.py", "config/settings.py"),
+    *("train/process_group.py", "train/progress.py", "train/recorder.py", "train/signals.py", "train/watch.py"),
+    *(
+        "students/probes",
+        "students/stack_probes.py",
+        "students/tables.py",
+        "students/study.py",
+        "students/fork/study.py",
+    ),
+    *("evaluation/export.py", "train/stack_probes.py"),
+)
+
+BESIDE = {"torch": "torch", "triton": "Triton", "gpu": "GPU"}  # keys of provenance.json, with what to call them
+LISTED = 6  # files that a message lists; more are counted
+
+
+def decides(path: str, study: str) -> bool:
+    """Return whether a file, named from mxstudy/ on, decides the numbers of that kind of run."""
+    return is_below(path, DECIDES.get(study, EVERYTHING)) and not is_below(path, DECIDES_NOTHING)
+
+
+def is_below(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+@functools.cache  # the process keeps the code that it has loaded
+def code_of(study: str) -> dict[str, Any]:
+    """Return what provenance.json records of the code of this process: its digest, and that of each of its files."""
+    names = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+    files = {name: _file_digest(PACKAGE / name) for name in names if decides(name, study)}
+    return recorded({name: digest for name, digest in files.items() if digest})
+
+
+@functools.cache
+def _file_digest(path: Path) -> str:
+    return tree_digest(path.read_text())
+
+
+def recorded(files: Mapping[str, str]) -> dict[str, Any]:
+    """Return a code identity as provenance.json has it; `files`: the digest of each file."""
+    text = " ".join(sorted(files.values()))
+    return {"code": hashlib.sha256(text.encode()).hexdigest()[:DIGITS], "code_files": dict(files)}
+
+
+def tree_digest(source: str) -> str:
+    """Return the digest of a file's syntax tree; '' if it has nothing but docstrings and imports."""
+    was_on, words = gc.isenabled(), list[str]()
+    gc.disable()  # a tree has no garbage, and looking for it would take longer than parsing
+    try:
+        _add_words(ast.parse(source), words)
+    finally:
+        if was_on:
+            gc.enable()
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGITS] if len(words) > 2 else ""
+
+
+def _add_words(node: ast.AST, words: list[str]) -> None:
+    """Append a tree as words, without what changes no number; the same in every version of Python."""
+    words.append(type(node).__name__)
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            value = [each for each in value if not _is_silent(each)]
+        if value is None or value == [] or name in ("ctx", "kind", "type_comment"):
+            continue
+        words.append(name)
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, ast.AST):
+                _add_words(each, words)
+            else:
+                words.append(repr(each))
+    words.append(")")
+
+
+def _is_silent(statement: Any) -> bool:
+    """Return whether it is a docstring, an import or a pass."""
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass)
+
+
+# ---------------------------------------------------------------------------------------------- the code of a run
+
+
+@functools.cache
+def _by_commit() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(BY_COMMIT.read_text())
+    return found
+
+
+def code_at(commit: Any, dirty: Any, study: str) -> str:
+    """Return the digest of a commit's code, for a run that recorded no other; UNKNOWN if the tree had changes."""
+    return UNKNOWN if dirty or not commit else _by_commit().get(commit, {}).get(study, UNKNOWN)
+
+
+def code_in(about: Mapping[str, Any], study: str) -> str:
+    """Return the digests of the code that a run was begun and resumed with, from its provenance: usually one.
+
+    `study`: the kind of run, which is asked for only where a commit stands in for the digest.
+    """
+    parts = (about, *about.get("resumed", []))
+    return ", ".join(
+        sorted({part.get("code") or code_at(part.get("commit"), part.get("dirty"), study) for part in parts})
+    )
+
+
+def changes(about: Mapping[str, Any], now: Mapping[str, Any], study: str, on_gpu: bool, here: bool) -> list[str]:
+    """Return what differs between a run's code and today's, as pieces of a sentence.
+
+    `now`: today's provenance. Versions are compared without their build, and Triton's for a run on a GPU alone; the
+    kind of GPU if the job would run `here`, in this process: who plans may have another GPU than the job, or none.
+    """
+    code, *others = [code_of(study)["code"], code_in(about, study)]
+    found = [] if others == [code] else [changed_files(about, study)]
+    last = [about, *about.get("resumed", [])][-1]
+    compared = ("torch", *(("triton",) if on_gpu else ()), *(("gpu",) if on_gpu and here else ()))
+    for key in compared:
+        then, today = release(last.get(key)), release(now.get(key))
+        if then and today and then != today:
+            found.append(f"{BESIDE[key]} {then} then, {today} now")
+    return found
+
+
+def release(version: Any) -> str | None:
+    """Return a version without its build: '2.11.0' of '2.11.0+cu130'; None if nothing was recorded."""
+    return version.partition("+")[0] if isinstance(version, str) else None
+
+
+def changed_files(about: Mapping[str, Any], study: str) -> str:
+    """Return a piece of a sentence that names the files that changed since a run, as far as that is known."""
+    own = code_of(study)["code_files"]
+    parts = [about, *about.get("resumed", [])]
+    names: set[str] = set()
+    for part in parts:
+        then = part.get("code_files")
+        if then is None:
+            state = ", with changes" if part.get("dirty") else ""
+            return f"files unknown: it recorded commit {str(part.get('commit'))[:DIGITS]}{state} alone"
+        gone, new = (Counter(one.values()) - Counter(other.values()) for one, other in ((then, own), (own, then)))
+        names |= {name for files, odd in ((then, gone), (own, new)) for name, digest in files.items() if digest in odd}
+    few = [f"mxstudy/{name}" for name in sorted(names)]
+    return ", ".join(few[:LISTED]) + (f" and {len(few) - LISTED} more files" if len(few) > LISTED else "")
+
+
+def different_code(runs: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return a sentence that names the code of runs of one kind that are compared; None if it is known and the same.
+
+    `runs`: of each its `study`, `code`, and the keys of BESIDE; what a run did not record is not compared, its code
+    apart.
+    """
+    values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        code = run.get("code")
+        values[str(run.get("study")), "code"][code if isinstance(code, str) else UNKNOWN] += 1
+        for key, name in BESIDE.items():
+            if known := release(run.get(key)):
+                values[str(run.get("study")), name][known] += 1
+    parts = [
+        f"{name} " + ", ".join(f"{value} in {count} run{'s' * (count > 1)}" for value, count in counts.most_common())
+        for (_, name), counts in values.items()
+        if len(counts) > 1 or counts[UNKNOWN] > 1
+    ]
+    return f"The runs are of different code ({'; '.join(parts)}), so a difference may come from it." if parts else None

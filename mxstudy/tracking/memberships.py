@@ -1,0 +1,94 @@
+"""Which experiments and sweeps a run belongs to: whoever plans a run, whether it is trained then or not, is listed.
+
+A run is stored once, in the folder of the experiment that came first. `memberships.json` in that folder has a row for
+each experiment and sweep. A folder without it has the one membership that its provenance.json tells.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mxstudy.reader import read
+
+NAME = "memberships.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """How an experiment, and perhaps a sweep of it, asked for a run.
+
+    `label`: what varies among the jobs of that sweep, of this run. `choices`: the choice of each config group.
+    `baseline`: the choices of the arm to compare the others with; None: those in the run's config.
+    """
+
+    experiment: str
+    label: str | None
+    overrides: tuple[str, ...] = ()
+    choices: dict[str, str]
+    baseline: dict[str, str] | None = None
+
+    @property
+    def sweep(self) -> str | None:
+        return self.choices.get("sweep")
+
+    @property
+    def names(self) -> set[str]:
+        """The names that find this membership's runs."""
+        return {self.experiment} | ({self.sweep} if self.sweep else set())
+
+    @property
+    def in_config(self) -> dict[str, Any]:
+        """The fields of a run's config that its sweep decides and its fingerprint does not have."""
+        return {"experiment": self.experiment} | ({} if self.baseline is None else {"baseline": self.baseline})
+
+
+def read_memberships(folder: Path, about: Mapping[str, Any]) -> list[Membership]:
+    """Return the memberships of a run, the one that came first at the beginning; `about`: its provenance."""
+    path = folder / NAME
+    if path.exists():
+        found: list[Membership] = read(tuple[Membership, ...], json.loads(path.read_text()), NAME)
+        return list(found)
+    choices = about.get("choices", {})
+    return [
+        Membership(
+            experiment=choices.get("experiment", folder.parent.name),
+            label=about.get("label"),
+            overrides=tuple(about.get("overrides", ())),
+            choices=choices,
+            baseline=about.get("baseline"),
+        )
+    ]
+
+
+def text_of(memberships: Iterable[Membership]) -> str:
+    return json.dumps([asdict(each) for each in memberships], indent=1)
+
+
+def joined_by(memberships: Iterable[Membership], new: Iterable[Membership]) -> list[Membership]:
+    """Return all memberships, one for each experiment and sweep: a new one takes the place of its former self.
+
+    A label with fewer words does not: a launch of fewer jobs of the same sweep has less to tell them apart by.
+    """
+    found: dict[tuple[str, str | None], Membership] = {}
+    for each in (*memberships, *new):
+        before = found.setdefault((each.experiment, each.sweep), each)
+        if words(each) >= words(before):
+            found[each.experiment, each.sweep] = each
+    return list(found.values())
+
+
+def words(membership: Membership) -> int:
+    return len((membership.label or "").split())
+
+
+def membership_in(memberships: Iterable[Membership], name: str) -> Membership | None:
+    """Return the membership in the sweep or experiment of that name, or None.
+
+    A sweep of that name goes before an experiment, which goes before another sweep of it; the last one of several.
+    """
+    found = [each for each in memberships if name in each.names]
+    return max(reversed(found), key=lambda each: (each.sweep == name, each.sweep is None), default=None)

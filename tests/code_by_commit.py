@@ -1,0 +1,74 @@
+"""The code of earlier commits, as digests: runs of before recorded their commit alone.
+
+    python tests/code_by_commit.py
+
+adds to mxstudy/tracking/code_by_commit.json every commit that a table in results/ names in place of its runs' code.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from mxstudy.config import STUDIES
+from mxstudy.tracking.code import BY_COMMIT, decides, recorded, tree_digest
+
+ROOT = Path(__file__).parent.parent
+
+
+def git(*arguments: str, given: str = "") -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], input=given.encode(), check=True, stdout=-1).stdout
+
+
+def sources_at(commit: str) -> dict[str, str]:
+    """The files of mxstudy/ at a commit, by their paths below it."""
+    names = [name for name in git("ls-tree", "-r", "--name-only", commit, "mxstudy").decode().split() if is_code(name)]
+    text = git("cat-file", "--batch", given="".join(f"{commit}:{name}\n" for name in names))
+    found = {}
+    for name in names:
+        head, _, text = text.partition(b"\n")
+        size = int(head.split()[-1])
+        found[name.removeprefix("mxstudy/")] = text[:size].decode()
+        text = text[size + 1 :]
+    return found
+
+
+def is_code(name: str) -> bool:
+    return name.endswith(".py")
+
+
+def codes_at(commit: str) -> dict[str, str]:
+    """The digest of each kind of run at a commit."""
+    digests = {name: digest for name, source in sources_at(commit).items() if (digest := tree_digest(source))}
+    return {
+        study: recorded({name: digest for name, digest in digests.items() if decides(name, study)})["code"]
+        for study in STUDIES
+    }
+
+
+def commits_in(tables: Iterable[Path]) -> list[str]:
+    """The commits of the runs in these tables, without changes; a table that has their code needs none."""
+    of_before = (table for table in tables if "code" not in pq.read_schema(table).names)
+    rows = [row for table in of_before for row in pq.read_table(table, columns=["commit", "dirty"]).to_pylist()]
+    return sorted({row["commit"] for row in rows if row["commit"] and not row["dirty"]})
+
+
+def tables_of_runs() -> list[Path]:
+    return sorted((ROOT / "results").glob("*_runs.parquet"))
+
+
+def main() -> None:
+    known = json.loads(BY_COMMIT.read_text()) if BY_COMMIT.exists() else {}
+    new = [commit for commit in commits_in(tables_of_runs()) if commit not in known]
+    known |= {commit: codes_at(commit) for commit in new}
+    lines = [f"  {json.dumps(commit)}: {json.dumps(known[commit])}" for commit in sorted(known)]
+    BY_COMMIT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"{BY_COMMIT.name}: {len(new)} of {len(known)} commits are new")
+
+
+if __name__ == "__main__":
+    main()

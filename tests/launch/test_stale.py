@@ -1,0 +1,92 @@
+"""A run that other code has made is neither skipped nor resumed in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_study import FakeStudy, existing, seeds
+
+from mxstudy.launch import inline, sweep
+from mxstudy.launch.plan import claim, plan
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.code import code_of, recorded
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.train.runtime import planned_for
+
+OTHER = recorded(code_of("pretrain")["code_files"] | {"numerics/scales.py": "other"})
+
+
+def of_other_code(runs: Path, seed: int = 1, state: str = "finished", **about: Any) -> RunFolder:
+    folder = existing(plan(seeds(runs, seed)), state=state)
+    folder.set_provenance(folder.provenance() | OTHER | about)
+    return folder
+
+
+@pytest.mark.parametrize("state", ["finished", "diverged"])
+def test_a_result_of_other_code_is_refused_with_the_files_before_any_job_starts(
+    tmp_path: Path, study: FakeStudy, state: str
+) -> None:
+    folder = of_other_code(tmp_path, state=state)
+    said = (
+        r"stale: there is a run of other code \(mxstudy/numerics/scales\.py\); rerun=true trains it again, "
+        r"stale=ok takes its result as it is"
+    )
+    with pytest.raises(ConfigError, match=rf"^{said}$"):
+        plan(seeds(tmp_path, 1))
+    with pytest.raises(ConfigError, match=rf"^1 of 2 jobs cannot run, so none was started:\n  seed=1: {said}$"):
+        plan(seeds(tmp_path, 1, 2))
+    (taken,) = plan(seeds(tmp_path, 1, stale="ok"))
+    assert (taken.state, taken.folder, taken.fingerprint) == (state, folder.path, folder.status().fingerprint)
+    (again,) = plan(seeds(tmp_path, 1, rerun=True))
+    assert (again.state, again.replaces) == ("new", folder.path)
+    with pytest.raises(ConfigError, match=r"^stale: has no effect with rerun=true; leave one of them out"):
+        plan(seeds(tmp_path, 1, rerun=True, stale="ok"))
+
+
+def test_a_run_that_recorded_its_commit_alone_is_refused_as_well(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    about = {key: value for key, value in folder.provenance().items() if not key.startswith("code")}
+    folder.set_provenance(about | {"commit": "a" * 40, "dirty": False})
+    with pytest.raises(ConfigError, match=r"\(files unknown: it recorded commit aaaaaaaaaaaa alone\)"):
+        plan(seeds(tmp_path, 1))
+
+
+def test_a_run_is_resumed_by_other_code_only_where_that_is_asked_for(tmp_path: Path, study: FakeStudy) -> None:
+    folder = of_other_code(tmp_path, state="preempted")
+    assert [job.state for job in plan(seeds(tmp_path, 1))] == ["resume"]  # it begins again: there is no checkpoint
+    claim(plan(seeds(tmp_path, 1))[0])
+    assert folder.code() == code_of("pretrain")["code"]
+    (folder.checkpoints / "step_00000005").mkdir(parents=True)
+    folder.set_provenance(folder.provenance() | OTHER)
+    with pytest.raises(ConfigError, match=r"stale: .*scales.*stale=ok goes on with today's code"):
+        plan(seeds(tmp_path, 1))
+    (job,) = plan(seeds(tmp_path, 1, stale="ok"))
+    claim(job).update(state="finished")
+    assert folder.code() == ", ".join(sorted([code_of("pretrain")["code"], OTHER["code"]]))
+    with pytest.raises(ConfigError, match=r"stale: .*scales"):
+        plan(seeds(tmp_path, 1))
+
+
+def test_who_plans_for_another_machine_compares_no_gpu(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "identity", lambda config: ("cuda", {}))
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    folder.set_provenance(folder.provenance() | {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr("mxstudy.launch.stale.provenance", lambda: folder.provenance() | {"gpu": "NVIDIA B200"})
+    with pytest.raises(ConfigError, match="GPU NVIDIA H200 then, NVIDIA B200 now"):
+        plan(seeds(tmp_path, 1))
+    with planned_for(1):
+        assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
+
+
+def test_a_summary_names_mixed_code(tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    of_other_code(tmp_path)
+    assert inline.run(plan(seeds(tmp_path, 1, 2, stale="ok"))) == 0
+    said = f"code {OTHER['code']} in 1 run, {code_of('pretrain')['code']} in 1 run"
+    assert f"The runs are of different code ({said})" in capsys.readouterr().out
+    summary = sweep.summarise(plan(seeds(tmp_path, 1, 2, stale="ok")))["pretrain"]
+    assert said in summary.markdown
+    assert "different code" not in sweep.summarise(plan(seeds(tmp_path, 2)))["pretrain"].markdown

@@ -1,0 +1,179 @@
+"""All sweeps in one runs_dir, as their files ask for them: each finds all of its runs, and every figure is drawn.
+
+Nothing is trained. Three runs are rehearsed, one of each kind with all probes, and a run of a sweep is made from the
+rows of one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import run_here
+from composing import compose
+
+from analysis.figures import FIGURES, Figure
+from mxstudy import cli, results
+from mxstudy.launch import inline, plan, sweep
+from mxstudy.launch.composed import Composed
+from mxstudy.launch.probe_compatibility import watched
+from mxstudy.reader import ConfigError
+from mxstudy.studies.protocol import Study
+from mxstudy.tracking.columnar_journal import Columns
+from mxstudy.tracking.folder import RunFolder, find_runs
+from mxstudy.tracking.journal import read_journal
+from mxstudy.tracking.mlflow_parent import Summary
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ORDERS = {"forth": 1, "back": -1}
+TEMPLATES = {  # a study: the commands of runs that have the rows of all its probes
+    "pretrain": ("+experiment=spike_proxy probe=all",),
+    "student_teacher": ("+experiment=overflow", "+experiment=gradient_bias"),
+    "fork": ("+experiment=interventions",),
+}
+STEPS, LOST = 640, 100  # of a stack that is made, and where one of its replicas diverges
+OF_SWEEPS = [figure for figure in FIGURES if "+sweep=" in figure.command and "+experiment=" not in figure.command]
+
+
+class Copied(Study[Any]):
+    """Stands in for all kinds of run: makes a run from the rows of a template."""
+
+    def __init__(self, templates: dict[str, list[RunFolder]]) -> None:
+        self.rows = {
+            kind: [row for f in runs for row in read_journal(f.journal_path)] for kind, runs in templates.items()
+        }
+        self.templates = templates
+        self.last = min(row["validation_loss"] for row in self.rows["pretrain"] if "validation_loss" in row)
+
+    def check(self, config: Any, ranks: int = 1) -> None: ...
+
+    def identity(self, config: Any) -> tuple[str, dict[str, Any]]:
+        return "cuda", {"parent": getattr(config, "parent", None), "points": str(getattr(config, "fractions", None))}
+
+    def run(self, config: Any, folder: RunFolder, label: str) -> str:
+        rng = np.random.default_rng(int(folder.path.name, 16))
+        if config.study == "fork":
+            shutil.copytree(self.templates["fork"][0].path / "tables", folder.path / "tables")
+        elif config.study == "student_teacher":
+            self.write(folder, config, len(config.replicas))
+            losses = np.exp(-np.arange(STEPS) / 20)[:, None, None] * rng.uniform(1, 2, (1, 2, len(config.replicas)))
+            losses[LOST:, :, 0] = np.nan
+            columns = Columns(folder.columns, len(config.replicas), 0)
+            columns.append(losses.astype(np.float32))
+            columns.flush()
+        else:
+            size = parameters(config)
+            loss = 1.5 + 400 / size**0.34 + 400 / tokens(config) ** 0.28  # so that laws of scale can be fitted
+            self.write(folder, config, 1, scale=loss * rng.uniform(0.999, 1.001) / self.last, parameters=size)
+        folder.update(state="finished", step=config.train.steps if hasattr(config, "train") else 1)
+        return "finished"
+
+    def write(self, folder: RunFolder, config: Any, replicas: int, scale: float = 1.0, **first: Any) -> None:
+        on = {key.removeprefix("probe.") for key, part in watched(config).items() if part.every_steps}
+        on |= {"coupled_gradient_bias"} if "gradient_bias" in on else set()
+        rows = [row for row in self.rows[config.study] if row.get("probe", "replicas") in {*on, "replicas"}]
+        lines = [json.dumps(changed(row, replicas, scale) | (first if "parameters" in row else {})) for row in rows]
+        folder.journal_path.write_text("\n".join(lines) + "\n")
+
+    def summarise(self, arms: Any, baseline: Any) -> Summary:
+        return Summary("")
+
+
+def parameters(config: Any) -> int:
+    return int(
+        config.model.vocab_size * config.model.hidden_size + 12 * config.model.num_layers * config.model.hidden_size**2
+    )
+
+
+def tokens(config: Any) -> int:
+    return int(config.train.steps * config.train.batch_size * config.train.sequence_length)
+
+
+def changed(row: dict[str, Any], replicas: int, scale: float) -> dict[str, Any]:
+    """A template's row with another loss, or with as many values as there are replicas."""
+    row = row | {key: row[key] * scale for key in ("loss", "validation_loss") if key in row}
+    if replicas > 1 and "probe" in row:
+        row = row | {"values": {key: tiled(value, replicas) for key, value in row["values"].items()}}
+    return row
+
+
+def tiled(value: Any, replicas: int) -> Any:
+    return [value[number % len(value)] for number in range(replicas)] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
+    templates: dict[str, list[RunFolder]] = {}
+    for kind, commands in TEMPLATES.items():
+        for command in commands:
+            folder = tmp_path_factory.mktemp(kind)
+            given = [f"parent={templates['student_teacher'][0].path}", "at_step=9"] if kind == "fork" else []
+            run_here(folder, *command.split(), "+debug=tiny", "tracking=none", *given)
+            templates.setdefault(kind, []).extend(find_runs(folder / "runs"))
+    copied = Copied(templates)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (plan, inline, sweep, importlib.import_module("mxstudy.launch.worker")):
+            patch.setattr(module, "study_of", lambda kind: copied)
+        yield copied
+
+
+@functools.cache
+def asked(name: str, parent: str) -> list[Composed]:
+    given = [f"parent={parent}"] if name.startswith("interventions") else []
+    return compose(f"+sweep={name}", "tracking=none", *given)
+
+
+def launched(name: str, runs: Path, parent: str) -> list[plan.Job]:
+    """The jobs of a sweep, after they ran; it trains again if it has to, as the refusal says."""
+    jobs = [Composed(one.overrides, one.choices, one.values | {"runs_dir": str(runs)}) for one in asked(name, parent)]
+    try:
+        planned = plan.plan(jobs)
+    except ConfigError:  # a probe was off in runs that another sweep has trained
+        planned = plan.plan([Composed(o, c, values | {"rerun": True}) for o, c, values in map(parts, jobs)])
+    assert inline.run(planned) == 0
+    return planned
+
+
+def parts(one: Composed) -> tuple[Any, ...]:
+    return one.overrides, one.choices, one.values
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_sweeps_share_their_runs_and_every_figure_is_drawn(
+    order: str, study: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs, parent = Path("runs"), str(study.templates["student_teacher"][0].path)
+    names = sorted(cli.groups()["sweep"])[:: ORDERS[order]]
+    jobs = {name: launched(name, runs, parent) for name in names}
+    shared = [run for run in find_runs(runs) if len({each.sweep for each in run.memberships()}) > 1]
+    assert len(shared) > 100
+    for name, planned in jobs.items():
+        found = {run.path.name: run for run in results.folders_of([runs / name])}
+        assert {job.fingerprint[:12]: job.label for job in planned}.items() <= {
+            k: r.label for k, r in found.items()
+        }.items()
+        for job in planned:
+            on = {key for key, part in watched(job.config).items() if part.every_steps}
+            assert on <= {
+                key for key, part in watched(found[job.fingerprint[:12]].config()).items() if part.every_steps
+            }
+    capsys.readouterr()
+    assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
+
+
+def is_drawn(figure: Figure) -> bool:
+    try:
+        importlib.import_module(figure.module).main(figure.options(figure.runs))
+    except (Exception, SystemExit) as error:
+        print(figure.name, repr(error))
+        return False
+    return True

@@ -1,0 +1,208 @@
+"""The code identity of a run: what changes it, what does not, and what of it is compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from code_by_commit import codes_at, commits_in, tables_of_runs
+from each import each
+from test_architecture import MODULES, own_imports
+
+from mxstudy.config import STUDIES
+from mxstudy.tracking.code import (
+    BY_COMMIT,
+    DECIDES,
+    DECIDES_NOTHING,
+    PACKAGE,
+    UNCALLED,
+    changed_files,
+    changes,
+    code_at,
+    code_in,
+    code_of,
+    decides,
+    different_code,
+    recorded,
+    tree_digest,
+)
+
+SOURCE = '''"""What it is."""
+
+import math
+from somewhere import scale as own
+
+RATE = 0.4  # of a Gaussian
+
+
+class Norm:
+    """A norm."""
+
+    eps: float = 1e-5
+
+    def rms(self, x):
+        """Return it."""
+        from elsewhere import later
+
+        return own(x) * RATE + self.eps
+'''
+SAME = {
+    "a docstring": ("Return it.", "Return the RMS of x."),
+    "a comment": ("# of a Gaussian", "# by quadrature"),
+    "a module that has moved": ("from somewhere import", "from somewhere.far.away import"),
+    "blank lines and positions": ("\n\n\nclass", "\n\n\n\n\nclass"),
+    "how it is written": ("* RATE + self.eps", "* (RATE)+ (self.eps)"),
+    "a pass": ('"""Return it."""\n', '"""Return it."""\n        pass\n'),
+}
+OTHER = {
+    "a constant": ("RATE = 0.4", "RATE = 1.2"),
+    "a default": ("1e-5", "1e-6"),
+    "an operation": ("+ self.eps", "- self.eps"),
+    "an order": ("own(x) * RATE", "RATE * own(x)"),
+    "a name": ("def rms", "def root"),
+    "a type": ("= 0.4", "= '0.4'"),
+}
+
+
+def edited(old: str, new: str) -> str:
+    assert old in SOURCE
+    return SOURCE.replace(old, new)
+
+
+@each("edit", SAME)
+def test_what_changes_no_number_is_not_in_the_digest(edit: str) -> None:
+    assert tree_digest(edited(*SAME[edit])) == tree_digest(SOURCE)
+
+
+@each("edit", OTHER)
+def test_what_may_change_one_is(edit: str) -> None:
+    assert tree_digest(edited(*OTHER[edit])) != tree_digest(SOURCE)
+
+
+def test_files_are_a_multiset_and_their_names_do_not_count() -> None:
+    code = recorded({"a.py": "1", "b.py": "2", "c.py": "2"})["code"]
+    assert (
+        code
+        == recorded({"x/b.py": "2", "a.py": "2", "d.py": "1"})["code"]
+        != recorded({"a.py": "1", "b.py": "2"})["code"]
+    )
+    assert tree_digest('"""Only prose."""\nimport math\n') == ""
+
+
+def test_every_kind_of_run_has_its_files_and_they_are_there() -> None:
+    assert DECIDES.keys() == STUDIES.keys()
+    missing = {place for places in DECIDES.values() for place in places if not (PACKAGE / place).exists()}
+    assert missing == set()
+    for study in STUDIES:
+        files = code_of(study)["code_files"]
+        assert len(files) > 10
+        assert not any(name.startswith(("tracking", "launch", "results", "probes")) for name in files)
+    assert "numerics/formats.py" in code_of("pretrain")["code_files"]
+    assert "students/model.py" not in code_of("pretrain")["code_files"]
+    assert decides("anything/else.py", "prepare_data") is decides("launch/plan.py", "a new kind") is False
+    assert decides("students/model.py", "a new kind")
+
+
+def test_nobody_calls_what_is_left_out_as_uncalled() -> None:
+    assert set(UNCALLED) < set(DECIDES_NOTHING)
+    names = {"mxstudy." + path.removesuffix(".py").replace("/", ".") for path in UNCALLED}
+    assert names <= MODULES.keys()
+    callers = {module for module in MODULES if module.startswith("mxstudy.") and own_imports(module) & names}
+    assert callers - names == {"mxstudy.kernels"}  # which offers what others call
+
+
+# ------------------------------------------------------------------------------------------------ runs of before
+
+
+def test_the_code_of_every_commit_that_results_name_is_known() -> None:
+    known = json.loads(BY_COMMIT.read_text())
+    assert set(commits_in(tables_of_runs())) <= known.keys(), "python tests/code_by_commit.py adds them"
+    assert all(codes.keys() == STUDIES.keys() for codes in known.values())
+    assert code_at("f" * 40, False, "pretrain") == code_at(next(iter(known)), True, "pretrain") == "unknown"
+
+
+def test_a_commit_has_the_recorded_code() -> None:
+    """Of two that differ in a kernel that no run calls, too."""
+    first, second = "66f0e71907fb6857a6e0dde2a1e66db23d4c569d", "ecf28fc94da26f9b78d653778a025397f87dcf00"
+    try:
+        found = codes_at(first)
+    except subprocess.CalledProcessError:
+        pytest.skip("this clone has no such commit")
+    assert found == json.loads(BY_COMMIT.read_text())[first]
+    assert code_at(first, False, "student_teacher") == code_at(second, False, "student_teacher")
+
+
+# ------------------------------------------------------------------------------------------------ comparing
+
+
+def about(**values: Any) -> dict[str, Any]:
+    return {
+        "commit": "a" * 40,
+        "dirty": False,
+        "torch": "2.13.0+cu130",
+        "triton": "3.7.1",
+        "gpu": "NVIDIA H200",
+    } | values
+
+
+def today(**values: Any) -> dict[str, Any]:
+    return about(**code_of("pretrain")) | values
+
+
+def changed(then: dict[str, Any], now: dict[str, Any], on_gpu: bool = True, here: bool = True) -> list[str]:
+    return changes(then, now, "pretrain", on_gpu, here)
+
+
+def with_file(name: str, digest: str | None) -> dict[str, Any]:
+    files = code_of("pretrain")["code_files"] | {name: digest}
+    return recorded({name: digest for name, digest in files.items() if digest})
+
+
+def test_the_files_that_changed_are_named() -> None:
+    assert changed(today(), today()) == []
+    other = today(**with_file("numerics/scales.py", "other"))
+    assert changed(other, today()) == ["mxstudy/numerics/scales.py"]
+    gone = today(**with_file("numerics/old.py", "gone"))
+    assert changed(gone, today()) == ["mxstudy/numerics/old.py"]
+    moved = dict(code_of("pretrain")["code_files"])
+    moved["numerics/rules.py"] = moved.pop("numerics/scales.py")
+    assert changed(today(**recorded(moved)), today()) == []
+    assert changed_files({"code_files": {}}, "pretrain").endswith(" more files")
+
+
+def test_what_recorded_no_code_is_not_today_s() -> None:
+    assert changed(about(), today()) == [f"files unknown: it recorded commit {'a' * 12} alone"]
+    assert changed(about(dirty=True), today()) == [f"files unknown: it recorded commit {'a' * 12}, with changes alone"]
+
+
+def test_nor_is_what_other_code_went_on_with() -> None:
+    other = with_file("train/loop.py", "other")
+    then = today(resumed=[about(**other)])
+    assert code_in(then, "pretrain") == ", ".join(sorted([code_of("pretrain")["code"], other["code"]]))
+    assert changed(then, today()) == ["mxstudy/train/loop.py"]
+
+
+def test_versions_and_gpus_are_compared_where_that_means_something() -> None:
+    assert changed(today(torch="2.11.0"), today()) == ["torch 2.11.0 then, 2.13.0 now"]
+    assert changed(today(torch="2.13.0"), today(torch="2.13.0+cpu")) == []  # the build of a login node
+    assert changed(today(triton="3.0.0"), today()) == ["Triton 3.0.0 then, 3.7.1 now"]
+    assert changed(today(triton="3.0.0"), today(), on_gpu=False) == []
+    assert changed(today(), today(gpu="NVIDIA B200")) == ["GPU NVIDIA H200 then, NVIDIA B200 now"]
+    assert changed(today(), today(gpu="NVIDIA B200"), here=False) == []  # the job may get another
+    assert changed(today(), today(gpu=None, triton=None)) == []
+
+
+def test_mixed_code_is_said() -> None:
+    run = {"study": "pretrain", "code": "aa", "torch": "2.11.0+cu130", "triton": None, "gpu": "NVIDIA H200"}
+    assert different_code([run, run | {"torch": "2.11.0", "triton": float("nan")}]) is None
+    assert different_code([run, run, run | {"code": "bb"}]) == (
+        "The runs are of different code (code aa in 2 runs, bb in 1 run), so a difference may come from it."
+    )
+    assert different_code([run, run | {"study": "evaluate", "code": "bb"}]) is None
+    said = different_code([run, run | {"gpu": "NVIDIA B200", "torch": "2.13.0"}])
+    assert said
+    assert "torch 2.11.0 in 1 run, 2.13.0 in 1 run; GPU NVIDIA H200 in 1 run, NVIDIA B200 in 1 run" in said
+    assert different_code([run | {"code": None}]) is None  # one run is compared with nothing
+    assert "(code unknown in 2 runs)" in str(different_code([run | {"code": None}, run | {"code": "unknown"}]))
