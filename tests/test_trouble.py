@@ -16,6 +16,7 @@ from each import slow_but
 from mxstudy.tracking import mlflow_mirror as mirroring
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
+from mxstudy.train.checkpoint import checksum_of
 
 
 def losses(folder: Path) -> list[float]:
@@ -32,12 +33,15 @@ def steps_kept(folder: Path) -> list[str]:
 def truncated(newest: Path) -> str:
     (file,) = newest.glob("*.safetensors")
     os.truncate(file, 1000)
-    return r"CheckpointError: .*step_00000006: truncated or unreadable \(.*\); delete that folder to resume from"
+    return (
+        r"CheckpointError: .*step_00000006: truncated or unreadable \(.*\); delete that folder to use the one before it"
+    )
 
 
 def of_another_run(newest: Path) -> str:
-    about = json.loads((newest / "checkpoint.json").read_text())
-    (newest / "checkpoint.json").write_text(json.dumps(about | {"fingerprint": "a" * 64}))
+    about = json.loads((newest / "checkpoint.json").read_text()) | {"fingerprint": "a" * 64}
+    del about["checksum"]
+    (newest / "checkpoint.json").write_text(json.dumps(about | {"checksum": checksum_of(about)}))
     return r"CheckpointError: .*step_00000006: belongs to run aaaaaaaaaaaa, not [0-9a-f]{12}; move it back to its"
 
 
