@@ -50,8 +50,21 @@ def without_its_json(newest: Path) -> str:
     return r"CheckpointError: .*step_00000006: no readable checkpoint\.json"
 
 
+def ahead_of_its_journal(newest: Path) -> str:
+    """After a power failure that the journal's last rows did not survive."""
+    journal = newest.parent.parent / "metrics.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"step": 5' not in line))
+    return (
+        r"ConfigError: .*metrics\.jsonl: step 5 is missing, .* step 6; to go on from step_00000004, delete the folders"
+    )
+
+
+SPOILT = [truncated, of_another_run, without_its_json, ahead_of_its_journal]
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("spoil", slow_but([truncated], [truncated, of_another_run, without_its_json]))
+@pytest.mark.parametrize("spoil", slow_but([truncated], SPOILT))
 def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Callable[[Path], str], here: Path) -> None:
     command = (*SMALL, *OWN_TEXT, corpus(here))
     assert call(*command)[0] == 0

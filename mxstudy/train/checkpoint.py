@@ -31,8 +31,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mxstudy.distributed import is_first, on_first_rank
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import CHECKPOINT, sync_file
+from mxstudy.tracking.folder import CHECKPOINT
 from mxstudy.train.checksums import Checksums, begin_comparison, checksums_of
+from mxstudy.whole_files import replace_file, sync_file
 
 ABOUT = "checkpoint.json"
 PINNED = "pinned"
@@ -93,7 +94,7 @@ class Checkpoints:
 
     def _finish(self, temporary: Path, path: Path, step: int, checksums: Checksums) -> None:
         about = {"step": step, "fingerprint": self.fingerprint, "config": self.config, "checksums": checksums}
-        (temporary / ABOUT).write_text(json.dumps(about | {"checksum": checksum_of(about)}, indent=2))
+        replace_file(temporary / ABOUT, json.dumps(about | {"checksum": checksum_of(about)}, indent=2))
         _sync(temporary)
         temporary.rename(path)
         sync_file(self.folder)
@@ -136,7 +137,7 @@ def load_weights(path: Path, model: nn.Module) -> int:
 def _load_whole(path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Read the tensors in place, and compare them with their checksums meanwhile; raises CheckpointError."""
     differs = begin_comparison(path, about["checksums"], tensors) if about["checksums"] else lambda: None
-    problem: Exception | None = None
+    problem: BaseException | None = None
     try:
         _load_tensors(path, tensors)
     except (CheckpointException, OSError) as error:
