@@ -14,7 +14,7 @@ from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, status, the_run
 from each import slow_but
 
 from mxstudy.tracking import mlflow_mirror as mirroring
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.checkpoint import checksum_of
 
@@ -80,6 +80,24 @@ def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Cal
     newest.rename(here / "away")
     assert call(*command)[0] == 0
     assert losses(here) == undisturbed
+
+
+@pytest.mark.integration
+def test_a_flipped_bit_in_a_shard_is_refused_before_the_first_step(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (*SMALL, *OWN_TEXT, corpus(here), f"cache_dir={here}/cache")
+    assert call(*command)[0] == 0
+    (shard,) = (here / "cache").glob("shards/*/train-00000.bin")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert call(*command, "seed=1")[0] == 1
+    newest = max(find_runs(here / "runs"), key=lambda found: found.status().started_s)
+    assert re.search(r"train-00000\.bin: its sha256 is not the manifest's; delete", newest.status().reason or "")
+    capsys.readouterr()
+    assert call(*command, "seed=2", "train.verify=false")[0] == 0
+    assert "train.verify=false: the shards are not compared with their sha256" in capsys.readouterr().out
 
 
 @pytest.mark.integration

@@ -79,7 +79,10 @@ class Checkpoint:
 
 @schema
 class Train:
-    """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them)."""
+    """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them).
+
+    `verify`: compare the shards with their sha256 before the first step.
+    """
 
     steps: int
     batch_size: int
@@ -90,6 +93,7 @@ class Train:
     compile: bool = False
     activation_checkpointing: Literal["none", "full"] = "none"
     deterministic: bool = False
+    verify: bool = cosmetic(True)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length"):

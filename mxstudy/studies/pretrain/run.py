@@ -20,7 +20,7 @@ import torch
 from mxstudy.config import Pretrain
 from mxstudy.data import tokenizer
 from mxstudy.data.batches import Batches
-from mxstudy.data.shards import Shards, prepare
+from mxstudy.data.shards import Shards, prepare, verify
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import describe
@@ -43,6 +43,8 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 from mxstudy.whole_files import replace_file
 
+SHARDS = "shards.json"  # the manifest of the shards that the run began with
+
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
     """Train, or resume from the last checkpoint; returns finished, diverged or preempted.
@@ -59,7 +61,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report)
         tokenizer_of_run = shards.tokenizer()
         check_vocabulary(config, tokenizer_of_run.vocab_size)
-        on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run))
+        on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run, config.train.verify))
         model = initial_model(config, device)
         optimizer = build_optimizer(model, config.optimizer)
         fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
@@ -103,8 +105,12 @@ def writer(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer) -> None:
-    """Save the shards' manifest and the tokenizer in the run's folder."""
+def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer, verified: bool) -> None:
+    """Save the shards' manifest and the tokenizer in the run's folder; when it starts, verify the shards if asked."""
+    if not verified:
+        print("train.verify=false: the shards are not compared with their sha256", flush=True)
+    elif not (folder.path / SHARDS).exists():
+        verify(shards)
     pin_shards(folder, shards)
     if not folder.tokenizer_path.exists():  # so that a checkpoint can be evaluated without the corpus
         own.save(folder.tokenizer_path)
@@ -134,7 +140,7 @@ def initial_model(config: Pretrain, device: torch.device) -> Decoder:
 
 def pin_shards(folder: RunFolder, shards: Shards) -> None:
     """Record the shards' manifest at the start; raises ConfigError if a resumed run finds other shards."""
-    path = folder.path / "shards.json"
+    path = folder.path / SHARDS
     if not path.exists():
         replace_file(path, json.dumps(shards.manifest, indent=2))
     require(
