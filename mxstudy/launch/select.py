@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from mxstudy.reader import ConfigError, flatten, require
-from mxstudy.tracking.folder import RunFolder, find_runs, is_called
+from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 
@@ -25,9 +25,19 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
     for argument in arguments:
         key, equals, value = argument.removeprefix("+").partition("=")
         require(bool(equals), f"{argument}: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT")
-        runs = [run for run in runs if any(fits(run, key, choice) for choice in value.split(","))]
+        choices = value.split(",")
+        if key == "run":
+            for choice in choices:
+                check_one(choice, [run for run in runs if fits(run, key, choice)])
+        runs = [run for run in runs if any(fits(run, key, choice) for choice in choices)]
         require(bool(runs), f"{key}: no run in {runs_dir}/ has {key}={value}")
     return runs
+
+
+def check_one(name: str, runs: Sequence[RunFolder]) -> None:
+    """Raise ConfigError if the beginning of a fingerprint matches several of these runs."""
+    found = sorted({run.status().fingerprint[:NAME_LENGTH] for run in runs})
+    require(len(found) < 2, f"run: {name} matches each of {', '.join(found)}; give more digits")
 
 
 def fits(run: RunFolder, key: str, value: str) -> bool:

@@ -131,6 +131,15 @@ def test_runs_are_chosen_by_choices_values_and_names(
     assert launch(tmp_path, "stauts") == (1, "launch=stauts: no such choice; did you mean 'status'?")
 
 
+def test_a_name_that_matches_two_runs_is_refused(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
+    config = runs["dead"].config()
+    for digest in ("441a08" + "0" * 58, "441a08" + "1" * 58):
+        RunFolder.create(tmp_path / "runs" / "quick" / digest[:12], config, digest, runs["dead"].provenance())
+    message = "run: 441a08 matches each of 441a08000000, 441a08111111; give more digits"
+    assert launch(tmp_path, "status", "run=441a08") == (1, message)
+    assert launch(tmp_path, "status", "run=441a080") == (0, "")
+
+
 def test_status_without_slurm_goes_by_the_hearts(
     tmp_path: Path, runs: dict[str, RunFolder], slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
