@@ -7,7 +7,6 @@ from typing import Literal
 
 from mxstudy.reader import cosmetic, require, schema
 
-
 MOST_STEPS = 10**9
 MOST_TOKENS = 2**31  # a step; 300 times the largest batch of the papers
 
