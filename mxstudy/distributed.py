@@ -91,6 +91,23 @@ def on_first_rank(do: Callable[[], T]) -> T:
     return cast(T, result)
 
 
+def on_all_ranks(do: Callable[[], T]) -> list[T]:
+    """Call `do` on every rank; return the results of all ranks, or raise the first exception, on every rank.
+
+    Results and exceptions must be picklable.
+    """
+    outcome: tuple[T | None, Exception | None] = (None, None)
+    try:
+        outcome = (do(), None)
+    except Exception as error:
+        outcome = (None, error)
+    outcomes = all_of(outcome)
+    for _, raised in outcomes:
+        if raised is not None:
+            raise raised
+    return [cast(T, result) for result, _ in outcomes]
+
+
 def whole(x: Tensor) -> Tensor:
     """Return the full tensor of a sharded tensor (DTensor), on every rank; return any other tensor unchanged."""
     return x.full_tensor() if is_part(x) else x

@@ -22,7 +22,7 @@ MAX_LINES = 400
 
 # From the bottom up; a room imports from itself and from rows below its own.
 LAYERS = [
-    ["mxstudy.reader"],
+    ["mxstudy.reader", "mxstudy.whole_files"],
     ["mxstudy.config"],
     ["mxstudy.compat", "mxstudy.distributed"],
     ["mxstudy.numerics"],
@@ -205,6 +205,26 @@ def test_only_compat_reaches_into_other_packages() -> None:
         for name in private_names(module)
     )
     complain("use of what is private, outside of mxstudy.compat", inside)
+
+
+def test_small_files_are_written_whole() -> None:
+    """What a crash may tear is a log, the lock of a queue, or a file that only grows and whose size is recorded."""
+    torn = {"mxstudy.launch.local": 2, "mxstudy.data.growing_shards": 1}
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        if room(module).startswith("mxstudy.") and module != "mxstudy.whole_files":
+            writes = [ast.unparse(node) for node in nodes(module) if isinstance(node, ast.Call) and is_write(node)]
+            found[module] = [call for call in writes if not call.startswith("temporary.")]
+    others = {module: calls for module, calls in found.items() if len(calls) != torn.get(module, 0)}
+    complain("writes beside mxstudy.whole_files", (f"{m}: {'; '.join(calls)}" for m, calls in others.items()))
+
+
+def is_write(call: ast.Call) -> bool:
+    """Return whether a call truncates, creates or replaces a file."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    modes = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    opened = name == "open" and any(set(mode) <= set("rwbt+") and "w" in mode for mode in modes)
+    return opened or name in ("write_text", "write_bytes") or ast.unparse(call.func) == "os.replace"
 
 
 def test_nothing_is_global_in_a_process_that_a_function_changes() -> None:

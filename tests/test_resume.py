@@ -34,9 +34,9 @@ MOMENTS = {  # in the order in which a run meets them
     "in the middle of the journal's line": killed_at(WRITES_STEP_11, torn=True),
     "as validation is recorded": killed_at(r'os\.write .*"step": 14, "validation_loss"'),
     "as a checkpoint's tensors are written": killed_at(r"open .*/\.step_00000016\.\d+/.*safetensors"),
-    "as a checkpoint's json is written": killed_at(r"open .*/\.step_00000016\.\d+/checkpoint\.json"),
-    "as a checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000016"),
-    "as the final checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000024"),
+    "as a checkpoint's json is written": killed_at(r"open .*/\.step_00000016\.\d+/\.checkpoint\.json"),
+    "as a checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000016\.\d+',"),
+    "as the final checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000024\.\d+',"),
     "after the final checkpoint, as an old one is dropped": killed_at(r"shutil\.rmtree .*/step_00000008'"),
 }
 IN_MAKE_TEST = [
@@ -155,7 +155,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
 
 
 def test_a_signal_before_the_training_is_a_preemption_too(tmp_path: Path, cache: str, undisturbed: Path) -> None:
-    fault = Fault(r"open .*/shards\.json', 'w'", signal.SIGTERM)
+    fault = Fault(r"open .*/\.shards\.json\.[0-9.]+', 'w'", signal.SIGTERM)
     code, said = run(tmp_path, *COMMAND, cache, fault=fault)
     assert code == 143, said
     assert state(tmp_path) == ("preempted", "SIGTERM", 0)
@@ -266,7 +266,7 @@ def test_a_divergence_needs_no_disk_for_a_checkpoint_that_is_there(tmp_path: Pat
     end = ended, _, step = state(tmp_path / "roomy")
     assert ended == "diverged"
     name = f"step_{step:08d}"
-    fault = Fault(rf"os\.rename .*/\.{name}", errno=errno.ENOSPC, count=2)
+    fault = Fault(rf"os\.rename .*/\.{name}\.\d+',", errno=errno.ENOSPC, count=2)
     code, said = run(tmp_path / "full", *absurd, fault=fault)
     assert code == 0, said
     assert state(tmp_path / "full") == end

@@ -14,8 +14,9 @@ from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, status, the_run
 from each import slow_but
 
 from mxstudy.tracking import mlflow_mirror as mirroring
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
+from mxstudy.train.checkpoint import checksum_of
 
 
 def losses(folder: Path) -> list[float]:
@@ -32,12 +33,15 @@ def steps_kept(folder: Path) -> list[str]:
 def truncated(newest: Path) -> str:
     (file,) = newest.glob("*.safetensors")
     os.truncate(file, 1000)
-    return r"CheckpointError: .*step_00000006: truncated or unreadable \(.*\); delete that folder to resume from"
+    return (
+        r"CheckpointError: .*step_00000006: truncated or unreadable \(.*\); delete that folder to use the one before it"
+    )
 
 
 def of_another_run(newest: Path) -> str:
-    about = json.loads((newest / "checkpoint.json").read_text())
-    (newest / "checkpoint.json").write_text(json.dumps(about | {"fingerprint": "a" * 64}))
+    about = json.loads((newest / "checkpoint.json").read_text()) | {"fingerprint": "a" * 64}
+    del about["checksum"]
+    (newest / "checkpoint.json").write_text(json.dumps(about | {"checksum": checksum_of(about)}))
     return r"CheckpointError: .*step_00000006: belongs to run aaaaaaaaaaaa, not [0-9a-f]{12}; move it back to its"
 
 
@@ -46,8 +50,21 @@ def without_its_json(newest: Path) -> str:
     return r"CheckpointError: .*step_00000006: no readable checkpoint\.json"
 
 
+def ahead_of_its_journal(newest: Path) -> str:
+    """After a power failure that the journal's last rows did not survive."""
+    journal = newest.parent.parent / "metrics.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"step": 5' not in line))
+    return (
+        r"ConfigError: .*metrics\.jsonl: step 5 is missing, .* step 6; to go on from step_00000004, delete the folders"
+    )
+
+
+SPOILT = [truncated, of_another_run, without_its_json, ahead_of_its_journal]
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("spoil", slow_but([truncated], [truncated, of_another_run, without_its_json]))
+@pytest.mark.parametrize("spoil", slow_but([truncated], SPOILT))
 def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Callable[[Path], str], here: Path) -> None:
     command = (*SMALL, *OWN_TEXT, corpus(here))
     assert call(*command)[0] == 0
@@ -63,6 +80,24 @@ def test_a_spoilt_checkpoint_fails_the_run_and_the_one_before_goes_on(spoil: Cal
     newest.rename(here / "away")
     assert call(*command)[0] == 0
     assert losses(here) == undisturbed
+
+
+@pytest.mark.integration
+def test_a_flipped_bit_in_a_shard_is_refused_before_the_first_step(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = (*SMALL, *OWN_TEXT, corpus(here), f"cache_dir={here}/cache")
+    assert call(*command)[0] == 0
+    (shard,) = (here / "cache").glob("shards/*/train-00000.bin")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert call(*command, "seed=1")[0] == 1
+    newest = max(find_runs(here / "runs"), key=lambda found: found.status().started_s)
+    assert re.search(r"train-00000\.bin: its sha256 is not the manifest's; delete", newest.status().reason or "")
+    capsys.readouterr()
+    assert call(*command, "seed=2", "train.verify=false")[0] == 0
+    assert "train.verify=false: the shards are not compared with their sha256" in capsys.readouterr().out
 
 
 @pytest.mark.integration

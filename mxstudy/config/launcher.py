@@ -67,6 +67,9 @@ class Slurm:
             self.signal_delay_s < 60 * self.time_min,
             f"signal_delay_s: must be less than the {self.time_min} minutes of time_min, not {self.signal_delay_s} s",
         )
+        for name in ("partition", "account"):
+            value = getattr(self, name)
+            require(value is None or re.fullmatch(r"\S+", value) is not None, f"{name}: {value!r} is not a name")
         for option in self.sbatch:
             require(
                 re.fullmatch(r"--[a-z][a-z-]*(=.+)?", option) is not None,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from mxstudy.reader import cosmetic, require, schema
+
+MOST_STEPS = 10**9
+MOST_TOKENS = 2**31  # a step; 300 times the largest batch of the papers
 
 
 @schema
@@ -17,11 +21,12 @@ class AdamW:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"lr: must be positive, not {self.lr}")
+        require(0 < self.lr < math.inf, f"lr: must be positive and finite, not {self.lr}")
         for beta in self.betas:
             require(0 <= beta < 1, f"betas: must lie in 0 .. 1, not {list(self.betas)}")
         for name in ("eps", "weight_decay"):
-            require(getattr(self, name) >= 0, f"{name}: must not be negative, not {getattr(self, name)}")
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name}: must be finite and not negative, not {value}")
         require(self.max_grad_norm > 0, f"max_grad_norm: must be positive (.inf: none), not {self.max_grad_norm}")
 
 
@@ -79,7 +84,10 @@ class Checkpoint:
 
 @schema
 class Train:
-    """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them)."""
+    """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them).
+
+    `verify`: compare the shards with their sha256 before the first step.
+    """
 
     steps: int
     batch_size: int
@@ -90,10 +98,17 @@ class Train:
     compile: bool = False
     activation_checkpointing: Literal["none", "full"] = "none"
     deterministic: bool = False
+    verify: bool = cosmetic(True)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length"):
             require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require(self.steps <= MOST_STEPS, f"steps: must be at most {MOST_STEPS:,}, not {self.steps:,}")
+        tokens = self.batch_size * self.sequence_length
+        require(
+            tokens <= MOST_TOKENS,
+            f"batch_size: {self.batch_size:,} sequences are {tokens:,} tokens a step; must be at most {MOST_TOKENS:,}",
+        )
         micro = self.micro_batch_size
         require(
             micro is None or (micro > 0 and self.batch_size % micro == 0),

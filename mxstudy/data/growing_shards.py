@@ -24,6 +24,7 @@ from mxstudy.data.corpus import SourceLocation
 from mxstudy.data.duplicates import DigestSet
 from mxstudy.data.encode import Encoded
 from mxstudy.reader import require
+from mxstudy.whole_files import replace_file
 
 SEEN = "seen.bin"
 STATE = "state.json"
@@ -146,7 +147,7 @@ class Partial:
             file.sync()
         self.seconds += seconds
         state = {"parts": self.parts, "place": self.place, "counts": self.counts, "seconds": self.seconds}
-        replace(self.folder / STATE, json.dumps(state | {"files": self.entries()}, indent=1))
+        replace_file(self.folder / STATE, json.dumps(state | {"files": self.entries()}, indent=1))
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return size and sha256 of each file, by name."""
@@ -156,7 +157,7 @@ class Partial:
         """Write the manifest, which marks the shards as complete, and remove the files used to build them."""
         for file in self.files.values():
             file.close()
-        replace(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        replace_file(self.folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
         clear(self.folder)
 
 
@@ -170,13 +171,3 @@ def clear(folder: Path) -> bool:
 
 def no_counts() -> Counts:
     return {split: dict.fromkeys(("tokens", "documents", "duplicates", "bytes"), 0) for split in SPLITS}
-
-
-def replace(path: Path, text: str) -> None:
-    """Replace a file's text atomically and durably: after a crash it holds the old text or the new one."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

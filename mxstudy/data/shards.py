@@ -16,6 +16,7 @@ import itertools
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,12 +138,11 @@ def verify(shards: Shards) -> None:
     """Compare the sha256 of every file with the manifest; raise ConfigError naming a file that differs."""
     manifest = open_shards(shards.folder).manifest
     require(manifest == shards.manifest, f"{shards.folder / 'manifest.json'}: changed since it was opened")
-    for name, entry in manifest["files"].items():
-        path = shards.folder / name
-        require(
-            sha256_of(path) == entry["sha256"],
-            f"{path}: its sha256 is not the manifest's; {remedy(path.parent)}",
-        )
+    paths = [shards.folder / name for name in manifest["files"]]
+    with ThreadPoolExecutor() as pool:
+        for path, digest in zip(paths, pool.map(sha256_of, paths), strict=True):
+            same = digest == manifest["files"][path.name]["sha256"]
+            require(same, f"{path}: its sha256 is not the manifest's; {remedy(path.parent)}")
 
 
 def remedy(folder: Path) -> str:

@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from mxstudy import config
 from mxstudy.config import hashed
 from mxstudy.reader import ConfigError, require
+from mxstudy.whole_files import replace_file
 
 EOS = "<|endoftext|>"
 USUAL_EOS = (EOS, "<|end_of_text|>", "</s>", "<eos>")
@@ -52,9 +53,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json atomically."""
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(self.json, encoding="utf-8")
-        unfinished.replace(path)
+        replace_file(path, self.json)
 
 
 class ByteTokenizer(Tokenizer):

@@ -20,6 +20,7 @@ from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer, find_pretrained
 from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError, read, require
+from mxstudy.whole_files import replace_file
 
 ARCHITECTURE = "LlamaForCausalLM"
 CONFIG, TOKENIZER, ABOUT_TOKENIZER = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -64,10 +65,10 @@ def export(
     folder.mkdir(parents=True)
     state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(hf_config, indent=2))
+    replace_file(folder / CONFIG, json.dumps(hf_config, indent=2))
     tokenizer.save(folder / TOKENIZER)
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eos_token}
-    (folder / ABOUT_TOKENIZER).write_text(json.dumps(about, indent=2))
+    replace_file(folder / ABOUT_TOKENIZER, json.dumps(about, indent=2))
 
 
 def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from mxstudy.evaluation.olmes import TASKS, Task, subset
 from mxstudy.evaluation.templates import LETTERS, Question, describe_mmlu, with_shots
 from mxstudy.reader import ConfigError, require, suggest
 
+ANSWERS = ("label", "answer", "answerKey")  # which may be numbers
+
 
 def check(settings: Evaluation) -> None:
     """Raise ConfigError for an unknown task, and for questions or shots that cannot be loaded."""
@@ -73,9 +75,22 @@ def rows_of(name: str, split: str, folder: str | None) -> Rows:
     return rows
 
 
+class Fields(dict[str, object]):
+    """A row that notes the first field, other than the answer and lists of options, that is read and is no text."""
+
+    no_text: str | None = None
+
+    def __getitem__(self, name: str) -> object:
+        value = super().__getitem__(name)
+        if name not in ANSWERS and self.no_text is None and not isinstance(value, str | list | tuple | dict):
+            self.no_text = name
+        return value
+
+
 def what_is_wrong(row: Mapping[str, object], task: Task) -> str | None:
+    read = Fields(row)
     try:
-        parsed = task.template.parse(row)
+        parsed = task.template.parse(read)
     except KeyError as error:
         return f"it has no field {error}"
     except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -85,6 +100,10 @@ def what_is_wrong(row: Mapping[str, object], task: Task) -> str | None:
         return f"it has no field {task.subjects!r}"
     if not 2 <= options <= len(LETTERS):
         return f"it has {options} options; must be 2 to {len(LETTERS)}"
+    if read.no_text is not None:
+        return f"its {read.no_text!r} is {row[read.no_text]!r}; must be text"
+    if any(not isinstance(option, str) or not option.strip() for option in parsed.options):
+        return f"one of its options is empty or no text: {list(parsed.options)!r}"
     return None if 0 <= parsed.gold < options else f"its answer is none of the {options} options"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -38,26 +38,35 @@ def run(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"launch={command}: no such choice; {suggest(command, COMMANDS)}")
     settings = [a for a in arguments if a.lstrip("+").startswith(SETTING)]
-    named = dict(a.split("=", 1) for a in arguments if a.startswith(("runs_dir=", "wait=")))
+    named = dict(a.split("=", 1) for a in arguments if a.startswith(("runs_dir=", "wait=", "setup=")))
     if command != "retry":
         require(
-            not [*settings, *named.keys() & {"wait"}],
-            f"launch={command}: takes neither hydra.launcher nor wait; leave them out",
+            not [*settings, *named.keys() & {"wait", "setup"}],
+            f"launch={command}: takes neither hydra.launcher nor wait nor setup; leave them out",
         )
+    consent = named.get("setup")
+    require(consent in (None, "run"), f"setup: must be run or left out, not {consent!r}")
     which = [a for a in arguments if a not in settings and a.partition("=")[0] not in named]
     runs_dir = Path(named.get("runs_dir", "runs"))
     folders = select(which, runs_dir)
     wait: bool = read(bool, yaml.safe_load(named.get("wait", "false")), "wait")
-    return COMMANDS[command](folders, runs_dir, changes_of(settings), wait)
+    return COMMANDS[command](folders, runs_dir, changes_of(settings), Consent(wait, consent == "run"))
 
 
-def status(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
+class Consent(NamedTuple):
+    """What the command line allows: to wait for the jobs, and to run the shell lines that run folders name."""
+
+    wait: bool
+    setup: bool
+
+
+def status(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], consent: Consent) -> int:
     queues_now = Queues()
     say("\n".join(status_table(look(folder, queues_now) for folder in folders)))
     return 0
 
 
-def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
+def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], consent: Consent) -> int:
     """End the runs that are queued or running, with a checkpoint if Slurm or the queue gives them time for one."""
     with one_at_a_time(runs_dir):
         in_flight = [run for run in run_states(folders) if run.in_flight]
@@ -75,7 +84,7 @@ def cancel(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, A
     return int(len(tickets) < len(in_flight))
 
 
-def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], wait: bool) -> int:
+def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], consent: Consent) -> int:
     """Submit failed and preempted runs that wait in no queue to their former queue again, with the current code."""
     with one_at_a_time(runs_dir):
         again = [run for run in run_states(folders) if run.state in RETRIED and not run.in_flight]
@@ -87,6 +96,8 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
                 never = (run.status.reason or "").startswith(remote.NOT_SUBMITTED)
                 how = "was never submitted" if never else "ran inline"
                 say(f"left alone: {run.folder.path} {how}; run its command again to continue it")
+        if "setup" not in changes and not consent.setup:
+            check_setup(settings for settings, _ in groups)
         jobs = {key: jobs_of(group, *key) for key, group in groups.items()}  # all are checked before one is submitted
         for (settings, cwd), own_jobs in jobs.items():
             with chdir(cwd):
@@ -99,10 +110,20 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
         show(retried)
     why = "" if retried else "; only failed and preempted runs that wait in no queue are"
     say(f"{len(retried)} of {len(folders)} runs submitted again{why}")
-    return int(any(run.state not in DONE for run in wait_for(retried))) if wait and retried else 0
+    return int(any(run.state not in DONE for run in wait_for(retried))) if consent.wait and retried else 0
 
 
-Command = Callable[[Sequence[RunFolder], Path, Mapping[str, Any], bool], int]
+def check_setup(settings: Iterable[Local | Slurm]) -> None:
+    """Raise ConfigError if there are shell lines to run: they come from run folders, which may be somebody else's."""
+    lines = list(dict.fromkeys(line for own in settings for line in own.setup))
+    require(
+        not lines,
+        f"setup: the folders of these runs name shell lines to run before each job: {'; '.join(lines)}; setup=run "
+        "runs them, hydra.launcher.setup=[...] replaces them",
+    )
+
+
+Command = Callable[[Sequence[RunFolder], Path, Mapping[str, Any], Consent], int]
 COMMANDS: dict[str, Command] = {"status": status, "cancel": cancel, "retry": retry}
 
 

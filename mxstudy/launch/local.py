@@ -28,7 +28,8 @@ from mxstudy.launch.freeze import environment_of
 from mxstudy.launch.queues import QUEUE_LIST, QUEUE_LOCK
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.reader import require
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.whole_files import replace_file
 
 POLL_S = 0.2
 KILL_AFTER_S = 60.0  # a job that is asked to leave saves a checkpoint first
@@ -64,8 +65,8 @@ def submit(
         settings.cpus_per_task,
         list(settings.setup),
     )
-    (launch / "jobs.json").write_text(json.dumps(asdict(plan), indent=1))
-    (launch / QUEUE_LIST).write_text(json.dumps(dict.fromkeys(names, "PENDING")))
+    replace_file(launch / "jobs.json", json.dumps(asdict(plan), indent=1))
+    replace_file(launch / QUEUE_LIST, json.dumps(dict.fromkeys(names, "PENDING")))
     lock = (launch / QUEUE_LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)  # the queue process inherits the lock, so that it is held all the time
     with (launch / "queue.log").open("w") as log:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from mxstudy.reader import ConfigError, flatten, require
-from mxstudy.tracking.folder import RunFolder, find_runs, is_called
+from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 
@@ -25,10 +25,20 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
     for argument in arguments:
         key, equals, value = argument.removeprefix("+").partition("=")
         require(bool(equals), f"{argument}: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT")
-        fitting = ([found for choice in value.split(",") if (found := fit(run, key, choice))] for run in runs)
+        choices = value.split(",")
+        if key == "run":
+            for choice in choices:
+                check_one(choice, [run for run in runs if fit(run, key, choice)])
+        fitting = ([found for choice in choices if (found := fit(run, key, choice))] for run in runs)
         runs = [found[0] for found in fitting if found]
         require(bool(runs), f"{key}: no run in {runs_dir}/ has {key}={value}")
     return runs
+
+
+def check_one(name: str, runs: Sequence[RunFolder]) -> None:
+    """Raise ConfigError if the beginning of a fingerprint matches several of these runs."""
+    found = sorted({run.status().fingerprint[:NAME_LENGTH] for run in runs})
+    require(len(found) < 2, f"run: {name} matches each of {', '.join(found)}; give more digits")
 
 
 def fit(run: RunFolder, key: str, value: str) -> RunFolder | None:

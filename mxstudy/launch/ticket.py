@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 from mxstudy.config.launcher import Local, Slurm
 from mxstudy.reader import ConfigError, read
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.whole_files import replace_file
 
 NAME = "job.json"
 

@@ -27,6 +27,7 @@ from mxstudy.studies import study_of
 from mxstudy.tracking.folder import STALE_AFTER_S, RunFolder, RunLocked
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.process_group import find_rank
+from mxstudy.whole_files import replace_file
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR2)
 OF_THE_MACHINE = ("python", "torch", "torchao", "triton", "host", "gpu")
@@ -82,7 +83,7 @@ def attempt(folder: RunFolder, config: AnyRun, label: str) -> str:
         with suppress(OSError):  # a full disk may be the reason of the failure
             if not who() or folder.status().state != "failed":  # another process has recorded the first failure
                 folder.update(state="failed", reason=reason)
-                log.write_text(traceback.format_exc())
+                replace_file(log, traceback.format_exc())
         return "failed"
 
 

@@ -6,7 +6,6 @@ mxstudy.probes.ring_file describes its file.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from mxstudy import config
 from mxstudy.distributed import gather_over_ranks, max_over_ranks
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.ring_file import STEPS
+from mxstudy.whole_files import replacing
 
 
 class OutlierFeatures:
@@ -91,11 +91,6 @@ class FeatureRing:
 
     def write(self, path: Path) -> None:
         """Write the ring's file atomically. Raises OSError."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as temporary:
             temporary.write_bytes(save(self.tensors()))
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
 
@@ -20,12 +21,11 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
     table = pa.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: about})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
-    pq.write_table(table, temporary, compression="zstd", **smaller)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd", **smaller)
 
 
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

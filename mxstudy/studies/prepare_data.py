@@ -20,10 +20,11 @@ from mxstudy.data.growing_shards import Counts
 from mxstudy.data.shards import Shards, locate, prepare, verify
 from mxstudy.results.terminal import markdown, show
 from mxstudy.studies.protocol import Identity, Study
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.recorder import finish_and_mirror
+from mxstudy.whole_files import replace_file
 
 PROBE = "prepare_data"  # the name of its rows in a journal
 RECORD_EVERY_S = 10.0

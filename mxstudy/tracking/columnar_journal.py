@@ -8,14 +8,13 @@ complete or absent; a kill loses only what was not flushed. Pages carry checksum
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import sync_file
+from mxstudy.whole_files import replacing
 
 PREFIX = "steps_"
 NAMES = ("loss", "grad_norm")
@@ -104,14 +103,10 @@ def write_part(path: Path, values: np.ndarray) -> None:
     lists = [
         pa.FixedSizeListArray.from_arrays(pa.array(column.ravel()), column.shape[-1]) for column in swapped(values)
     ]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     table = pa.Table.from_arrays(lists, names=list(NAMES))
-    pq.write_table(
-        table, temporary, compression="zstd", use_dictionary=False, use_byte_stream_split=True, write_page_checksum=True
-    )
-    sync_file(temporary)
-    os.replace(temporary, path)
-    sync_file(path.parent)
+    how = {"compression": "zstd", "use_dictionary": False, "use_byte_stream_split": True, "write_page_checksum": True}
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, **how)
 
 
 def read_part(path: Path) -> np.ndarray:

@@ -32,6 +32,7 @@ from mxstudy.tracking import memberships
 from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
+from mxstudy.whole_files import replace_file
 
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
@@ -124,8 +125,8 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         with folder._status_lock():
             require(not folder.status_path.exists(), f"{path}: already contains a run")
-            folder.config_path.write_text(yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
-            (path / "provenance.json").write_text(json.dumps(provenance, indent=2))
+            replace_file(folder.config_path, yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
+            replace_file(path / "provenance.json", json.dumps(provenance, indent=2))
             folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
         return folder
 
@@ -254,22 +255,6 @@ class RunFolder:
     def _write(self, status: Status) -> None:
         read(Status, dataclasses.asdict(status))  # refuses an invalid state here rather than at the next read
         replace_file(self.status_path, json.dumps(dataclasses.asdict(status), indent=2))
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new text, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
-def sync_file(path: Path) -> None:
-    """Make what was written to a file, or renamed in a folder, survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") -> list[RunFolder]:

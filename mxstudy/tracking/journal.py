@@ -35,6 +35,10 @@ class Journal:
         if os.write(self._file, line) < len(line):
             raise OSError(errno.ENOSPC, "the journal's line could not be written completely")
 
+    def sync(self) -> None:
+        """Make all rows so far survive a power failure."""
+        os.fsync(self._file)
+
     def resumed_from(self, step: int) -> None:
         """Record that training continues at `step`, which supersedes all rows so far of this and later steps."""
         self.write({"resumed_from": step})
@@ -58,6 +62,12 @@ def read_rows(path: Path, start: int = 0) -> tuple[list[Row], int]:
         with suppress(ValueError):  # a torn line
             rows.append(json.loads(line))
     return rows, start + sum(len(line) + 1 for line in lines)
+
+
+def first_missing(rows: list[Row], stop: int) -> int | None:
+    """Return the first step below `stop` without a training row; None if all have one."""
+    trained = {row["step"] for row in rows if "loss" in row}
+    return next((step for step in range(stop) if step not in trained), None)
 
 
 def last_segments(rows: list[Row]) -> list[Row]:

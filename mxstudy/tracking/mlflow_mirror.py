@@ -25,7 +25,7 @@ from mxstudy.compat.mlflow import PARENT
 from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
 from mxstudy.tracking import memberships
-from mxstudy.tracking.folder import DONE, RunFolder, replace_file
+from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.tracking.journal import Row, last_segments, read_rows
 from mxstudy.tracking.mlflow_metrics import allowed, metrics_of
 from mxstudy.tracking.mlflow_store import (
@@ -40,6 +40,7 @@ from mxstudy.tracking.mlflow_store import (
     one_line,
     origin,
 )
+from mxstudy.whole_files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,14 @@ The journal is not known here: `mlflow_mirror` sends it, and `mlflow_parent` mak
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from mxstudy.compat.mlflow import SOURCE_COMMIT, SOURCE_NAME, quiet_client, shared_view
 from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.mlflow_database import make_database
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
@@ -36,15 +35,13 @@ def check_uri(uri: str) -> None:
 def connect(uri: str) -> Any:
     """Return an MlflowClient of that store; MLflow is imported only here, because the import takes seconds."""
     database = sqlite_file(uri)
-    if database:  # MLflow would try for 100 s, printing many lines, to open a file that is not a database
-        database.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(database)) as connection:
-            connection.execute("PRAGMA schema_version")
+    if database:
+        make_database(database)
     return quiet_client(uri)
 
 
 def create_store(uri: str) -> str | None:
-    """Open a store once before the jobs do, since eight processes at once break a new SQLite database.
+    """Open a store once before the jobs do.
 
     Returns None, or one line that says why the store cannot be used now. Raises ConfigError as `check_uri` does.
     """

@@ -4,6 +4,8 @@
 
 A checkpoint is written under a temporary name, synced, then renamed, so it exists whole or not at all. It holds a dict
 of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A checkpoint with a file `pinned` is never deleted.
+checkpoint.json has a checksum of each tensor and of itself, which are compared at every load; those that were written
+before there were checksums have none, and are read without.
 Several ranks write a checkpoint together, each its own shards; any number of ranks can read it, each what it needs.
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,8 +31,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mxstudy.distributed import is_first, on_first_rank
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import CHECKPOINT, sync_file
+from mxstudy.tracking.folder import CHECKPOINT
+from mxstudy.train.checksums import Checksums, begin_comparison, checksums_of
+from mxstudy.whole_files import replace_file, sync_file
 
+ABOUT = "checkpoint.json"
 PINNED = "pinned"
 
 
@@ -61,7 +67,8 @@ class Checkpoints:
         try:
             temporary = on_first_rank(lambda: self._begin(path))
             _save_tensors(temporary, tensors)
-            on_first_rank(lambda: self._finish(temporary, path, step))
+            checksums = checksums_of(temporary)
+            on_first_rank(lambda: self._finish(temporary, path, step, checksums))
         except (CheckpointException, OSError) as error:
             if is_first():
                 self._clear(ignore_errors=True)
@@ -85,9 +92,9 @@ class Checkpoints:
         for unfinished in self.folder.glob(f".{CHECKPOINT}*"):
             shutil.rmtree(unfinished, ignore_errors)
 
-    def _finish(self, temporary: Path, path: Path, step: int) -> None:
-        about = {"step": step, "fingerprint": self.fingerprint, "config": self.config}
-        (temporary / "checkpoint.json").write_text(json.dumps(about, indent=2))
+    def _finish(self, temporary: Path, path: Path, step: int, checksums: Checksums) -> None:
+        about = {"step": step, "fingerprint": self.fingerprint, "config": self.config, "checksums": checksums}
+        replace_file(temporary / ABOUT, json.dumps(about | {"checksum": checksum_of(about)}, indent=2))
         _sync(temporary)
         temporary.rename(path)
         sync_file(self.folder)
@@ -116,23 +123,35 @@ class Checkpoints:
                 f"{path}: belongs to run {about['fingerprint'][:12]}, not {self.fingerprint[:12]}; move it back to its "
                 "own run's folder"
             )
-        try:
-            _load_tensors(path, tensors)
-        except (CheckpointException, OSError) as error:
-            raise CheckpointError(
-                f"{path}: truncated or unreadable ({_reason(error)}); delete that folder to resume from the one before"
-            ) from error
+        _load_whole(path, about, tensors)
         return int(about["step"])
 
 
 def load_weights(path: Path, model: nn.Module) -> int:
     """Read only the parameters, of any run's checkpoint; returns its next step. Raises CheckpointError."""
     about = read_about(path)
-    try:
-        _load_tensors(path, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
-    except (CheckpointException, OSError) as error:
-        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(error)})") from error
+    _load_whole(path, about, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
     return int(about["step"])
+
+
+def _load_whole(path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Read the tensors in place, and compare them with their checksums meanwhile; raises CheckpointError."""
+    differs = begin_comparison(path, about["checksums"], tensors) if about["checksums"] else lambda: None
+    problem: BaseException | None = None
+    try:
+        _load_tensors(path, tensors)
+    except (CheckpointException, OSError) as error:
+        problem = error
+    try:
+        changed = differs()
+    except OSError as error:
+        problem, changed = problem or error, None
+    if changed:
+        raise CheckpointError(
+            f"{path}/{changed} has other bytes than were written (its checksum differs); {_remedy(path)}"
+        )
+    if problem:
+        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(problem)}); {_remedy(path)}") from problem
 
 
 def weight_shapes(path: Path) -> dict[str, torch.Size]:
@@ -162,14 +181,26 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return step, fingerprint and config from checkpoint.json. Raises CheckpointError."""
+    """Return step, fingerprint, config and checksums (None if older) from checkpoint.json. Raises CheckpointError."""
     try:
-        about = json.loads((path / "checkpoint.json").read_text())
-        return {key: about[key] for key in ("step", "fingerprint", "config")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{path}: no readable checkpoint.json ({error}); delete that folder to resume from the one before"
-        ) from error
+        about = json.loads((path / ABOUT).read_text())
+        recorded = about.pop("checksum", None)
+        if recorded is not None and recorded != checksum_of(about):
+            raise ValueError("it was changed after it was written: its checksum differs")
+        return {key: about[key] for key in ("step", "fingerprint", "config")} | {"checksums": about.get("checksums")}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path}: no readable {ABOUT} ({error}); {_remedy(path)}") from error
+
+
+def checksum_of(about: dict[str, Any]) -> str:
+    """Return the checksum of what a checkpoint says of itself."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(about, sort_keys=True).encode())
+
+
+def _remedy(path: Path) -> str:
+    """Return which checkpoint can be used in place of a broken one."""
+    before = max((other for other in path.parent.glob(f"{CHECKPOINT}*") if other.name < path.name), default=None)
+    return f"delete that folder to use the one before it, {before.name}" if before else "there is none before it"
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.watch import Watch
 
 TIMEOUT = timedelta(minutes=30)  # of a collective; the watch notices a rank that dies long before
+LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns by itself
 
 
@@ -53,7 +55,7 @@ STARTERS = {
         "SUBMITIT_LOCAL_NTASKS",
         "SUBMITIT_LOCAL_LOCALID",
         job="SUBMITIT_LOCAL_JOB_ID",
-        here="127.0.0.1",
+        here=LOOPBACK,
     ),
     "srun": Starter(  # the step's size, because a batch script, which is one process, has SLURM_NTASKS too
         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", job="SLURM_JOB_ID", nodes="SLURM_STEP_NODELIST"
@@ -78,6 +80,8 @@ def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
     starter = STARTERS[name]
     job = environment.get(starter.job, "")
     address = environment.get("MASTER_ADDR") or first_node(environment.get(starter.nodes, starter.here))
+    if address == "localhost" or environment.get(starter.nodes) == address:  # the only node of the job
+        address = LOOPBACK
     port = environment.get("MASTER_PORT") or (PORTS[int(job) % len(PORTS)] if job.isdigit() else 0)
     require(
         bool(address and port),
@@ -100,10 +104,28 @@ def met() -> Iterator[None]:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    meet = f"tcp://{process.address}:{process.port}"
-    dist.init_process_group(backend, meet, TIMEOUT, world_size=process.size, rank=process.rank)
+    if process.address == LOOPBACK:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    if process.address == LOOPBACK and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        store = loopback_store(process)
+        dist.init_process_group(backend, None, TIMEOUT, process.size, process.rank, store)
+    else:
+        meet = f"tcp://{process.address}:{process.port}"
+        dist.init_process_group(backend, meet, TIMEOUT, process.size, process.rank)
     yield
     dist.destroy_process_group()
+
+
+def loopback_store(process: ProcessRank) -> dist.Store:
+    """Return the store of a process group of one host: rank 0 serves it to this machine, and not to its network."""
+    if process.rank > 0:
+        return dist.TCPStore(LOOPBACK, process.port, process.size, is_master=False, timeout=TIMEOUT)
+    server = socket.create_server((LOOPBACK, process.port), backlog=socket.SOMAXCONN)
+    listening = server.detach()  # the store closes it
+    return dist.TCPStore(
+        LOOPBACK, process.port, process.size, is_master=True, timeout=TIMEOUT, master_listen_fd=listening
+    )
 
 
 @contextmanager

@@ -67,6 +67,7 @@ class Recorder:
             self.status_s = time.monotonic()
 
     def save(self, step: int) -> None:
+        self.journal.sync()  # first, so that no checkpoint is ahead of the journal after a power failure
         self.checkpoints.save(step, self.tensors())
         self.folder.update(step=step)
         if self.mirror:

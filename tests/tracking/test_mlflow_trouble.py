@@ -26,7 +26,8 @@ TRAINS_FOREVER = """
 import sys, time
 from pathlib import Path
 from tracked import training_row
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.whole_files import replace_file
 from mxstudy.tracking.journal import Journal
 from mirrored import mirror
 folder = RunFolder(Path(sys.argv[1]))

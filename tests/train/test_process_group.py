@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gang
+import psutil
 import pytest
 import submitit
 import torch
@@ -11,7 +13,7 @@ from each import each
 from mxstudy.distributed import all_of, rank, world_size
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.process_group import PORTS, ProcessRank, find_rank, first_node, gpu_of, process_group
+from mxstudy.train.process_group import PORTS, ProcessRank, find_rank, first_node, gpu_of, met, process_group
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 STEP = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "n[2-3]"}
@@ -33,6 +35,8 @@ SUBMITIT |= {"SUBMITIT_LOCAL_JOB_ID": "12041"}
         (BATCH_SCRIPT, ProcessRank()),  # Python without srun: the other tasks do not exist
         (SUBMITIT, ProcessRank(1, 2, 1, "127.0.0.1", 20_041)),
         (SUBMITIT | STEP, ProcessRank(1, 2, 1, "127.0.0.1", 20_041)),  # processes of a job's own
+        (STEP | {"SLURM_STEP_NODELIST": "n2"}, ProcessRank(3, 4, 1, "127.0.0.1", 20_041)),  # its only node
+        (TORCHRUN | {"MASTER_ADDR": "localhost"}, ProcessRank(5, 8, 1, "127.0.0.1", 29500)),
         ({"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),
         (STEP | {"RANK": "0", "WORLD_SIZE": "1"}, ProcessRank()),  # torchrun within a step: who started last knows
     ],
@@ -76,6 +80,18 @@ def test_each_task_has_a_gpu_whether_it_sees_all_or_its_own():
 def ranks_together(folder: Path) -> tuple[int, int, list[int]]:
     with process_group(torch.device("cpu"), RunFolder(folder)):
         return rank(), world_size(), all_of(rank())
+
+
+def listens_at() -> set[str]:
+    """The addresses at which this process listens while it is in a group."""
+    with met():
+        all_of(rank())  # which connects everyone with everyone
+        return {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+
+
+def test_a_group_of_one_host_listens_to_that_host_alone(tmp_path):
+    found = gang.together(tmp_path, 2, listens_at)
+    assert set.union(*found) == {"127.0.0.1"}
 
 
 @pytest.mark.slow

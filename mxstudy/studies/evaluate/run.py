@@ -22,7 +22,8 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.studies.evaluate.tables import show_scores
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.whole_files import replace_file
 
 PROBE = "evaluation"  # the name of its rows in a journal
 

@@ -29,7 +29,8 @@ from mxstudy.evaluation.windows import sliding_windows
 from mxstudy.studies.perplexity.check import Document, Windows, documents_of, windows_of
 from mxstudy.studies.perplexity.tables import show_totals, totals_of
 from mxstudy.studies.trained_model import described, finish, scoring, write_journal
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import RunFolder
+from mxstudy.whole_files import replace_file
 
 PROBE = "perplexity"  # the name of its row in a journal
 TOKENS_AT_ONCE = 2**20  # of the windows that are scored in one call

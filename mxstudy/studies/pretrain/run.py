@@ -20,7 +20,7 @@ import torch
 from mxstudy.config import Pretrain
 from mxstudy.data import tokenizer
 from mxstudy.data.batches import Batches
-from mxstudy.data.shards import Shards, prepare
+from mxstudy.data.shards import Shards, prepare, verify
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import describe
@@ -28,10 +28,10 @@ from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
-from mxstudy.reader import plain, require
+from mxstudy.reader import ConfigError, plain, require
 from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
-from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.journal import read_journal
+from mxstudy.tracking.folder import CHECKPOINT, RunFolder
+from mxstudy.tracking.journal import first_missing, read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
 from mxstudy.train.loop import TrainingRun, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
@@ -41,6 +41,9 @@ from mxstudy.train.progress import Progress
 from mxstudy.train.recorder import Follower, Recorder, State, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
+from mxstudy.whole_files import replace_file
+
+SHARDS = "shards.json"  # the manifest of the shards that the run began with
 
 
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
@@ -58,7 +61,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report)
         tokenizer_of_run = shards.tokenizer()
         check_vocabulary(config, tokenizer_of_run.vocab_size)
-        on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run))
+        on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run, config.train.verify))
         model = initial_model(config, device)
         optimizer = build_optimizer(model, config.optimizer)
         fingerprint, keep_last = folder.status().fingerprint, config.checkpoint.keep_last
@@ -68,6 +71,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             materialize_state(optimizer)
         tensors = partial(state_tensors, model, optimizer)
         start = checkpoints.load(latest, tensors()) if latest else 0
+        on_first_rank(lambda: check_journal(folder, start))
         plan = set_precision(model, config, start, device)
         described = describe(model, plan["precision"])
         report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{described}")
@@ -101,8 +105,12 @@ def writer(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer) -> None:
-    """Save the shards' manifest and the tokenizer in the run's folder."""
+def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer, verified: bool) -> None:
+    """Save the shards' manifest and the tokenizer in the run's folder; when it starts, verify the shards if asked."""
+    if not verified:
+        print("train.verify=false: the shards are not compared with their sha256", flush=True)
+    elif not (folder.path / SHARDS).exists():
+        verify(shards)
     pin_shards(folder, shards)
     if not folder.tokenizer_path.exists():  # so that a checkpoint can be evaluated without the corpus
         own.save(folder.tokenizer_path)
@@ -132,13 +140,25 @@ def initial_model(config: Pretrain, device: torch.device) -> Decoder:
 
 def pin_shards(folder: RunFolder, shards: Shards) -> None:
     """Record the shards' manifest at the start; raises ConfigError if a resumed run finds other shards."""
-    path = folder.path / "shards.json"
+    path = folder.path / SHARDS
     if not path.exists():
-        path.write_text(json.dumps(shards.manifest, indent=2))
+        replace_file(path, json.dumps(shards.manifest, indent=2))
     require(
         json.loads(path.read_text()) == json.loads(json.dumps(shards.manifest)),
         f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts over",
     )
+
+
+def check_journal(folder: RunFolder, start: int) -> None:
+    """Raise ConfigError if the journal lacks a step before `start`, at which a resumed run continues."""
+    missing = first_missing(read_journal(folder.journal_path), start) if start else None
+    if missing is not None:
+        reached = max((step for step in folder.checkpoint_steps() if step <= missing), default=None)
+        go_on = f"{CHECKPOINT}{reached:08d}" if reached is not None else "the beginning"
+        raise ConfigError(
+            f"{folder.journal_path}: step {missing} is missing, and the newest checkpoint is at step {start}; to go on "
+            f"from {go_on}, delete the folders of later steps in {folder.checkpoints}"
+        )
 
 
 def recorder_of(

@@ -1,0 +1,41 @@
+"""Write files so that a crash, a signal or a full disk leaves the old file or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; what the block writes there takes its place, flushed to disk.
+
+    If the block raises, `path` stays as it was, and the temporary file is removed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        yield temporary
+        sync_file(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_file(path.parent)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file's text, or create the file."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to a file, or renamed in a folder, survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,42 @@
+"""Files that are written whole: the old text or the new one, whatever happens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mxstudy.whole_files import replace_file, replacing
+
+
+def test_a_file_is_created_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for text in ("old", "new, with \u00fc"):
+        replace_file(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    replace_file(path, "old")
+
+    def interrupted() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_the_text_is_on_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("fsync"), fsync(descriptor))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b))[1])
+    replace_file(tmp_path / "a.json", "text")
+    assert done == ["fsync", "rename", "fsync"]  # the file, its name, the folder
