@@ -27,7 +27,7 @@ import yaml
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
-from mxstudy.tracking.arms import all_backends
+from mxstudy.tracking.mixed_backends import all_backends
 
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
