@@ -51,7 +51,7 @@ class Described:
     def key(self) -> str:
         """The arm's identity; a field that is added to the schema later leaves it as it is."""
         defaults = defaults_of(self.config)
-        own = sorted((key, value) for key, value in self.parting.items() if value != defaults.get(key))
+        own = sorted((k, v) for k, v in self.parting.items() if v != defaults.get(k) or k.split(".")[-1] == "kind")
         return hashlib.sha256(repr(own).encode()).hexdigest()
 
     @property

@@ -99,7 +99,7 @@ def test_status_of_a_stack_is_that_of_its_replicas(
 
     def shown() -> str:
         assert launch(tmp_path, "status", "seed=1") == (0, "")
-        return " ".join(capsys.readouterr().out.splitlines()[1].split()[2:])
+        return " ".join(capsys.readouterr().out.splitlines()[1].split()[3:])
 
     assert shown() == "running 2500/3000 2.5500 10 steps/s 0:55 1_1"
     runs["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows[:10]))

@@ -31,10 +31,6 @@ def test_what_goes_along_with_a_choice_is_left_out() -> None:
 def test_without_choices_values_are_named_but_for_what_a_choice_gives_exactly() -> None:
     assert names(*(Described(pretrain(norm), {}) for norm in ("rmsnorm", "mxnorm_p2"))) == ["rmsnorm", "mxnorm_p2"]
     assert names(*(Described(pretrain(train__batch_size=n), {}) for n in (4, 8))) == ["batch_size=4", "batch_size=8"]
-    assert names(*(Described(pretrain(**head), {}) for head in ({}, {"precision__head": True}))) == [
-        "head=false",
-        "head=true",
-    ]
 
 
 def test_two_values_of_which_each_is_given_by_a_choice_are_told_apart() -> None:

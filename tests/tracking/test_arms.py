@@ -35,6 +35,12 @@ def test_what_changes_no_number_parts_no_arms() -> None:
     assert len({*names(run(), run(precision__rounding="even", optimizer__eps=1e-8))}) == 1  # the schema's defaults
 
 
+def test_parts_of_two_kinds_part_arms_even_if_both_are_as_their_kinds_default_is() -> None:
+    """As in a fingerprint, the kind counts where it is the default of its class."""
+    runs = [run(), run(norm__kind="layernorm"), Described(pretrain() | {"norm.kind": None}, {"norm": "none"})]
+    assert len({*names(*runs)}) == 3
+
+
 def test_learning_rates_are_arms() -> None:
     rates = [run(optimizer__lr=lr, seed=seed) for lr in (1e-3, 2e-3) for seed in (0, 1)]
     assert names(*rates) == ["lr=0.001"] * 2 + ["lr=0.002"] * 2
