@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from analysis import loss_curves
 from analysis.claims import judged
-from analysis.compare import Mean, differing, ended, mean, paired
+from analysis.compare import Mean, differing, ended, mean
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
-from analysis.style import FIGURES, arm_of, load, parser, plt
+from analysis.style import FIGURES, load, of_runs, parser, plt
 from mxstudy import results
 
 NUMBERS = {
@@ -28,7 +28,6 @@ NUMBERS = {
     "mfu": "MFU",
     "memory_gib": "memory, GiB",
 }
-BASELINE = "config.baseline."  # columns: the choice of each group with which the others are compared
 DATA = "config.data."
 CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content; their names are not compared
 MOST_RUNS = 9  # in a figure with one panel or line per run
@@ -44,8 +43,7 @@ h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min
 
 
 def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
-    arm = runs["label"].fillna("unnamed").map(arm_of)
-    runs = runs.assign(arm=arm, **{CONTENT: content(runs)})
+    """Return the page as HTML. `runs`: from `in_arms`."""
     experiments = ", ".join(sorted(runs["config.experiment"].unique()))
     parts = {
         "What was asked": commands(runs),
@@ -61,6 +59,14 @@ def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
 <style>{STYLE}</style><h1>{html.escape(experiments)}</h1>
 <p>{len(runs)} runs in {runs["arm"].nunique()} arms. ± is the 95 % interval of the mean over seeds (Student's t), the
 number of runs in brackets.</p>{body}</html>"""
+
+
+def in_arms(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with their arms; corpora are told apart by what they hold, not by what they are called."""
+    names = [
+        c for c in runs if c.startswith((f"{DATA}paths", f"{DATA}name", f"{DATA}revision", "config.tokenizer.name"))
+    ]
+    return results.with_arms(runs.assign(**{CONTENT: content(runs)}).drop(columns=names))
 
 
 def content(runs: pd.DataFrame) -> pd.Series:
@@ -94,7 +100,8 @@ def arms(runs: pd.DataFrame) -> str:
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
         numbers = [short(mean(ended(own)[column]), column) for column in NUMBERS]
-        rows.append([html.escape(str(arm)), states, *numbers])
+        square = f'<span style="color: {own["color"].iloc[0]}">&#9632;</span>'
+        rows.append([f"{square} {html.escape(str(arm))}", states, *numbers])
     said = (results.different_backends(zip(runs["arm"], backends(runs), strict=True)), results.mixed_code(runs))
     sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in said if sentence)
     return table(["arm", "runs", *NUMBERS.values()], rows) + sentences
@@ -114,30 +121,17 @@ def short(found: Mean, column: str) -> Number:
 
 
 def differences(runs: pd.DataFrame) -> str:
-    """Return the HTML table of differences from the sweep's baseline arm, or else the first arm, paired by seed."""
-    groups = [c.removeprefix(BASELINE) for c in runs if c.startswith(BASELINE)]
-    made, wanted = (
-        runs.reindex(columns=[f"{prefix}{group}" for group in groups]).to_numpy() for prefix in ("choice.", BASELINE)
-    )
-    is_baseline = pd.Series((made == wanted).all(1), runs.index)
-    if groups and is_baseline.any():
-        choices = zip(groups, made[is_baseline.argmax()], strict=True)
-        name = " ".join(f"{group}={choice}" for group, choice in choices)
-    else:
-        name = runs["arm"].iloc[0]
-        is_baseline, groups = runs["arm"] == name, every_group(runs)
+    """Return the HTML table of each arm's difference from the arm that it is compared with, paired by seed."""
     rows = [
-        [html.escape(arm), paired(runs, "validation_loss", runs["arm"] == arm, is_baseline, groups)]
-        for arm in dict.fromkeys(runs["arm"][~is_baseline])
+        [html.escape(row.arm), html.escape(row.partner or "-"), counted(row.difference)]
+        for row in results.arm_rows(ended(runs), "validation_loss")
+        if row.arm != row.partner
     ]
-    return table(["arm", f"validation loss less that of {html.escape(name)}, same seeds and all else"], rows)
+    return table(["arm", "less", "validation loss, same seeds"], rows)
 
 
-def every_group(runs: pd.DataFrame) -> list[str]:
-    """Return the groups, and the fields outside of them, in which any two runs differ."""
-    groups = [c.removeprefix("choice.") for c in runs if c.startswith("choice.") and runs[c].nunique(dropna=False) > 1]
-    others = (c for c in differing(runs) if not c.startswith(tuple(f"config.{group}." for group in groups)))
-    return [*groups, *(column.removeprefix("config.").partition(".")[0] for column in others)]
+def counted(found: results.Estimate | None) -> Number:
+    return Number(f"{found.text('+.4f')} ({found.count})" if found and found.count else "-")
 
 
 def claims(runs: pd.DataFrame) -> str:
@@ -168,7 +162,7 @@ def configs(runs: pd.DataFrame) -> str:
 def environment(runs: pd.DataFrame) -> str:
     rows = [
         [
-            html.escape(str(run["label"])),
+            html.escape(run["name"]),
             f"<code>{run['fingerprint'][:12]}</code>",
             run["state"],
             f"<code>{str(run['commit'])[:12]}</code>{' (changed)' if run['dirty'] else ''}",
@@ -215,21 +209,22 @@ def always(rows: pd.DataFrame) -> bool:
 
 
 # The figures of the page: title, kind of rows, condition under which they are drawn, function that draws them.
-DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFrame], Figure]], ...] = (
-    ("Validation loss by learning rate", "runs", has_rates, fig03_lr_sensitivity.draw),
+DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFrame, pd.DataFrame], Figure]], ...] = (
+    ("Validation loss by learning rate", "runs", has_rates, lambda rows, _: fig03_lr_sensitivity.draw(rows)),
     ("Training loss", "metrics", is_few, loss_curves.draw),
-    ("Spike scores", "runs", always, figa3_spike_scores.draw),
-    ("RMS of the norms' outputs", "norm_output_rms", is_few, fig06_norm_rms.draw),
-    ("Norms' inputs and outputs at the last step", "activation_histograms", is_few, histograms),
+    ("Spike scores", "runs", always, lambda rows, _: figa3_spike_scores.draw(rows)),
+    ("RMS of the norms' outputs", "norm_output_rms", is_few, lambda rows, _: fig06_norm_rms.draw(rows)),
+    ("Norms' inputs and outputs at the last step", "activation_histograms", is_few, lambda rows, _: histograms(rows)),
 )
 
 
-def drawn(paths: Sequence[Path]) -> dict[str, Figure]:
+def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure]:
+    """Return the figures that suit these runs, by title. `runs`: from `results.with_arms`."""
     figures = {}
     for title, kind, suits, draw in DRAWN:
-        frames = [frame for path in paths if (frame := rows_or_none(path, kind)) is not None]
+        frames = [runs] if kind == "runs" else [f for path in paths if (f := rows_or_none(path, kind)) is not None]
         if frames and suits(rows := pd.concat(frames, ignore_index=True)):
-            figures[title] = draw(rows)
+            figures[title] = draw(rows if kind == "runs" else of_runs(rows, runs), runs)
     return figures
 
 
@@ -249,7 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if others:
         options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")
     chosen.to.parent.mkdir(parents=True, exist_ok=True)
-    chosen.to.write_text(page(runs, drawn(chosen.runs)))
+    runs = in_arms(runs)
+    chosen.to.write_text(page(runs, drawn(chosen.runs, runs)))
     print(chosen.to)
 
 

@@ -27,18 +27,7 @@ from mxstudy import results
 FIGURES = Path("figures")
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
 
-# The palette of Okabe and Ito, made for colour-blind readers, with a wine red instead of its yellow, which is too
-# faint for a line. An arm is recognised by the first of these words in its label, and has the same colour in every
-# figure; all other arms take the colours of OTHERS in turn.
-ARMS = {
-    "bf16": "#000000",
-    "fp32": "#666666",
-    "mxnorm_p1": "#D55E00",
-    "mxnorm_p2": "#009E73",
-    "rmsnorm": "#0072B2",
-}
-SEEDS = ("seed=", "data_seed=")
-OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#882255")
+OF_RUN = ["arm", "color", "name"]  # what the rows of every figure say of their run, beside its fingerprint
 
 mpl.use("Agg")  # files, no windows
 plt.rcParams.update(
@@ -59,12 +48,13 @@ plt.rcParams.update(
 )
 
 
-def colors(labels: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each label."""
-    others = cycle(OTHERS)
+def colors(words: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each name that is no arm's: that of a norm or a recipe in it, else one of the others."""
+    others = cycle(results.OTHERS)
     return {
-        label: next((color for arm, color in ARMS.items() if arm in re.findall(r"\w+", label)), None) or next(others)
-        for label in dict.fromkeys(labels)
+        name: next((color for known, color in results.KNOWN.items() if known in re.findall(r"\w+", name)), None)
+        or next(others)
+        for name in dict.fromkeys(words)
     }
 
 
@@ -105,23 +95,53 @@ def figure_parser(
     options = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     (source or partial(runs_option, required=True))(options)
     what = {
-        "--only": "runs whose labels have all given KEY=VALUE words; of several values of one KEY, any",
-        "--without": "runs whose labels have none of these words",
+        "--only": "runs with these choices of groups or values of config keys; of several values of one KEY, any",
+        "--without": "runs with none of these choices and values",
     }
     for option, chooses_runs in what.items():
-        options.add_argument(option, nargs="+", default=[], metavar="WORD", help=chooses_runs)
+        options.add_argument(option, nargs="+", default=[], metavar="KEY=VALUE", help=chooses_runs)
     options.add_argument("--name", default=name, help="name of the files in figures/")
     return options
 
 
 def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
-    """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose."""
-    frames = [load(options, chosen.runs, kind) for kind in kinds]
-    kept = [frame[frame["label"].map(lambda label: chooses(label, chosen))] for frame in frames]
-    for frame, rows in zip(frames, kept, strict=True):
-        if rows.empty:
-            options.error(f"--only, --without: none is left of {'; '.join(dict.fromkeys(frame['label']))}")
-    return kept
+    """Return a frame of each kind, with the rows of the runs that --runs, --only and --without choose.
+
+    The rows of runs that are no replicas have the columns OF_RUN, named among the chosen runs; rows of "runs" have all
+    columns of `results.with_arms`.
+    """
+    baseline = getattr(chosen, "baseline", None)
+    frames = {kind: load(options, chosen.runs, kind) for kind in kinds}
+    runs = frames["runs"] if "runs" in kinds else runs_of(chosen.runs)
+    if runs is None or "config.study" not in runs:  # a benchmark's rows, or a file of one kind
+        if "runs" in kinds:
+            options.error("--runs: has rows but no configs; give the folder of runs, or the prefix of their tables")
+        return list(frames.values())
+    try:
+        kept = runs[chooses(runs, chosen)]
+    except ValueError as error:
+        options.error(str(error))
+    if kept.empty:
+        options.error(f"--only, --without: none of the {len(runs)} runs is left")
+    kept = results.with_arms(kept, dict([baseline.split("=", 1)]) if baseline else None)
+    is_whole = len(kept) == len(runs)
+    return [kept if kind == "runs" else of_runs(frame, kept, is_whole) for kind, frame in frames.items()]
+
+
+def runs_of(paths: Sequence[Path]) -> pd.DataFrame | None:
+    """Return the runs of these paths; None if there are none, because the paths are tables without runs."""
+    try:
+        return results.load(paths, "runs")
+    except ValueError:
+        return None
+
+
+def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.DataFrame:
+    """Return the rows of these runs, with the columns OF_RUN if they are no replicas. `whole`: all rows are of them."""
+    keys = [key for key in ("fingerprint", "replica") if key in rows and key in runs]
+    if "replica" in keys:  # millions of rows, and their figures name arms by the keys that they are asked for
+        return rows if whole else rows.merge(runs[keys].drop_duplicates(), on=keys)
+    return rows.merge(runs.drop_duplicates(keys)[[*keys, *OF_RUN]], on=keys)
 
 
 def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
@@ -133,11 +153,31 @@ def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kin
     return [found]
 
 
-def chooses(label: str, chosen: argparse.Namespace) -> bool:
-    """Return whether a label has, for each key in --only, one of its words, and no word of --without."""
-    words, keys = {*label.split()}, {word.partition("=")[0] for word in chosen.only}
-    wanted = [{word for word in chosen.only if word.partition("=")[0] == key} for key in keys]
-    return all(words & alternatives for alternatives in wanted) and not words & {*chosen.without}
+def chooses(runs: pd.DataFrame, chosen: argparse.Namespace) -> pd.Series:
+    """Return whether each run has, for each key in --only, one of its values, and no value of --without."""
+    wanted: dict[str, list[str]] = {}
+    for word in chosen.only:
+        wanted.setdefault(word.partition("=")[0], []).append(word)
+    found = pd.Series(True, runs.index)
+    for words in wanted.values():
+        found &= pd.concat([has(runs, word) for word in words], axis=1).any(axis=1)
+    for word in chosen.without:
+        found &= ~has(runs, word)
+    return found
+
+
+def has(runs: pd.DataFrame, word: str) -> pd.Series:
+    """Return whether each run has the choice or value of a word KEY=VALUE. Raises ValueError for an unknown key."""
+    key, _, value = word.partition("=")
+    names = [name for name in (f"choice.{key}", f"config.{key}", key) if name in runs]
+    if not names:
+        raise ValueError(f"--only, --without: {key} is neither a group nor a key of these runs")
+    values = runs[names[0]]
+    if pd.api.types.is_bool_dtype(values):
+        return values.map(lambda one: str(one).lower() == value)
+    if pd.api.types.is_numeric_dtype(values):
+        return values == pd.to_numeric(value, errors="coerce")
+    return values.map(str) == value
 
 
 def load(options: argparse.ArgumentParser, runs: list[Path], kind: str) -> pd.DataFrame:
@@ -155,7 +195,7 @@ def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kin
     frames = load_chosen(options, chosen, *kinds)
     last = frames[0].iloc[-1]
     if (frames[0]["fingerprint"] != last["fingerprint"]).any():
-        print(f"using the last of several runs: {last['label']}, {last['fingerprint'][:12]}", file=sys.stderr)
+        print(f"using the last of several runs: {last['name']}, {last['fingerprint'][:12]}", file=sys.stderr)
     return [frame[frame["fingerprint"] == last["fingerprint"]] for frame in frames]
 
 
@@ -165,8 +205,9 @@ def caption(rows: pd.DataFrame, shows: str | None, paths: Sequence[Path] = ()) -
     A sentence names the code of the runs if it differs, or if it cannot be known. `paths`: those that the rows come
     from, needed if they are not rows of runs.
     """
+    by = "arm" if "color" in rows else "label"  # a benchmark's rows are of a device
     runs = rows.drop_duplicates("fingerprint")
-    arms = runs.assign(arm=runs["label"].map(arm_of)).groupby("arm", sort=False)["fingerprint"]
+    arms = runs.groupby(by, sort=False)["fingerprint"]
     lines = [
         f"- {arm}: {len(names)} run{'s' * (len(names) > 1)} ({', '.join(name[:12] for name in names)})"
         for arm, names in arms
@@ -175,19 +216,6 @@ def caption(rows: pd.DataFrame, shows: str | None, paths: Sequence[Path] = ()) -
     known = rows if "code" in rows else results.load_code(paths)
     code = results.mixed_code(known[known["fingerprint"].isin(runs["fingerprint"])])
     return "\n".join([said, "", *lines, *(["", code] if code else [])]) + "\n"
-
-
-def arm_of(label: str, but: tuple[str, ...] = SEEDS) -> str:
-    """Return a run's label without the words that begin with `but`, by default seeds: equal for repetitions."""
-    words = [word for word in label.split() if not word.startswith(but)]
-    return " ".join(words) or label
-
-
-def arms_of(labels: Iterable[str], but: tuple[str, ...] = SEEDS) -> dict[str, str]:
-    """Return the arm of each label, without the words that all arms share if there are several."""
-    arms = {label: arm_of(label, but).split() for label in dict.fromkeys(labels)}
-    common = set.intersection(*map(set, arms.values())) if len({*map(tuple, arms.values())}) > 1 else set()
-    return {label: " ".join(word for word in arm if word not in common) or label for label, arm in arms.items()}
 
 
 def heading(arm: str) -> str:

@@ -86,6 +86,9 @@ class Written:
     def record(self, row: dict[str, Any]) -> None:
         self.journal.write(row)
 
+    def measuring(self, what: str, done: int, total: int) -> None:
+        """Do nothing: a benchmark shows no progress."""
+
     def save(self, step: int) -> None:
         """Do nothing: the benchmark needs no checkpoint."""
 

@@ -98,6 +98,9 @@ class Silent:
     def record(self, row: dict[str, Any]) -> None:
         """Do nothing."""
 
+    def measuring(self, what: str, done: int, total: int) -> None:
+        """Do nothing."""
+
     def save(self, step: int) -> None:
         """Do nothing."""
 

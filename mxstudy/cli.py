@@ -30,13 +30,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from mxstudy import config as schemas
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, read_files_once
+from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.reader import ConfigError, defaults, kinds_of, suggest, type_hints
-
-PACKAGE = Path(__file__).parent
-ROOT = next(folder for folder in (PACKAGE, PACKAGE.parent) if (folder / "conf").is_dir())  # a wheel, or a checkout
-CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
 
 # The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {

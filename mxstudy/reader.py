@@ -27,6 +27,11 @@ def cosmetic(default: Any = MISSING, **kwargs: Any) -> Any:
     return field(default=default, metadata={"cosmetic": True}, **kwargs)
 
 
+def named(default: Any = MISSING, **kwargs: Any) -> Any:
+    """Return a cosmetic field that names or finds something whose identity is hashed instead, so that it parts arms."""
+    return field(default=default, metadata={"cosmetic": True, "names": True}, **kwargs)
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def schema(of: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are given by name."""

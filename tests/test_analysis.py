@@ -16,17 +16,22 @@ from analysis import loss_curves, style
 from analysis.figures import FIGURES as ALL
 from analysis.mxnorm import fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from mxstudy.probes import spike_score
-from mxstudy.results import bin_edges, folders_of, load_metrics, load_probe, write_table
+from mxstudy.results import KNOWN, bin_edges, folders_of, load_metrics, load_probe, load_runs, write_table
 from mxstudy.tracking.folder import RunFolder
 
 FIGURES = [loss_curves, fig06_norm_rms, fig07_histograms, figa3_spike_scores]
 LABELS = ["precision=bf16 norm=rmsnorm", "precision=mxfp8 norm=rmsnorm", "precision=mxfp8 norm=mxnorm_p2"]
+ARMS = ["bf16 rmsnorm", "mxfp8 rmsnorm", "mxfp8 mxnorm_p2"]
 NORMS = ["layers.0.attention_norm", "layers.0.ffn_norm", "layers.1.attention_norm", "layers.1.ffn_norm", "norm"]
 
 
 def training(runs: Path, arm: int) -> RunFolder:
     """A run with both probes on at every tenth step."""
-    draw, folder = random.Random(arm), make_folder(runs, f"{arm}" * 64, LABELS[arm])
+    choices = dict(word.split("=") for word in LABELS[arm].split())
+    norm = {"kind": "mxnorm", "p": 2.0} if choices["norm"] == "mxnorm_p2" else {"kind": choices["norm"]}
+    plan = {"schedule": [{"plan": {"layers.*": choices["precision"]}}]}
+    draw = random.Random(arm)
+    folder = make_folder(runs, f"{arm}" * 64, LABELS[arm], norm=norm, precision=plan)
     normal = np.random.default_rng(arm).normal(size=5000)
     counts = {
         "input": np.histogram(3 * normal, bin_edges())[0].tolist(),
@@ -85,7 +90,7 @@ def test_a_figure_is_saved_twice_and_its_path_is_printed(
 def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:
     (axes,) = drawn(loss_curves, monkeypatch, "--runs", str(runs)).axes
     raw, smooth = axes.lines[0::2], axes.lines[1::2]
-    assert [line.get_label() for line in smooth] == LABELS
+    assert [line.get_label() for line in smooth] == ARMS
     for folder, line, front in zip(folders_of([runs]), raw, smooth, strict=True):
         metrics = load_metrics([folder])
         assert list(line.get_xdata()) == list(metrics["tokens"])
@@ -94,19 +99,22 @@ def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:
         assert line.get_color() == front.get_color()
 
 
-def test_curves_from_a_table_are_those_of_the_folders(runs: Path, tmp_path: Path, monkeypatch) -> None:
-    write_table(load_metrics(folders_of([runs])), tmp_path / "curves.parquet", {})
+def test_curves_from_a_table_are_those_of_the_folders(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    for kind, load in {"metrics": load_metrics, "runs": load_runs}.items():
+        write_table(load(folders_of([runs])), tmp_path / f"curves_{kind}.parquet", {})
     lines = [
-        drawn(loss_curves, monkeypatch, "--runs", str(source)).axes[0].lines
-        for source in (runs, tmp_path / "curves.parquet")
+        drawn(loss_curves, monkeypatch, "--runs", str(source)).axes[0].lines for source in (runs, tmp_path / "curves")
     ]
     for ours, theirs in zip(*lines, strict=True):
         assert np.array_equal(ours.get_xydata(), theirs.get_xydata())
+    with pytest.raises(SystemExit):
+        loss_curves.main(["--runs", str(tmp_path / "curves_metrics.parquet")])
+    assert "has rows but no configs; give the folder of runs" in capsys.readouterr().err
 
 
 def test_every_norm_of_every_run_has_its_rms(runs: Path, monkeypatch) -> None:
     *panels, bar = drawn(fig06_norm_rms, monkeypatch, "--runs", str(runs)).axes
-    assert [axes.get_title().replace("\n", " ") for axes in panels] == LABELS
+    assert [axes.get_title().replace("\n", " ") for axes in panels] == ARMS
     for axes, folder in zip(panels, folders_of([runs]), strict=True):
         rows = load_probe([folder], "norm_output_rms")
         for norm, true, estimate in zip(NORMS, axes.lines[0::2], axes.lines[1::2], strict=True):
@@ -122,7 +130,7 @@ def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path,
         f"{norm}: {side}" for norm in (NORMS[0], NORMS[2], NORMS[4]) for side in ("input", "output")
     ]
     for axes in panels:
-        assert [stairs.get_label() for stairs in axes.patches] == LABELS
+        assert [stairs.get_label() for stairs in axes.patches] == ARMS
         for stairs in axes.patches:
             values, edges, _ = stairs.get_data()
             assert values.sum() == pytest.approx(1)
@@ -170,16 +178,9 @@ def test_runs_that_cannot_be_drawn_end_in_a_line(tmp_path: Path, capsys) -> None
     assert "no run there has any norm_output_rms; was the probe on?" in capsys.readouterr().err
 
 
-def test_an_arm_keeps_its_colour_and_strangers_share_the_rest() -> None:
-    assert style.colors(LABELS[::-1]) == {
-        LABELS[0]: style.ARMS["bf16"],
-        LABELS[1]: style.ARMS["rmsnorm"],
-        LABELS[2]: style.ARMS["mxnorm_p2"],
-    }
-    assert style.colors(["norm=mxnorm_p2 seed=1", "norm=mxnorm_p2 seed=2"]).keys() == {
-        "norm=mxnorm_p2 seed=1",
-        "norm=mxnorm_p2 seed=2",
-    }
+def test_norms_and_recipes_keep_their_colour_and_other_names_share_the_rest() -> None:
+    known = ["bf16 rmsnorm", "mxfp8 rmsnorm", "mxnorm_p2"]
+    assert list(style.colors(known).values()) == [KNOWN[word] for word in ("bf16", "rmsnorm", "mxnorm_p2")]
     strangers = style.colors(["a", "b", "a", "c"])
     assert list(strangers) == ["a", "b", "c"]
-    assert len(set(strangers.values()) - set(style.ARMS.values())) == 3
+    assert len(set(strangers.values()) - set(KNOWN.values())) == 3

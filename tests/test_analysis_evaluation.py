@@ -9,7 +9,7 @@ import pytest
 from test_analysis import drawn
 from tracked import make_folder, training_row, write_rows
 
-from analysis import export
+from analysis import export, style
 from analysis.mxnorm import table02_zero_shot
 from mxstudy import results
 from mxstudy.tracking.folder import RunFolder
@@ -33,6 +33,7 @@ def evaluated(runs: Path, arm: str, questions: int = 4, forms: tuple[str, ...] =
     from mxstudy.evaluation.suite import scores_of
 
     folder = make_folder(runs, arm * 64, f"checkpoint={arm}", experiment="olmes")
+    folder.config_path.write_text(f"study: evaluate\ncheckpoint: /runs/{arm}/step_10\n")
     results.table_path(folder, "scores").parent.mkdir()
     for form in forms:
         for task, right in RIGHT[arm, form].items():
@@ -129,7 +130,7 @@ def test_intervals_are_those_of_a_paired_bootstrap(tables: dict[str, list[list[s
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("words", ["asked_in=mxnorm p=2", "label=checkpoint=c", "checkpoint=c/step_10"])
+@pytest.mark.parametrize("words", ["asked_in=mxnorm p=2", "arm=checkpoint=c", "checkpoint=c/step_10"])
 def test_the_baseline_can_be_chosen(words: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = page(tmp_path, monkeypatch, runs, "--baseline", words)
     bits = column(tables["rmsnorm less mxnorm_p2 [95 % interval]"], "cf: bits per character")
@@ -157,8 +158,9 @@ def test_one_arm_has_no_differences_and_no_figure(tmp_path: Path, monkeypatch: p
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["mxnorm_table02_zero_shot.md"]
 
 
-def test_arms_that_were_asked_in_the_same_are_named_by_label(runs: Path) -> None:
-    scores = results.load([runs], "scores").assign(asked_in="rmsnorm, mxfp8, compute bf16")
+def test_arms_that_were_asked_in_the_same_are_named_by_what_differs(runs: Path) -> None:
+    scores = style.of_runs(results.load([runs], "scores"), results.with_arms(results.load([runs], "runs")))
+    scores = scores.assign(asked_in="rmsnorm, mxfp8, compute bf16")
     names = table02_zero_shot.named(scores)
     assert names == {arm * 64: f"checkpoint={arm}" for arm in ASKED_IN}
 
@@ -174,7 +176,7 @@ def test_unequal_questions_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("norm=rmsnorm", "--baseline: 'norm' is not one of asked_in, label"),
+        ("norm=rmsnorm", "--baseline: 'norm' is not one of asked_in, arm"),
         ("asked_in=mxnorm", "asked_in=mxnorm matches 2 arms"),
         ("asked_in=layernorm", "asked_in=layernorm matches 0 arms"),
     ],

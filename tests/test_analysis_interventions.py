@@ -30,7 +30,9 @@ def forks(intervention: str, points: tuple[str, ...] = ("0.88", "before 10"), lo
 def write(path: Path, arms: dict[str, int]) -> None:
     tables = {name: forks(name, lost=lost) for name, lost in arms.items()}
     every = pd.concat(tables.values(), ignore_index=True)
-    runs = [{"fingerprint": name * 4, "label": name, "choice.intervention": name} for name in arms]
+    runs = [
+        {"fingerprint": name * 4, "label": name, "choice.intervention": name, "config.study": "fork"} for name in arms
+    ]
     steps = np.arange(STEPS)
     metrics = [
         pd.DataFrame({"step": row.step + steps, "loss": np.exp(-steps / 20.0) * row.loss}).assign(

@@ -15,9 +15,8 @@ from mxstudy import cli
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
 
+ROOT = Path(__file__).parents[1]
 QUICK = "+experiment=quickstart"
-
-
 ASKED = ["+experiment=perplexity", "checkpoint=RUN"]
 AS_A_WHOLE = (
     "{key}: {group}=as_trained takes the checkpoint's own as a whole; choose one by name, then change its "
@@ -196,7 +195,7 @@ def test_without_arguments_the_usage_names_experiments_and_sweeps(
 def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) -> None:
     def shell(*arguments: str) -> str:
         command = [sys.executable, "-m", "mxstudy", *arguments]
-        environment = {"PYTHONPATH": str(cli.PACKAGE.parent), "PATH": ""}
+        environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
         return done.stdout
 
@@ -207,7 +206,7 @@ def test_hydras_own_views_still_work_and_nothing_is_left_behind(tmp_path: Path) 
 
 def test_the_command_line_is_read_before_torch_is_imported() -> None:
     code = "import sys, mxstudy.cli; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=cli.PACKAGE.parent, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import figures
 from analysis.figures import FIGURES, RESULTS, Figure
-from analysis.style import arm_of, caption
+from analysis.style import caption
 
 ROOT = Path(__file__).parents[1]
 NO_FIGURES = {"style", "figures", "export", "compare", "claims", "report"}
@@ -66,7 +66,7 @@ def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, m
         assert (tmp_path / "figures" / f"{figure.name}.pdf").exists() == (figure in BACKED)
         assert (figure.command in printed) or figure in BACKED
     text = (tmp_path / "figures" / "mxnorm_fig06_norm_rms.md").read_text()
-    assert "- norm=mxnorm_p2: 2 runs (8601e0ddfdd1, ff176e87b17a)" in text
+    assert "- mxnorm_p2: 2 runs (8601e0ddfdd1, ff176e87b17a)" in text
     assert "python -m" not in text
 
 
@@ -87,12 +87,11 @@ def test_an_unknown_name_is_refused(capsys) -> None:
 
 
 def test_a_caption_names_arms_seeds_and_runs() -> None:
-    labels = ["norm=rmsnorm seed=0", "norm=rmsnorm seed=1", "norm=mxnorm_p2 seed=0"]
-    rows = pd.DataFrame({"label": labels * 2, "fingerprint": [c * 64 for c in "abc"] * 2})
+    rows = pd.DataFrame({"arm": ["rmsnorm", "rmsnorm", "mxnorm_p2"] * 2, "fingerprint": [c * 64 for c in "abc"] * 2})
+    rows["color"] = "#000000"
     assert caption(rows, "What it shows.\n\npython -m analysis.x").splitlines() == [
         "What it shows.",
         "",
-        f"- norm=rmsnorm: 2 runs ({'a' * 12}, {'b' * 12})",
-        f"- norm=mxnorm_p2: 1 run ({'c' * 12})",
+        f"- rmsnorm: 2 runs ({'a' * 12}, {'b' * 12})",
+        f"- mxnorm_p2: 1 run ({'c' * 12})",
     ]
-    assert arm_of("seed=3") == "seed=3"

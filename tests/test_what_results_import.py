@@ -18,6 +18,7 @@ LIGHT = (
     "mxstudy.tracking.columnar_journal",
     "mxstudy.tracking.fetch",
     "mxstudy.tracking.arms",
+    "mxstudy.tracking.mixed_backends",
     "mxstudy.probes",
     "mxstudy.probes.outcomes",
     "mxstudy.results",

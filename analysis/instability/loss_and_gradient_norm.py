@@ -16,14 +16,15 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from analysis.style import ONE_COLUMN, SEEDS, TWO_COLUMNS, arms_of, cross, heading, make_figure, plt
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, cross, heading, make_figure, plt
+from mxstudy import results
 
-SIZES = ("model=", "model.", "train.")  # words of a label about the size of a run, not about how it trains
+SIZES = ("model.", "train.")  # keys about the size of a run, not about how it trains
 ARMS_ABREAST = 4
 
 
 def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
-    runs = runs.assign(arm=runs["label"].map(arms_of(runs["label"], but=(*SEEDS, *SIZES))))
+    runs = results.with_arms(runs, but=SIZES)
     arms = list(runs.groupby("arm", sort=False))
     curves = dict(list(metrics.groupby("fingerprint")))
     ratio = metrics.groupby("fingerprint")["tokens"].max() / runs.set_index("fingerprint")["parameters"]

@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 
-ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # keys of style.ARMS
+ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # keys of results.KNOWN
 DASHES = ("-", "--", ":")
 MISSING = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # 1 - r^2 at the ticks of the axis
 GREYS = ("0.35", "0.55", "0.7")

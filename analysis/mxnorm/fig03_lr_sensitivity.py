@@ -16,10 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.compare import mean
-from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, colors, figure_parser, load_ended, plt, save
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
 from mxstudy import results
 
-MODEL, NORM, RATE, LOSS = "choice.model", "choice.norm", "config.optimizer.lr", "validation_loss"
+MODEL, RATE, LOSS = "choice.model", "config.optimizer.lr", "validation_loss"
+SIZES = ("optimizer.lr", "model.", "train.")  # keys in which the runs of a line, or of a panel, may differ
 WORDS = ("model", "norm", "best rate")
 LOSSES = ("validation loss, 95 % interval (seeds)", "the paper's training loss")
 # The training loss at the best rate, as printed in section 4.1.
@@ -34,14 +35,14 @@ PRINTED = {
 
 
 def draw(runs: pd.DataFrame) -> Figure:
+    runs = results.with_arms(runs, but=SIZES)
     models = list(runs.groupby(MODEL, sort=False))
     width = ONE_COLUMN if len(models) == 1 else TWO_COLUMNS
     size, shares = (width, 1.2 * ONE_COLUMN), {"height_ratios": (2, 1)}
     figure, panels = plt.subplots(2, len(models), figsize=size, sharex="col", squeeze=False, gridspec_kw=shares)
-    color = colors(runs[NORM])
     for (top, bottom), (model, own) in zip(panels.T, models, strict=True):
-        for norm, arm in own.groupby(NORM, sort=False):
-            draw_arm(top, bottom, arm, str(norm), color[str(norm)])
+        for norm, arm in own.groupby("arm", sort=False):
+            draw_line(top, bottom, arm, str(norm), arm["color"].iloc[0])
         top.set_title(f"{model}, {mark_of_seeds(own)}", fontsize=8)
         bottom.set_xscale("log", base=2)
         bottom.set(xlabel="learning rate", yscale="log")
@@ -51,7 +52,7 @@ def draw(runs: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_arm(top: Axes, bottom: Axes, runs: pd.DataFrame, name: str, color: str) -> None:
+def draw_line(top: Axes, bottom: Axes, runs: pd.DataFrame, name: str, color: str) -> None:
     rates = runs.groupby(RATE)[LOSS].agg(["mean", "min", "max"])
     top.plot(rates.index, rates["mean"], "o-", markersize=3, color=color, label=name)
     top.fill_between(rates.index, rates["min"], rates["max"], color=color, alpha=0.2, linewidth=0)
@@ -61,7 +62,7 @@ def draw_arm(top: Axes, bottom: Axes, runs: pd.DataFrame, name: str, color: str)
 
 
 def mark_of_seeds(runs: pd.DataFrame) -> str:
-    seeds = runs.groupby([NORM, RATE]).size()
+    seeds = runs.groupby(["arm", RATE]).size()
     few, many = int(seeds.min()), int(seeds.max())
     return f"{few} seed{'s' * (many > 1)}" if few == many else f"{few} to {many} seeds"
 
@@ -69,7 +70,8 @@ def mark_of_seeds(runs: pd.DataFrame) -> str:
 def best(runs: pd.DataFrame) -> str:
     """Return Markdown: for each model and norm, the rate with the lowest mean loss, that loss, and the paper's."""
     rows = []
-    for (model, norm), arm in runs.dropna(subset=LOSS).groupby([MODEL, NORM], sort=False):
+    arms = results.with_arms(runs, but=SIZES).dropna(subset=LOSS)
+    for (model, norm), arm in arms.groupby([MODEL, "arm"], sort=False):
         losses = arm.groupby(RATE)[LOSS]
         rate = losses.mean().idxmin()
         printed = PRINTED.get((model, norm), "-")

@@ -28,7 +28,7 @@ def around_spikes(rings: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.D
     `norm`: name of the norm; if None, the one at which a single feature is farthest above the median.
     """
     maps: dict[str, tuple[pd.DataFrame, int | None]] = {}
-    for (run, _), own in rings.groupby(["fingerprint", "label"], sort=False):
+    for run, own in rings.groupby("fingerprint", sort=False):
         first = own[own["spike"] == own["spike"].min()]
         values = {name: np.stack(one["absmax"].to_list(), axis=1) for name, one in first.groupby("norm", sort=False)}
         name = norm or max(values, key=lambda name: values[name].max() / np.median(values[name]))
@@ -60,7 +60,7 @@ def draw(maps: dict[str, tuple[pd.DataFrame, int | None]], metrics: pd.DataFrame
     for (top, bottom), (run, (heat, spike)) in zip(panels.T, maps.items(), strict=True):
         losses = metrics[(metrics["fingerprint"] == run) & metrics["step"].between(heat.columns[0], heat.columns[-1])]
         top.plot(losses["step"], losses["loss"], color="black", linewidth=0.8)
-        top.set_title(heading(losses["label"].iloc[0]), fontsize=6)
+        top.set_title(heading(losses["name"].iloc[0]), fontsize=6)
         top.sharey(panels[0, 0])
         top.tick_params(labelleft=top is panels[0, 0])
         image = bottom.pcolormesh(heat.columns, np.arange(len(heat)), heat, norm=color, cmap="magma", rasterized=True)

@@ -1,6 +1,7 @@
 """Histograms of the norms' inputs and outputs at the last step, with the bound on the output (MXNorm paper, figure 7).
 
-The vertical line in a run's colour is the bound of x / rms (Lemmas 1 and 2). Needs runs with probe=activations.
+A run has the colour of its arm; the vertical line in it is the bound of x / rms (Lemmas 1 and 2). Needs runs with
+probe=activations.
 
 python -m analysis.mxnorm.fig07_histograms --runs runs/quickstart --norms layers.0.attention_norm norm
 """
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save
+from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
 from mxstudy.results import bin_edges
 
 LINEAR_BELOW = 2.0**-6  # the axis is linear for magnitudes below it, logarithmic above
@@ -35,15 +36,14 @@ def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
     """Draw the figure. `rows`: one per run, with `<norm>/input` and `<norm>/output` (counts by bin), `<norm>/bound`."""
     size = (TWO_COLUMNS, 1.5 * len(norms) + 0.6)
     figure, panels = plt.subplots(len(norms), 2, figsize=size, sharex=True, sharey=True, squeeze=False)
-    color, edges, reach = colors(rows["label"]), drawn_edges(), 2 * farthest(rows, norms)
+    edges, reach = drawn_edges(), 2 * farthest(rows, norms)
     for norm, row_of_panels in zip(norms, panels, strict=True):
         for side, axes in zip(("input", "output"), row_of_panels, strict=True):
             for run in rows.to_dict("records"):
-                label = run["label"]
-                axes.stairs(shares(run[f"{norm}/{side}"]), edges, color=color[label], label=label)
+                axes.stairs(shares(run[f"{norm}/{side}"]), edges, color=run["color"], label=run["name"])
                 if side == "output":
                     for bound in (-run[f"{norm}/bound"], run[f"{norm}/bound"]):
-                        axes.axvline(bound, color=color[label], linestyle=":", linewidth=0.8)
+                        axes.axvline(bound, color=run["color"], linestyle=":", linewidth=0.8)
             axes.set_title(f"{norm}: {side}")
             axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.5)
             axes.set(yscale="log", xticks=TICKS, xlim=(-reach, reach))

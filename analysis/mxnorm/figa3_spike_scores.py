@@ -10,14 +10,12 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import ONE_COLUMN, colors, load_ended, make_figure, plt
-
-ARM = ["choice.precision", "choice.norm"]
+from analysis.style import ONE_COLUMN, load_ended, make_figure, plt
 
 
 def draw(runs: pd.DataFrame) -> Figure:
-    arms = {"\n".join(arm): scores for arm, scores in runs.groupby(ARM, sort=False)["spike_score"]}
-    color = colors(arms)
+    arms = {str(arm).replace(" ", "\n"): own["spike_score"] for arm, own in runs.groupby("arm", sort=False)}
+    color = {arm.replace(" ", "\n"): color for arm, color in zip(runs["arm"], runs["color"], strict=True)}
     figure, axes = plt.subplots(figsize=(1.4 * ONE_COLUMN, ONE_COLUMN))
     for place, (arm, scores) in enumerate(arms.items()):
         axes.boxplot(scores, positions=[place], widths=0.5, showfliers=False, medianprops={"color": color[arm]})

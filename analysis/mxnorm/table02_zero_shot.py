@@ -17,11 +17,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.style import TWO_COLUMNS, arms_of, caption, colors, figure_parser, load_chosen, plt, save, save_table
+from analysis.style import TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save, save_table
 from mxstudy import results
 from mxstudy.results import Difference, difference, plus_minus
 
-NAMING = ("asked_in", "label", "checkpoint", "fingerprint")  # arms are named by the first one that is unique
+NAMING = ("asked_in", "arm", "checkpoint", "fingerprint")  # arms are named by the first one that is unique
 QUESTION = ["task", "form", "group", "document", "gold"]
 SCORE, BITS = "right", "bits_per_char"  # columns with one number per question
 
@@ -31,8 +31,10 @@ def named(scores: pd.DataFrame) -> dict[str, str]:
     runs = scores.drop_duplicates("fingerprint").set_index("fingerprint", drop=False)
     column = next(column for column in NAMING if runs[column].is_unique)
     labels = [text.replace(" p=", "_p").replace("compute ", "compute=").replace(",", "") for text in runs[column]]
-    names = arms_of(labels, but=())
-    return {fingerprint: names[label] for fingerprint, label in zip(runs.index, labels, strict=True)}
+    words = {label: label.split() for label in labels}
+    shared = set.intersection(*map(set, words.values())) if len(words) > 1 else set()
+    names = (" ".join(word for word in words[label] if word not in shared) or label for label in labels)
+    return dict(zip(runs.index, names, strict=True))
 
 
 def baseline_arm(scores: pd.DataFrame, names: Mapping[str, str], chosen: str | None) -> str:
@@ -172,7 +174,7 @@ def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str
     bits = {arm: differences(answers, arm, baseline, BITS, form) for arm in arms}
     whose = scores["arm"] + " = " + scores["checkpoint"] + " in " + scores["asked_in"]
     parts = [
-        caption(scores.assign(label=whose), __doc__, paths),
+        caption(scores.assign(arm=whose), __doc__, paths),
         f"**Score in the better form**\n\n{by_arm(scores, 'right, % (form)', score_cells)}",
         f"**Bits per character of the right answer ({form}), lower is better**\n\n{by_arm(scores, 'bits', bits_cells)}",
     ]

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.students.arms import REPLICA
-from analysis.style import ARMS, OTHERS, TWO_COLUMNS, plt
+from analysis.style import TWO_COLUMNS, plt
+from mxstudy import results
 
 POINTS = 300
 DOTTED = 10  # curves with fewer points have a marker at each
@@ -104,9 +105,9 @@ def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:
 
 
 def strokes(arms: Sequence[str]) -> dict[str, Any]:
-    """Return the colour of each arm: that of its first word in style.ARMS, else the next unused one."""
-    others = cycle(("#D55E00", "#0072B2", "#009E73", *OTHERS))
-    known = {arm: next((color for word, color in ARMS.items() if word in arm.split()), None) for arm in arms}
+    """Return the colour of each arm: that of its first word in results.KNOWN, else the next unused one."""
+    others = cycle(("#D55E00", "#0072B2", "#009E73", *results.OTHERS))
+    known = {arm: next((color for word, color in results.KNOWN.items() if word in arm.split()), None) for arm in arms}
     return {arm: color or next(others) for arm, color in known.items()}
 
 

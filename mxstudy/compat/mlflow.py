@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-# Tags that MLflow's pages read: a run's parent, Markdown on its page, columns of a table of runs.
+# Tags that MLflow's pages read: a run's parent, its colour in charts, Markdown on its page, columns of a table of runs.
 PARENT = "mlflow.parentRunId"
+COLOR = "mlflow.runColor"
 NOTE = "mlflow.note.content"
 SOURCE_NAME = "mlflow.source.name"
 SOURCE_COMMIT = "mlflow.source.git.commit"

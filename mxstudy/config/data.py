@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mxstudy.reader import cosmetic, require, schema
+from mxstudy.reader import cosmetic, named, require, schema
 
 
 @schema
@@ -34,7 +34,7 @@ class Files(Corpus):
 
     kind: Literal["files"] = "files"
     format: Literal["text", "jsonl", "parquet"]
-    paths: tuple[str, ...] = cosmetic()  # the identity of the corpus is the files' contents, not their paths
+    paths: tuple[str, ...] = named()  # the identity of the corpus is the files' contents, not their paths
     text_field: str = "text"
 
     def __post_init__(self) -> None:
@@ -54,11 +54,11 @@ class HuggingFace(Corpus):
     """
 
     kind: Literal["hugging_face"] = "hugging_face"
-    name: str = cosmetic()  # in the identity of the corpus; a local folder by its contents
+    name: str = named()  # in the identity of the corpus; a local folder by its contents
     subset: str | None = None
     folder: str | None = None
     split: str = "train"
-    revision: str = cosmetic("main")
+    revision: str = named("main")
     mirror: str | None = cosmetic(None)  # the same text in another place
     text_field: str = "text"
     max_documents: int | None = None
@@ -95,7 +95,7 @@ class Pretrained:
     """A tokenizer given as a `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub."""
 
     kind: Literal["pretrained"] = "pretrained"
-    name: str = cosmetic()  # its contents are in the identity of the corpus
+    name: str = named()  # its contents are in the identity of the corpus
     eos_token: str | None = None
 
 

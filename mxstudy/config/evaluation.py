@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from mxstudy.reader import cosmetic, require, schema
+from mxstudy.reader import named, require, schema
 
 OLMES = (
     *("arc_challenge", "arc_easy", "boolq", "csqa", "hellaswag"),
@@ -28,8 +28,8 @@ class Evaluation:
     shots: int = 0
     task_shots: dict[str, int] = field(default_factory=dict)
     limit: int | None = None
-    data_dir: str | None = cosmetic(None)  # the questions are hashed instead
-    shots_dir: str | None = cosmetic(None)
+    data_dir: str | None = named(None)  # the questions are hashed instead
+    shots_dir: str | None = named(None)
     skip_missing: bool = False
     tokens_per_batch: int = 16_384
 

@@ -19,7 +19,7 @@ from mxstudy.config.student import (
     Teacher,
 )
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
-from mxstudy.reader import ConfigError, cosmetic, read, require, schema, suggest
+from mxstudy.reader import ConfigError, cosmetic, named, read, require, schema, suggest
 
 
 @schema
@@ -35,6 +35,7 @@ class Run:
     wait: bool = cosmetic(False)
     dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
+    replicates: tuple[str, ...] = cosmetic(())  # keys, beside the seeds, in which runs of one arm may differ
     tracking: Tracking = cosmetic(default_factory=Tracking)
 
     def __post_init__(self) -> None:
@@ -43,6 +44,13 @@ class Run:
         study = getattr(self, "study", "run")
         require(self.compares or not self.baseline, f"baseline: {study} does not compare arms; leave it out")
         require(self.stale == "refuse" or not self.rerun, "stale: has no effect with rerun=true; leave one of them out")
+        for key in self.replicates:
+            part: Any = self
+            for word in key.split("."):
+                require(
+                    hasattr(part, word), f"replicates: {key!r} is not a key of this run; {suggest(word, vars(part))}"
+                )
+                part = getattr(part, word)
 
 
 @schema
@@ -125,7 +133,7 @@ class TrainedModelRun(Run):
     """
 
     compares = True
-    checkpoint: str = cosmetic()  # the checkpoint that it names is hashed instead
+    checkpoint: str = named()
     norm: Norm | None = None
     precision: Precision | None = None
     compute: Literal["bf16", "fp32"] | None = None
@@ -247,11 +255,11 @@ class Fork(Run):
     """
 
     study: Literal["fork"] = "fork"
-    parent: str = cosmetic()  # the run that it names and the steps of the forks are hashed instead
+    parent: str = named()  # this and the next three: the run and the steps that they mean are hashed
     intervention: Intervention = Intervention()
-    intervene_before: int = cosmetic(10)
-    fractions: tuple[float, ...] = cosmetic((0.88,))
-    at_step: int | None = cosmetic(None)
+    intervene_before: int = named(10)
+    fractions: tuple[float, ...] = named((0.88,))
+    at_step: int | None = named(None)
     steps: int = 1500
     device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
 

@@ -6,7 +6,7 @@ validation. If its log-likelihoods are NaN, there are no scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -17,27 +17,45 @@ from mxstudy.evaluation import questions
 from mxstudy.evaluation.lm import NativeLM
 from mxstudy.evaluation.metrics import NotANumber
 from mxstudy.evaluation.scorer import Scorer
-from mxstudy.evaluation.suite import samples_of, scores_of, values_of
+from mxstudy.evaluation.suite import count_requests, samples_of, scores_of, values_of
+from mxstudy.evaluation.templates import Question
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import evaluated
 
 
 def build_evaluation(
-    settings: config.EvaluationDuringTraining, model: Decoder, tokenizer: Tokenizer, max_length: int
+    settings: config.EvaluationDuringTraining,
+    model: Decoder,
+    tokenizer: Tokenizer,
+    max_length: int,
+    tell: Callable[[str, int, int], None],
 ) -> Callable[[], dict[str, float]]:
-    """Return a function that evaluates the model in its current state and returns its scores by name."""
+    """Return a function that evaluates the model in its current state and returns its scores by name.
+
+    `tell` is called after each batch with the task, and with how many requests of all tasks are done, of how many.
+    """
     asked = [
         (task, form, questions.build_questions(task, form, settings))
         for task in questions.at_hand(settings, print)
         for form in settings.forms
     ]
+    total = sum(count_requests(*one) for one in asked)
 
     @torch.compiler.set_stance("force_eager")  # so that no block is recompiled for other shapes than those of training
     def evaluate() -> dict[str, float]:
-        lm = NativeLM(Scorer(model, max_length, settings.tokens_per_batch), tokenizer)
+        scorer, done = Scorer(model, max_length, settings.tokens_per_batch), 0
+
+        def answers(task: str, form: str, groups: Mapping[str, Sequence[Question]]) -> pd.DataFrame:
+            def count(requests: int) -> None:
+                nonlocal done
+                done += requests
+                tell(f"evaluation: {task} {form}", done, total)
+
+            return samples_of(NativeLM(scorer, tokenizer, count), task, form, groups)
+
         try:
             with evaluated(model):
-                return values_of(scores_of(pd.concat([samples_of(lm, *one) for one in asked])))
+                return values_of(scores_of(pd.concat([answers(*one) for one in asked])))
         except NotANumber as error:  # the next training loss decides whether the run has diverged
             print(f"evaluation: no scores: {error}", flush=True)
             return {}

@@ -20,7 +20,7 @@ from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import RunState, look, observe
 from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
-from mxstudy.launch.table import show, status_table, wait_for
+from mxstudy.launch.table import names, show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, read, require, suggest
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder
@@ -62,7 +62,7 @@ class Consent(NamedTuple):
 
 def status(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, Any], consent: Consent) -> int:
     queues_now = Queues()
-    say("\n".join(status_table(look(folder, queues_now) for folder in folders)))
+    say("\n".join(status_table([look(folder, queues_now) for folder in folders], names(folders))))
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
+from mxstudy.launch.job_arms import with_arms
 from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then, with_probes_of
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
@@ -32,7 +33,8 @@ class Job:
     `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
     `replaces`: the run that `rerun=true` replaces; it lies in `folder` until the job is claimed. `parent_id`: the id of
     the sweep's run in MLflow, if there is one. `backend`: the backends that its blocks will run on, None without a
-    model. `also`: the labels of further jobs of this sweep that are the same run.
+    model. `also`: the labels of further jobs of this sweep that are the same run. `name`, `color`: those of its arm
+    among these jobs, the name with its seeds.
     """
 
     config: AnyRun
@@ -46,6 +48,8 @@ class Job:
     parent_id: str | None = None
     backend: str | None = None
     also: tuple[str, ...] = ()
+    name: str = ""
+    color: str = ""
 
     @property
     def membership(self) -> Membership:
@@ -103,7 +107,7 @@ def plan(composed: list[Composed]) -> list[Job]:
         except ConfigError as error:
             errors[str(error)].append(label)
     require(not errors, refusal(errors, len(composed)))
-    return list(jobs.values())
+    return with_arms(list(jobs.values()))
 
 
 class Valid(NamedTuple):
@@ -182,9 +186,10 @@ def labels(composed: list[Composed]) -> list[str]:
 
 
 def title(job: Composed) -> str:
-    """Return the job's precision and norm, else its checkpoint (if both are as_trained), else its experiment."""
+    """Return what a user asked of precision and norm, else the checkpoint (if both are as_trained) or experiment."""
     choices = [f"{group}={job.choices[group]}" for group in ("precision", "norm") if group in job.choices]
-    named = " ".join(choice for choice in choices if not choice.endswith("=as_trained"))
+    values = [line for line in job.overrides if line.lstrip("+").startswith(("precision.", "norm."))]
+    named = " ".join([*(choice for choice in choices if not choice.endswith("=as_trained")), *values])
     return named or by_key(job.overrides).get("checkpoint") or job.choices.get("experiment", "unnamed")
 
 
@@ -231,7 +236,7 @@ def claim(job: Job) -> RunFolder:
         config, earlier = changed(config, experiment=before.path.parent.name), before.memberships()
         replace_folder(before)
     asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
-    asked |= {"baseline": dict(job.config.baseline)}
+    asked |= {"baseline": dict(job.config.baseline), "name": job.name, "color": job.color}
     try:
         folder = RunFolder.create(job.folder, config, job.fingerprint, about | asked, job.parent_id)
     except ConfigError as error:

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from mxstudy import config
 from mxstudy.distributed import is_first
+from mxstudy.launch.job_arms import arm_names
 from mxstudy.launch.plan import Job, varying
 from mxstudy.studies import study_of
-from mxstudy.tracking.arms import REMEDY, different_backends
 from mxstudy.tracking.code import different_code
 from mxstudy.tracking.folder import DONE
+from mxstudy.tracking.mixed_backends import REMEDY, different_backends
 from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import create_store, one_line
 
@@ -56,7 +57,9 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
 def backends_sentence(jobs: Sequence[Job]) -> str | None:
     """Return a sentence that names the backends of the arms, or None if all arms run on the same."""
     has_option = all(getattr(job.config, "precision", None) is not None for job in jobs)
-    return different_backends([(job.label, job.backend) for job in jobs], REMEDY if has_option else "")
+    return different_backends(
+        zip(arm_names(jobs), (job.backend for job in jobs), strict=True), REMEDY if has_option else ""
+    )
 
 
 def code_sentence(jobs: Sequence[Job]) -> str | None:
@@ -77,8 +80,8 @@ def summarise(jobs: list[Job]) -> dict[str, Summary]:
     for kind in config.STUDIES:
         done = [job for job in jobs if job.config.study == kind and job.state in DONE]
         if done:
-            arms = {job.label: job.run for job in done}
-            summary = study_of(kind).summarise(arms, done[0].config.baseline)
+            runs = {job.name: job.run for job in done}
+            summary = study_of(kind).summarise(runs, done[0].config.baseline)
             as_run = [replace(job, backend=job.run.backend()) for job in done]
             for sentence in filter(None, (backends_sentence(as_run), code_sentence(done))):
                 say(sentence)

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rich.text import Text
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import ENDED, RunState, look
 from mxstudy.launch.ticket import ticket_of
+from mxstudy.tracking.arms import described, run_names
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.progress import clock, rate_text
 
@@ -32,17 +33,22 @@ COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reaso
 def show(folders: Sequence[RunFolder]) -> None:
     """Print a table with a row per job: its id, or its state if it has ended, and its folder."""
     rows = [["job", "what", "fingerprint", "folder"]]
-    for folder in folders:
+    for folder, name in zip(folders, names(folders), strict=True):
         state, ticket = folder.status().state, ticket_of(folder)
         job = ticket.job_id if ticket and state not in ENDED else state
-        rows.append([job, label_of(folder), folder.path.name, str(folder.path)])
+        rows.append([job, name, folder.path.name, str(folder.path)])
     print("\n".join(aligned(rows)), flush=True)
 
 
-def status_table(runs: Iterable[RunState]) -> list[str]:
-    """Return a line per run, those that need attention first, and a line with the number of runs in each state."""
+def status_table(runs: Sequence[RunState], what: Sequence[str]) -> list[str]:
+    """Return a line per run, those that need attention first, and a line with the number of runs in each state.
+
+    `what`: the name of each run.
+    """
+    name_of = {run.folder.path: name for run, name in zip(runs, what, strict=True)}
     ordered = sorted(runs, key=lambda run: ORDER.index(run.state))
-    rows = [[row[column] for column in COLUMNS] for row in map(status_row, ordered)]
+    cells = (status_row(run) | {"what": name_of[run.folder.path]} for run in ordered)
+    rows = [[row[column] for column in COLUMNS] for row in cells]
     return [*aligned([list(COLUMNS), *rows]), counted(ordered)]
 
 
@@ -52,14 +58,13 @@ def counted(runs: Sequence[RunState]) -> str:
 
 
 def status_row(run: RunState) -> dict[str, str]:
-    """Return a run's cells by column; rate and time left come from the last rows of a running run's journal."""
+    """Return a run's cells by column, but for its name; rate and time left come from the end of a running journal."""
     rows, status = last_rows(run.folder.journal_path), run.status
     steps = status.steps or 0
     rate = next((key for key in rows[-1] if key.endswith("_per_s")), None) if rows else None
     is_running = run.state == "running"
     return {
         "run": "/".join(run.folder.path.parts[-2:]),
-        "what": label_of(run.folder),
         "state": run.state,
         "step": f"{status.step}/{steps}" if steps else "",
         "loss": f"{rows[-1]['loss']:.4f}" if rows else "",
@@ -110,27 +115,28 @@ def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
 
     On a terminal a table is kept up to date; elsewhere each change of state is printed as a line.
     """
-    console, states = Console(highlight=False), dict[Path, str]()
+    console, states, what = Console(highlight=False), dict[Path, str](), names(folders)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             queues = Queues()
             runs = [look(folder, queues) for folder in folders]
             if console.is_terminal:
-                live.update(Text("\n".join(status_table(runs)), no_wrap=True, overflow="crop"), refresh=True)
+                live.update(Text("\n".join(status_table(runs, what)), no_wrap=True, overflow="crop"), refresh=True)
             else:
-                for run in runs:
+                for run, name in zip(runs, what, strict=True):
                     if states.get(run.folder.path) != run.state:
                         states[run.folder.path] = run.state
-                        print("  ".join(filter(None, [run.state, label_of(run.folder), run.reason])), flush=True)
+                        print("  ".join(filter(None, [run.state, name, run.reason])), flush=True)
             if not any(run.in_flight for run in runs):
                 break
             time.sleep(POLL_S)
-    print("\n".join(status_table(runs)), flush=True)
+    print("\n".join(status_table(runs, what)), flush=True)
     return runs
 
 
-def label_of(folder: RunFolder) -> str:
-    return str(folder.label)
+def names(folders: Sequence[RunFolder]) -> list[str]:
+    """Return the name of each run among these: that of its arm, and its seeds where they differ."""
+    return run_names([described(folder) for folder in folders])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from mxstudy.config import StudentTeacher
+from mxstudy.config.deciding import cosmetic_columns as cosmetic_columns
 from mxstudy.evaluation.paired import Difference as Difference
 from mxstudy.evaluation.paired import difference as difference
 from mxstudy.probes.fractions import Fraction as Fraction
@@ -28,20 +29,27 @@ from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
 from mxstudy.reader import ConfigError, flatten, plain, require
 from mxstudy.results.cells import markdown as markdown
 from mxstudy.results.cells import plus_minus as plus_minus
-from mxstudy.results.cosmetic import cosmetic_columns as cosmetic_columns
 from mxstudy.results.curves import HALF_LIFE as HALF_LIFE
+from mxstudy.results.curves import band as band
+from mxstudy.results.curves import curves_of as curves_of
+from mxstudy.results.curves import draw_arm as draw_arm
 from mxstudy.results.curves import smoothed as smoothed
+from mxstudy.results.run_arms import Estimate as Estimate
+from mxstudy.results.run_arms import arm_rows as arm_rows
+from mxstudy.results.run_arms import with_arms as with_arms
 from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES
 from mxstudy.results.stacks import replica_metrics, replica_probe, replica_rows
 from mxstudy.results.tables import read_benchmark
 from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
-from mxstudy.tracking.arms import different_backends as different_backends
+from mxstudy.tracking.arm_colors import KNOWN as KNOWN
+from mxstudy.tracking.arm_colors import OTHERS as OTHERS
 from mxstudy.tracking.code import code_at, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs, runs_of
 from mxstudy.tracking.journal import Row, read_journal
+from mxstudy.tracking.mixed_backends import different_backends as different_backends
 
 PROBES = probe_names()
 STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, when it starts

@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mxstudy import results
 
@@ -21,7 +22,7 @@ def show(title: str, columns: tuple[str, ...], cells: list[tuple[str, ...]], not
 
 
 def grid(
-    title: str | None, columns: Iterable[str], cells: Iterable[Iterable[str]] = (), left: Collection[str] = LEFT
+    title: str | None, columns: Iterable[str], cells: Iterable[Iterable[str | Text]] = (), left: Collection[str] = LEFT
 ) -> Table:
     """Return a rich table; on a narrow terminal, names of arms wrap and other cells are cut off with an ellipsis."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)

@@ -13,7 +13,7 @@ from mxstudy.numerics.formats import is_random
 from mxstudy.reader import ConfigError, require
 from mxstudy.students.stack import apply_run_precision, build_student, quantized
 from mxstudy.students.teacher import Teacher
-from mxstudy.tracking.arms import all_backends, backends_by_step
+from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 
 # The backends by checked config: stacks that differ only in seeds or learning rates have the same.

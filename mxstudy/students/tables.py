@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from mxstudy import results
 from mxstudy.results.terminal import markdown, show
-from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
@@ -21,19 +20,16 @@ NOTES = (
 )
 
 
-def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Print the table of the arms and return it for MLflow; no arms are compared, so `baseline` is not used."""
-    cells = show_arms(arms)
+    cells = show_arms(list(runs.values()))
     return Summary("\n\n".join([markdown(TITLE, COLUMNS, cells), *NOTES]))
 
 
-def show_arms(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
-    """Print the table and return its rows as text; an arm is a stack, or each learning rate of a stack with several."""
-    cells = []
-    for label, folder in arms.items():
-        for lr, replicas in (by_lr := results.load_runs([folder]).groupby("lr")):
-            name = short(label) + (f" lr={lr:g}" if len(by_lr) > 1 else "")
-            cells.append((name, *arm_cells(replicas)))
+def show_arms(folders: Sequence[RunFolder]) -> list[tuple[str, ...]]:
+    """Print the table and return its rows as text; an arm has the replicas of equal configs, whatever their seeds."""
+    replicas = results.with_arms(results.load_runs(folders))
+    cells = [(str(arm), *arm_cells(own)) for arm, own in replicas.groupby("arm", sort=False)]
     show(TITLE, COLUMNS, cells, list(NOTES))
     return cells
 

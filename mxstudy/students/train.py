@@ -56,7 +56,7 @@ def run(config: StudentTeacher, folder: RunFolder, label: str) -> str:
             why = f"none of {replicas} replicas is finite" if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
         if state != "preempted":
-            show_arms({label: folder})
+            show_arms([folder])
     return state
 
 

@@ -46,10 +46,10 @@ class PrepareDataStudy(Study[PrepareData]):
     def run(self, config: PrepareData, folder: RunFolder, label: str) -> str:
         return run(config, folder, label)
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         """Print and return a line for every corpus: its totals, and its shards' folder or that they were deleted."""
         columns = ("arm", *COUNTED, "shards")
-        cells = [(label, *summary_of(folder)) for label, folder in arms.items()]
+        cells = [(name, *summary_of(folder)) for name, folder in runs.items()]
         show("prepared", columns, cells, [])
         return Summary(markdown("prepared", columns, cells))
 

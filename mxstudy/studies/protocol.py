@@ -96,8 +96,8 @@ class Study(ABC, Generic[C]):
         """Run, or resume the folder's run where it was interrupted; returns the run's state."""
 
     @abstractmethod
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        """Print and return the results of a sweep's runs; `arms` is {label: folder}."""
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+        """Print and return the results of a sweep's runs; `runs` is {name of the arm, and seeds: folder}."""
 
     def tell_others(self, config: C, folder: RunFolder) -> str | None:
         """Add this run's results to other runs on the tracking server; returns None, or one line on why it failed."""

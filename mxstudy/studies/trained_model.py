@@ -19,9 +19,9 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.precision import describe
 from mxstudy.reader import changed
 from mxstudy.studies.protocol import Identity, Study, Uses, on_planned_device, settings_in_vain
-from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, Row, read_journal
+from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.tracking.mlflow_mirror import add_rows
 from mxstudy.train.recorder import finish_and_mirror
 from mxstudy.train.runtime import configure_torch, resolve_device

@@ -1,65 +1,144 @@
-"""Names of a sweep's arms, and the backends on which their blocks run."""
+"""Sort runs into arms: runs whose configs agree but for seeds, whatever they are called.
+
+An arm has the shortest name that tells it from the others of its set, and a colour of its own. Both come from configs
+and from the choices of config groups; the label of a run, what its user typed, is only a record.
+"""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-SEEDS = ("seed=", "data_seed=")
-NAMED = 3  # arms of one backend that are listed by name; more are only counted
-THEN = " then from step {} "
-REMEDY = "precision.backend=reference puts all on one"
+import yaml
+
+from mxstudy.config.deciding import Value, deciding, defaults_of
+from mxstudy.reader import flatten, plain
+from mxstudy.tracking.arm_colors import colors_of
+from mxstudy.tracking.arm_names import Named, names_of, text_of
+from mxstudy.tracking.folder import RunFolder
+
+SEEDS = ("seed", "data_seed", "seeds")
+REPLICATES, BASELINE = "replicates.", "baseline."
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 
 
-def short(label: str) -> str:
-    """Return 'precision=mxfp8 norm=rmsnorm' as 'mxfp8 rmsnorm': these choices are clear without their group."""
-    return re.sub(r"(?<!\S)(norm|precision)=", "", label)
+@dataclass(frozen=True)
+class Described:
+    """What is known of a run: its flat config, defaults included or not, and its choice of each config group."""
+
+    config: Mapping[str, Any]
+    choices: Mapping[str, str]
+
+    @cached_property
+    def replicates(self) -> frozenset[str]:
+        """The keys in which runs of one arm may differ: seeds, and what the config's `replicates` names."""
+        own = (str(value) for key, value in self.config.items() if key.startswith(REPLICATES) and value == value)
+        return frozenset((*SEEDS, *own))
+
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        return deciding(self.config)
+
+    @cached_property
+    def parting(self) -> dict[str, Value]:
+        """The values that part arms."""
+        return {key: value for key, value in self.values.items() if key not in self.replicates}
+
+    @cached_property
+    def key(self) -> str:
+        """The arm's identity; a field that is added to the schema later leaves it as it is."""
+        defaults = defaults_of(self.config)
+        own = sorted((k, v) for k, v in self.parting.items() if v != defaults.get(k) or k.split(".")[-1] == "kind")
+        return hashlib.sha256(repr(own).encode()).hexdigest()
+
+    @property
+    def unit(self) -> tuple[tuple[str, str], ...]:
+        """Its seeds, and what else tells it from the runs of its arm: (key, value as text). Runs are paired by it."""
+        return tuple((key, text_of(self.values[key])) for key in sorted(self.replicates & self.values.keys()))
+
+    @cached_property
+    def is_baseline(self) -> bool:
+        """Whether it made the choices of the config's `baseline`."""
+        return bool(self.baseline) and all(self.choices.get(group) == one for group, one in self.baseline.items())
+
+    @cached_property
+    def baseline(self) -> dict[str, str]:
+        """The baseline's choice of each group that the config names."""
+        found = {k.removeprefix(BASELINE): v for k, v in self.config.items() if k.startswith(BASELINE)}
+        return {group: choice for group, choice in found.items() if isinstance(choice, str)}
 
 
-def arm_of(label: str) -> str:
-    """Return the arm of a run: its label in short form without the seeds, equal for runs that differ only in seed."""
-    return short(" ".join(word for word in label.split() if not word.startswith(SEEDS))) or label
+@dataclass(frozen=True)
+class Arm:
+    """`partner`: the name of the arm that it is compared with, its own for a baseline; None if there is none."""
+
+    name: str
+    color: str
+    partner: str | None
 
 
-def all_backends(backends: Iterable[str | None]) -> str | None:
-    """Return each backend that any entry names, once: 'fused, reference'; None if none is known.
+def describe(config: Any, choices: Mapping[str, str]) -> Described:
+    """Return the description of a run from its config, a frozen dataclass."""
+    return Described(flatten(plain(config)), choices)
 
-    If all known entries are equal, return that entry, with the steps at which a schedule changes the backend.
+
+def described(folder: RunFolder) -> Described:
+    """Return the description of a run, as the folder's membership asks for it; its config may be of an earlier schema."""
+    values = yaml.load(folder.config_path.read_text(), Loader=LOADER)
+    asked = folder.membership()
+    return Described(flatten(values | {"baseline": dict(asked.baseline)}), asked.choices)
+
+
+def arms_of(runs: Sequence[Described]) -> list[Arm]:
+    """Return the arm of each run, named and coloured among these runs.
+
+    An arm keeps its colour when runs of others are added behind. If no run made the choices of its config's `baseline`,
+    all arms are compared with the first, whatever they differ in.
     """
-    known = {backend for backend in backends if backend}
-    if len(known) == 1:
-        return known.pop()
-    return ", ".join(sorted({name for one in known for name in re.split(rf", |{THEN.format(r'[0-9]+')}", one)})) or None
+    members: dict[str, list[Described]] = {}
+    for run in runs:
+        members.setdefault(run.key, []).append(run)
+    names = names_of([Named(own[0].parting, own[0].config, made_by(own)) for own in members.values()])
+    named = dict(zip(members, names, strict=True))
+    named_by = [key for key, own in members.items() if any(run.is_baseline for run in own)]
+    baselines = named_by or [*members][:1]
+    firsts = {key: own[0] for key, own in members.items()}
+    colors = colors_of({key: run.parting for key, run in firsts.items()}, first=baselines)
+    arms = {}
+    for key, run in firsts.items():
+        partner = partner_of(run, {each: firsts[each] for each in named_by}) if named_by else baselines[0]
+        arms[key] = Arm(named[key], colors[key], named.get(partner or ""))
+    return [arms[run.key] for run in runs]
 
 
-def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:
-    """Return a schedule's backends, from rows (first step, backends): 'reference then from step 500 fused'."""
-    said, last = "", None
-    for step, backends in rows:
-        if backends and backends != last:
-            said += (THEN.format(step) if said else "") + backends
-            last = backends
-    return said or None
+def made_by(runs: Sequence[Described]) -> dict[str, list[str]]:
+    """Return the choices of each group that these runs made."""
+    groups = dict.fromkeys(group for run in runs for group in run.choices)
+    return {group: list(dict.fromkeys(r.choices[group] for r in runs if group in r.choices)) for group in groups}
 
 
-def different_backends(runs: Iterable[tuple[str, str | None]], remedy: str = REMEDY) -> str | None:
-    """Return a sentence that says which arms run on which backends; None if all run on the same one.
+def partner_of(run: Described, baselines: Mapping[str, Described]) -> str | None:
+    """Return the key of the baseline that differs from a run only in the groups of the config's `baseline`, or None."""
+    if run.key in baselines:
+        return run.key
+    compared = tuple(f"{group}." for group in run.baseline)
+    rest = {key: value for key, value in run.parting.items() if not f"{key}.".startswith(compared)}
+    for key, other in baselines.items():
+        if rest == {k: value for k, value in other.parting.items() if not f"{k}.".startswith(compared)}:
+            return key
+    return None
 
-    `runs`: (label, backend) pairs; runs whose backend is None are ignored. `remedy`: the option that puts all arms on
-    one backend; may be empty.
-    """
-    of_arms: dict[str, list[str | None]] = defaultdict(list)
-    for label, backend in runs:
-        of_arms[arm_of(label)].append(backend)
-    arms: dict[str, list[str]] = defaultdict(list)
-    for arm, backends in of_arms.items():
-        if found := all_backends(backends):
-            arms[found].append(arm)
-    if len(arms) < 2:
-        return None
-    *few, (most, others) = sorted(arms.items(), key=lambda group: len(group[1]))
-    parts = [f"{', '.join(own) if len(own) <= NAMED else f'{len(own)} arms'}: {backend}" for backend, own in few]
-    parts.append(f"{others[0] if len(others) == 1 else f'{len(others)} others'}: {most}")
-    sentence = f"The arms run on different backends ({'; '.join(parts)}), which differ in the order of sums alone"
-    return f"{sentence}; {remedy}." if remedy else f"{sentence}."
+
+def run_names(runs: Sequence[Described]) -> list[str]:
+    """Return the name of each run: that of its arm, and those of its seeds that differ among these runs."""
+    units = [dict(run.unit) for run in runs]
+    varied = {key for unit in units for key in unit if len({other.get(key) for other in units}) > 1}
+    if all(unit.get("data_seed") == unit.get("seed") for unit in units):
+        varied.discard("data_seed")
+    return [
+        " ".join([arm.name, *(f"{key}={value}" for key, value in unit.items() if key in varied)])
+        for arm, unit in zip(arms_of(runs), units, strict=True)
+    ]

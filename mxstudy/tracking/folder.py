@@ -29,9 +29,9 @@ import yaml
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
 from mxstudy.tracking import memberships
-from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
+from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.whole_files import replace_file
 
 STALE_AFTER_S = 60.0

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mxstudy.compat.mlflow import PARENT
+from mxstudy.compat.mlflow import COLOR, PARENT
 from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
 from mxstudy.tracking import memberships
@@ -197,13 +197,17 @@ class Mirror:
 def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
     """Return the mirror of a run, or None if `tracking.uri` is not set.
 
-    `label`: the run's name in MLflow, which says what varies in its sweep; the run's choices become tags to filter by.
+    In MLflow it has the name and the colour of its arm in the sweep that started it, or of `label` and no colour if it
+    is older than arms. Its choices become tags to filter by.
     """
     if config.tracking.uri is None:
         return None
     facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
-    tags = folder.provenance()["choices"] | facts
-    return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(plain(config)), tags)
+    about = folder.provenance()
+    tags = about["choices"] | facts | ({COLOR: about["color"]} if "color" in about else {})
+    return Mirror(
+        config.tracking.uri, folder, config.experiment, about.get("name", label), flatten(plain(config)), tags
+    )
 
 
 def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:

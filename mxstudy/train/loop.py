@@ -36,6 +36,9 @@ Row = dict[str, Any]
 
 
 class StepRecorder(Protocol):
+    def measuring(self, what: str, done: int, total: int) -> None:
+        """Show that so much of a measurement of the model is done, between two steps."""
+
     """Stores a run's measurements, and the checkpoints from which it can resume."""
 
     def record(self, row: Row) -> None:
@@ -209,6 +212,7 @@ def validate(run: TrainingRun) -> float:
     total = torch.zeros((), dtype=torch.float64, device=run.device)
     parts = torch.arange(len(tokens_BT)).split(run.micro_batch_size)
     for turn in range(0, len(parts), world_size()):
+        run.recorder.measuring("validation", turn, len(parts))
         own = turn + rank()
         rows = parts[own if own < len(parts) else 0]
         move_to_row(run.model, int(rows[0]) * tokens_BT.shape[1])

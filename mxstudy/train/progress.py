@@ -30,14 +30,24 @@ class Progress:
         """Show the journal's row of a step just done, unless the last line is too recent."""
         now_s, done = time.perf_counter(), row["step"] + 1
         self.first = self.first or (done, now_s)
-        every_s = TERMINAL_EVERY_S if self.is_terminal else PLAIN_EVERY_S
-        if now_s - self.shown_s < every_s and done < self.steps:
-            return
-        self.shown_s = now_s
-        line = (
-            f"{self.label}  step {done}/{self.steps}  loss {row['loss']:.4f}"
-            f"  {rate_text(row, self.rate)}{self.left(done, now_s)}"
-        )
+        if self.is_due(now_s) or done == self.steps:
+            rate = f"{rate_text(row, self.rate)}{self.left(done, now_s)}"
+            self.write(f"step {done}/{self.steps}  loss {row['loss']:.4f}  {rate}", now_s)
+        if done == self.steps:
+            self.close()
+
+    def show_part(self, what: str, done: int, total: int) -> None:
+        """Show how much of a measurement between two steps is done, unless the last line is too recent."""
+        now_s = time.perf_counter()
+        if self.is_due(now_s) or done == total:
+            self.write(f"{what}  {done / total:.0%}", now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        return now_s - self.shown_s >= (TERMINAL_EVERY_S if self.is_terminal else PLAIN_EVERY_S)
+
+    def write(self, text: str, now_s: float) -> None:
+        """Write a line that begins with the label: in place on a terminal, else below the others."""
+        self.shown_s, line = now_s, f"{self.label}  {text}"
         if self.is_terminal:
             columns = shutil.get_terminal_size().columns
             self.stream.write(f"\r\033[K{line[: columns - 1]}")  # a longer line would wrap and could not be rewritten
@@ -45,8 +55,6 @@ class Progress:
             self.stream.write(f"{line}\n")
         self.stream.flush()
         self.is_open = self.is_terminal
-        if done == self.steps:
-            self.close()
 
     def left(self, done: int, now_s: float) -> str:
         """Return the time left at the pace since the first row, e.g. '  1:05 left', or '' at that row."""

@@ -66,6 +66,10 @@ class Recorder:
             self.folder.update(step=row["step"] + 1)
             self.status_s = time.monotonic()
 
+    def measuring(self, what: str, done: int, total: int) -> None:
+        """Show that so much of a measurement of the model is done, between two steps."""
+        self.progress.show_part(what, done, total)
+
     def save(self, step: int) -> None:
         self.journal.sync()  # first, so that no checkpoint is ahead of the journal after a power failure
         self.checkpoints.save(step, self.tensors())
@@ -97,6 +101,9 @@ class Follower:
 
     def record(self, row: Row) -> None:
         """Do nothing: the first rank records the same row."""
+
+    def measuring(self, what: str, done: int, total: int) -> None:
+        """Do nothing: the first rank shows it."""
 
     def save(self, step: int) -> None:
         self.checkpoints.save(step, self.tensors())

@@ -59,6 +59,10 @@ def test_the_tags_are_mlflows() -> None:
     assert compat.SOURCE_COMMIT == tags.MLFLOW_GIT_COMMIT
 
 
+def test_the_pages_read_the_colour_of_a_run() -> None:
+    assert compat.COLOR in pages()
+
+
 @pytest.mark.parametrize("word", ["mlflow.sharedViewState", "viewStateShareKey", "selectedColumns"])
 def test_the_pages_read_shared_views(word: str) -> None:
     assert word in pages()

@@ -11,6 +11,7 @@ from commands import run_here
 from mxstudy import results
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
+from mxstudy.train.progress import Progress
 
 TRAIN = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none"]
 TASKS = "evaluation.tasks=[csqa,mmlu]"
@@ -30,9 +31,17 @@ def scores(run: RunFolder) -> dict[int, dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def watched(evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def told() -> list[str]:
+    """What the run below shows of its evaluations."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def watched(evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory, told: list[str]) -> RunFolder:
     folder = tmp_path_factory.mktemp("watched")
-    run_here(folder, *TRAIN, "evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "show_part", lambda _, what, done, total: told.append(f"{what} {done / total:.0%}"))
+        run_here(folder, *TRAIN, "evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}")
     (found,) = find_runs(folder / "runs")
     return found
 
@@ -43,6 +52,14 @@ def test_the_training_is_the_same(watched: RunFolder, trained: RunFolder) -> Non
     assert watched.status().fingerprint == trained.status().fingerprint
     assert list(scores(watched)) == [3, 7, 9]
     assert len({values["csqa.cf/bits_per_char"] for values in scores(watched).values()}) == 3
+
+
+@pytest.mark.integration
+def test_an_evaluation_says_how_much_of_it_is_done(watched: RunFolder, told: list[str]) -> None:
+    asked = [line for line in told if line.startswith("evaluation: ")]
+    assert asked.count("evaluation: mmlu cf 100%") == 3
+    assert asked[0].startswith("evaluation: csqa cf ")
+    assert "validation 0%" in told
 
 
 @pytest.mark.integration

@@ -28,7 +28,7 @@ class FakeStudy(Study[Pretrain]):
         self.outcomes: dict[str, Outcome] = {}  # by label; without one a job finishes
         self.identified: list[Any] = []
         self.ran: list[str] = []
-        self.summarized: list[tuple[str, str]] = []  # label and state
+        self.summarized: list[tuple[str, str]] = []  # name and state
         self.baseline: Mapping[str, str] = {}
 
     def check(self, config: Any, ranks: int = 1) -> None:
@@ -55,10 +55,10 @@ class FakeStudy(Study[Pretrain]):
         folder.update(state=state)
         return state
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        self.summarized += [(label, folder.status().state) for label, folder in arms.items()]
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+        self.summarized += [(name, folder.status().state) for name, folder in runs.items()]
         self.baseline = baseline
-        return Summary(f"{len(arms)} arms")
+        return Summary(f"{len(runs)} arms")
 
 
 def composed(runs: Path, *overrides: str, **values: Any) -> Composed:

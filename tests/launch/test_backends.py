@@ -11,7 +11,7 @@ from commands import call
 from each import each
 from fake_study import FakeStudy, composed
 
-from mxstudy.config import AnyRun, read_run
+from mxstudy.config import AnyRun, Evaluate, read_run
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.commands import job_of
 from mxstudy.launch.composed import Composed
@@ -21,9 +21,9 @@ from mxstudy.reader import ConfigError
 from mxstudy.students import check as student_teacher
 from mxstudy.studies import study_of
 from mxstudy.studies.pretrain import check as pretrain
-from mxstudy.tracking.arms import all_backends
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
+from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.runtime import planned_for
 
 LINEARS = {"*.wqkv": "mxfp8", "*.wo": "mxfp8", "*.w13": "mxfp8", "*.w2": "mxfp8"}
@@ -230,11 +230,11 @@ def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_pat
 
 def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> None:
     def asked(label: str, backend: str) -> Job:
-        config: Any = type("Config", (), {"precision": None})
-        return Job(config, label, Path(label), label, (), {}, backend=backend)
+        return Job(Evaluate(checkpoint=label), label, Path(label), label, (), {}, backend=backend)
 
-    sentence = sweep.backends_sentence([asked("checkpoint=a", "fused"), asked("checkpoint=b", "reference")])
+    sentence = sweep.backends_sentence([asked("runs/x/a", "fused"), asked("runs/x/b", "reference")])
     assert sentence is not None
+    assert "(checkpoint=a: fused; checkpoint=b: reference)" in sentence
     assert sentence.endswith("which differ in the order of sums alone.")
 
 

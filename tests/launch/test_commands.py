@@ -72,7 +72,8 @@ def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: p
     assert launch(tmp_path, "status") == (0, "")
     *lines, total = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "what", "state", "step", "loss", "rate", "left", "job", "reason"]
-    table = {line.split()[1]: " ".join(line.split()[2:]) for line in lines[1:]}
+    assert all(" bf16 rmsnorm seed=" in line for line in lines[1:])
+    table = {line.split()[3]: " ".join(line.split()[4:]) for line in lines[1:]}
     assert table == {
         "seed=1": "running 30/100 4.7100 1,234 tokens/s 2:20 1_1",
         "seed=2": "preempted 50/100 1_2 SIGUSR2; waits to continue",
@@ -99,7 +100,7 @@ def test_status_of_a_stack_is_that_of_its_replicas(
 
     def shown() -> str:
         assert launch(tmp_path, "status", "seed=1") == (0, "")
-        return " ".join(capsys.readouterr().out.splitlines()[1].split()[2:])
+        return " ".join(capsys.readouterr().out.splitlines()[1].split()[3:])
 
     assert shown() == "running 2500/3000 2.5500 10 steps/s 0:55 1_1"
     runs["running"].journal_path.write_text("".join(json.dumps(row) + "\n" for row in rows[:10]))

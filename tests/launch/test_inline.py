@@ -48,7 +48,7 @@ def test_jobs_run_in_order_with_a_line_each(
         f"[1/2] seed=1  {jobs[0].folder}",
         f"[2/2] seed=2  {jobs[1].folder}",
     ]
-    assert study.summarized == [("seed=1", "finished"), ("seed=2", "finished")]
+    assert study.summarized == [("bf16 rmsnorm seed=1", "finished"), ("bf16 rmsnorm seed=2", "finished")]
 
 
 def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
@@ -60,14 +60,14 @@ def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
     assert inline.run(plan(seeds(tmp_path, 1, 2, baseline={"norm": "rmsnorm"}))) == 0
     assert study.ran == ["norm=rmsnorm", "seed=2"]
     assert capsys.readouterr().out.splitlines()[0].endswith("  skipped: finished")
-    assert study.summarized == [("seed=1", "finished"), ("seed=2", "finished")]
+    assert study.summarized == [("bf16 rmsnorm seed=1", "finished"), ("bf16 rmsnorm seed=2", "finished")]
     assert study.baseline == {"norm": "rmsnorm"}
 
 
 def test_a_divergence_is_a_result(tmp_path: Path, study: FakeStudy) -> None:
     study.outcomes["seed=1"] = lambda folder: "diverged"
     assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0
-    assert study.summarized == [("seed=1", "diverged"), ("seed=2", "finished")]
+    assert study.summarized == [("bf16 rmsnorm seed=1", "diverged"), ("bf16 rmsnorm seed=2", "finished")]
 
 
 def test_a_failure_is_kept_and_the_others_go_on(
@@ -77,7 +77,7 @@ def test_a_failure_is_kept_and_the_others_go_on(
     jobs = plan(seeds(tmp_path, 1, 2))
     assert inline.run(jobs) == 1
     assert study.ran == ["seed=1", "seed=2"]
-    assert study.summarized == [("seed=2", "finished")]
+    assert study.summarized == [("bf16 rmsnorm seed=2", "finished")]
     after = status(tmp_path, 1)
     assert (after.state, after.reason) == ("failed", "RuntimeError: out of luck")
     assert 'raise RuntimeError("out of luck")' in (jobs[0].folder / "error.log").read_text()

@@ -1,81 +1,150 @@
-import io
+"""The end of a sweep of pre-trainings: an arm a row, with its seeds' mean and interval, and everyone counted."""
 
+import io
+import math
+
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from arm_configs import pretrain
 from each import each
 from rich.console import Console
 
+from mxstudy import results
 from mxstudy.studies.pretrain.run import divergence
-from mxstudy.studies.pretrain.tables import baseline_arm, markdown_table, terminal_table
-from mxstudy.tracking.arms import short
+from mxstudy.studies.pretrain.tables import columns, legend, markdown_table, no_baseline, terminal_table
 
-RUNS = pd.DataFrame(
-    {
-        "label": ["bf16 rmsnorm", "mxfp8 rmsnorm", "mxfp8 mxnorm_p1"],
-        "choice.norm": ["rmsnorm", "rmsnorm", "mxnorm_p1"],
-        "choice.precision": ["bf16", "mxfp8", "mxfp8"],
-        "state": ["finished", "finished", "diverged"],
-        "validation_loss": [5.0, 4.75, float("nan")],
-        "tokens_per_s": [12345.6, 900.0, 800.0],
-        "mlflow_run_id": ["a" * 32, None, "c" * 32],
-    }
-)
+NAN = float("nan")
 
 
-def test_the_baseline_is_the_first_arm_with_all_its_choices(capsys):
-    assert baseline_arm(RUNS, {"norm": "rmsnorm", "precision": "mxfp8"})["label"] == "mxfp8 rmsnorm"
-    assert baseline_arm(RUNS, {})["label"] == "bf16 rmsnorm"
-    assert capsys.readouterr().out == ""
+def swept(*arms, baseline=None):
+    """Runs of arms (norm, losses by seed, further values of the config); a loss that is NaN is of a diverged run."""
+    rows = [
+        {f"config.{key}": value for key, value in pretrain(norm, seed=seed, data_seed=seed, **others).items()}
+        | {"choice.norm": norm, "choice.precision": "mxfp8", "fingerprint": f"{norm}{seed}{others}"}
+        | {"state": "diverged" if math.isnan(loss) else "finished", "validation_loss": loss}
+        | {"tokens_per_s": 1000.0 + seed, "mlflow_run_id": None}
+        for norm, losses, *other in arms
+        for others in (other[0] if other else {},)
+        for seed, loss in enumerate(losses)
+    ]
+    return results.with_arms(pd.DataFrame(rows), baseline)
 
 
-@pytest.mark.parametrize("baseline", [{"nrom": "rmsnorm"}, {"norm": "layernorm"}])
-def test_a_baseline_that_no_arm_has_is_said(baseline, capsys):
-    assert baseline_arm(RUNS, baseline)["label"] == "bf16 rmsnorm"
-    assert "no arm has" in capsys.readouterr().out
+def table(runs):
+    return results.arm_rows(runs, "validation_loss")
 
 
-def on_a_terminal(runs, columns=80):
+def test_an_arm_is_a_row_with_the_mean_of_its_seeds_and_the_difference_paired_by_seed():
+    """Every row was compared with `rmsnorm seed=0`."""
+    rows = table(swept(("rmsnorm", [1.0, 2.0, 3.0]), ("mxnorm_p2", [1.1, 2.2, 3.3])))
+    cells = columns(rows)
+    assert cells["arm"] == ["rmsnorm", "mxnorm_p2"]
+    assert cells["runs"] == ["3", "3"]
+    assert cells["val loss"] == ["2.0000 ± 2.4841", "2.2000 ± 2.7326"]
+    assert cells["diff"] == ["baseline", "+0.2000 ± 0.2484"]
+    assert cells["tokens/s"] == ["1,001", "1,001"]
+    assert "MLflow run" not in cells
+    (line,) = legend(rows, {})
+    assert "mean of the runs that finished" in line
+    assert line.endswith("diff: less that of rmsnorm, paired by seed")
+
+
+def test_the_dead_are_counted_beside_the_mean_of_those_that_finished():
+    cells = columns(
+        table(swept(("rmsnorm", [1.0, 2.0, 3.0]), ("mxnorm_p2", [NAN, 2.2, 3.3]), ("mxnorm_p1", [NAN, NAN])))
+    )
+    assert cells["runs"] == ["3", "3", "2"]
+    assert cells["diverged"] == ["0", "1", "2"]
+    assert cells["val loss"][1:] == ["2.7500 ± 6.9884", "-"]
+    assert cells["diff"][1:] == ["+0.2500 ± 0.6353", "-"]
+
+
+def test_pairs_that_are_missing_are_said():
+    cells = columns(table(swept(("rmsnorm", [1.0, NAN]), ("mxnorm_p2", [1.1, 2.2]))))
+    assert cells["diff"][1] == "+0.1000 (1 pair)"
+
+
+def test_learning_rates_are_compared_with_their_own_baseline():
+    """They were pooled as replicates."""
+    slow, fast = {"optimizer__lr": 1e-3}, {"optimizer__lr": 2e-3}
+    arms = [(norm, losses, lr) for lr, losses in ((slow, [1.0]), (fast, [5.0])) for norm in ("rmsnorm", "mxnorm_p2")]
+    rows = table(swept(*arms, baseline={"norm": "rmsnorm"}))
+    assert columns(rows)["diff"] == ["baseline", "+0.0000"] * 2
+    assert "less that of the arm with norm=rmsnorm that has all else the same" in legend(rows, {"norm": "rmsnorm"})[0]
+
+
+@each("baseline", [{"nrom": "rmsnorm"}, {"norm": "layernorm"}])
+def test_a_baseline_that_no_arm_has_is_said(baseline):
+    rows = table(swept(("mxnorm_p1", [1.0]), ("mxnorm_p2", [1.0]), baseline=baseline))
+    assert no_baseline(rows, baseline) == [f"baseline: no arm has {baseline}; using mxnorm_p1"]
+    assert columns(rows)["diff"][0] == "baseline"
+    assert no_baseline(rows, {"norm": "mxnorm_p2"}) == []
+
+
+def on_a_terminal(rows, width=80):
     stream = io.StringIO()
-    Console(file=stream, width=columns).print(terminal_table(runs, runs.iloc[0], columns))
+    Console(file=stream, width=width).print(terminal_table(rows, width))
     return [line.rstrip() for line in stream.getvalue().splitlines() if line.strip()]
 
 
-def test_the_table_shows_what_has_diverged_and_fits_into_80_columns():
-    lines = on_a_terminal(RUNS.iloc[:2])
-    assert [line.split() for line in (lines[0], *lines[2:])] == [
-        ["arm", "val", "loss", "diff", "tokens/s", "MLflow", "run"],
-        ["bf16", "rmsnorm", "5.0000", "+0.0000", "12,346", "a" * 32],
-        ["mxfp8", "rmsnorm", "4.7500", "-0.2500", "900", "-"],
-    ]
-    assert max(map(len, lines)) <= 80
+def test_single_runs_have_their_ids_where_these_fit():
+    rows = table(swept(("rmsnorm", [5.0]), ("mxnorm_p1", [NAN])).assign(mlflow_run_id=["a" * 32, None]))
+    wide = on_a_terminal(rows, 120)
+    assert wide[2].split() == ["rmsnorm", "1", "0", "5.0000", "baseline", "1,000", "a" * 32]
+    assert wide[3].split() == ["mxnorm_p1", "1", "1", "-", "-", "1,000", "-"]
+    assert "a" * 32 not in "".join(on_a_terminal(rows))
+    assert max(map(len, on_a_terminal(rows))) <= 80
 
 
-def test_where_names_are_long_the_ids_are_left_out_and_no_name_is_cut():
-    lines = on_a_terminal(RUNS)
-    assert lines[-1].split() == ["mxfp8", "mxnorm_p1", "(diverged)", "-", "-", "800"]
+def test_four_arms_of_three_seeds_fit_into_80_columns_and_no_name_is_cut():
+    runs = swept(*((norm, [1.5, 2.5, 3.5]) for norm in ("rmsnorm", "mxnorm_p1", "mxnorm_p2")))
+    assert max(map(len, on_a_terminal(table(runs)))) <= 80
+    long = runs.assign(arm="optimizer.lr=" + runs["arm"] * 8, partner=None)
+    lines = on_a_terminal(table(long))
     assert max(map(len, lines)) <= 80
-    label = "optimizer.lr=" + "6.103515625e-05 " * 8
-    lines = on_a_terminal(RUNS.assign(label=label))
-    assert max(map(len, lines)) <= 80
-    assert "".join(lines).count("6.103515625e-05") == 3 * 8
+    assert "".join("".join(lines).split()).count("mxnorm_p1") >= 5
 
 
 def test_markdown_has_all_columns():
-    assert markdown_table(RUNS, RUNS.iloc[1]).splitlines() == [
-        "| arm | val loss | diff | tokens/s | MLflow run |",
-        "|---|---:|---:|---:|---|",
-        f"| bf16 rmsnorm | 5.0000 | +0.2500 | 12,346 | {'a' * 32} |",
-        "| mxfp8 rmsnorm | 4.7500 | +0.0000 | 900 | - |",
-        f"| mxfp8 mxnorm_p1 (diverged) | - | - | 800 | {'c' * 32} |",
+    runs = swept(("rmsnorm", [4.75]), ("mxnorm_p1", [5.0])).assign(mlflow_run_id=["a" * 32, None])
+    assert markdown_table(table(runs)).splitlines() == [
+        "| arm | runs | diverged | val loss | diff | tokens/s | MLflow run |",
+        "|---|---:|---:|---:|---:|---:|---|",
+        f"| rmsnorm | 1 | 0 | 4.7500 | baseline | 1,000 | {'a' * 32} |",
+        "| mxnorm_p1 | 1 | 0 | 5.0000 | +0.2500 | 1,000 | - |",
     ]
 
 
-def test_only_the_groups_own_names_are_left_out():
-    assert short("precision=mxfp8 norm=rmsnorm seed=1") == "mxfp8 rmsnorm seed=1"
-    assert short("optimizer.max_grad_norm=2 norm=rmsnorm") == "optimizer.max_grad_norm=2 rmsnorm"
+def test_a_figure_has_a_band_an_arm_and_a_thin_line_for_each_that_died():
+    runs = swept(("rmsnorm", [1.0, 2.0]), ("mxnorm_p2", [NAN, 2.0]))
+    steps = range(5)
+    rows = pd.DataFrame(
+        [
+            {"fingerprint": run["fingerprint"], "step": step, "loss": 9.0 - step + (run["unit"][-1] == "1")}
+            for run in runs.to_dict("records")
+            for step in (steps if run["state"] == "finished" else range(2))
+        ]
+    )
+    one, other = results.curves_of(rows, runs, "loss", "step")
+    figure, axes = plt.subplots()
+    results.draw_arm(axes, one)
+    assert list(axes.lines[0].get_ydata()) == [9.5 - step for step in steps]
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (5.0, 10.0)
+    results.draw_arm(axes, other)
+    mean, thin, cross = axes.lines[1:]
+    assert (len(mean.get_xdata()), list(thin.get_xdata()), list(cross.get_xdata())) == (5, [0, 1], [1])
+    assert list(other.less(one).columns) == ["data_seed=1 seed=1"]
+    assert {line.get_color() for line in axes.lines[1:]} == {other.color} != {one.color}
+    plt.close(figure)
 
 
-NAN = float("nan")
+def test_two_runs_of_one_arm_and_seed_are_no_curves():
+    runs = swept(("rmsnorm", [1.0]), ("rmsnorm", [1.0])).assign(fingerprint=["a", "b"])
+    rows = pd.DataFrame({"fingerprint": ["a", "b"], "step": 0, "loss": 1.0})
+    with pytest.raises(ValueError, match="two runs of the arm 'mxfp8 rmsnorm' have the same seeds"):
+        list(results.curves_of(rows, runs, "loss", "step"))
 
 
 @each(

@@ -1,95 +1,80 @@
-"""What arms are called, on what they run, and the sentence for those that do not run on the same."""
+"""Runs are of one arm if their configs agree but for seeds, whatever their users typed."""
 
 from __future__ import annotations
 
-import pytest
-from each import each
-from mirrored import send, the_run
-from tracked import training_row, write_rows
+from pathlib import Path
 
-from mxstudy.tracking.arms import all_backends, arm_of, backends_by_step, different_backends
-from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.provenance import provenance
+from arm_configs import evaluate, pretrain, run
+from tracked import make_folder
 
-QUICKSTART = {
-    "precision=bf16 norm=rmsnorm": "reference",
-    "precision=mxfp8 norm=rmsnorm": "fused",
-    "precision=mxfp8 norm=mxnorm_p1": "fused",
-    "precision=mxfp8 norm=mxnorm_p2": "fused",
-}
+from mxstudy.tracking.arms import Described, arms_of, described, run_names
 
 
-def began_on(folder: RunFolder, *backends: str | None) -> RunFolder:
-    """Once on each, resumptions and all."""
-    first, *later = ({} if backend is None else {"backend": backend} for backend in backends)
-    folder.set_provenance(folder.provenance() | first)
-    for again in later:
-        folder.go_on(folder.config(), provenance() | again)
-    return folder
+def names(*runs: Described) -> list[str]:
+    return [arm.name for arm in arms_of(runs)]
 
 
-def test_seeds_make_no_arm() -> None:
-    assert arm_of("precision=mxfp8 norm=rmsnorm seed=3 data_seed=3") == "mxfp8 rmsnorm"
-    assert arm_of("optimizer.lr=1e-3 seed=3") == "optimizer.lr=1e-3"
-    assert arm_of("seed=3") == "seed=3"
+def test_seeds_part_no_arms_and_numbers_do() -> None:
+    """MXNorm with p=4 was named, tagged and pooled with p=2: its choice is the same."""
+    seeds = [run("mxnorm_p2", seed=seed, data_seed=seed) for seed in range(3)]
+    assert len({*names(*seeds)}) == 1
+    assert names(*seeds, run("mxnorm_p2", norm__p=4.0)) == ["mxnorm_p2"] * 3 + ["mxnorm_p2 p=4"]
+    assert names(run("mxnorm_p2", norm__p=4.0)) == ["mxfp8 mxnorm_p2 p=4"]
 
 
-def test_each_backend_is_named_once_and_none_is_made_up() -> None:
-    assert all_backends(["reference", None, "fused, reference", "fused"]) == "fused, reference"
-    assert all_backends([None, None]) is None
+def test_equal_configs_are_one_arm_however_they_were_asked_for() -> None:
+    short = Described(pretrain(), {"norm": "rmsnorm"})
+    by_value = Described(pretrain("mxnorm_p2"), {"norm": "mxnorm_p1", "precision": "mxfp8"})  # norm.p=2
+    found = names(short, run(), run(seed=1), by_value, run("mxnorm_p2"))
+    assert found == ["rmsnorm"] * 3 + ["mxnorm_p2"] * 2
 
 
-def test_the_backends_of_a_schedule_are_said_by_step() -> None:
-    rows = [(0, "reference"), (100, "reference"), (500, "fused"), (900, "fused, reference")]
-    assert backends_by_step(rows[:2]) == "reference"
-    assert backends_by_step([(0, None)]) is None
-    said = backends_by_step(rows)
-    assert said == "reference then from step 500 fused then from step 900 fused, reference"
-    assert all_backends([said, None, said]) == said  # the run went on
-    assert all_backends([said, "native"]) == "fused, native, reference"
+def test_what_changes_no_number_parts_no_arms() -> None:
+    elsewhere = {"runs_dir": "there", "probe__weights__every_steps": 5, "train__device": "cuda", "baseline__norm": "x"}
+    assert len({*names(run(), run(**elsewhere))}) == 1
+    assert len({*names(run(), run(precision__rounding="even", optimizer__eps=1e-8))}) == 1  # the schema's defaults
 
 
-def test_the_sentence_names_the_few_and_the_option_that_puts_all_on_one() -> None:
-    assert different_backends(QUICKSTART.items()) == (
-        "The arms run on different backends (bf16 rmsnorm: reference; 3 others: fused), which differ in the order of "
-        "sums alone; precision.backend=reference puts all on one."
+def test_parts_of_two_kinds_part_arms_even_if_both_are_as_their_kinds_default_is() -> None:
+    """As in a fingerprint, the kind counts where it is the default of its class."""
+    runs = [run(), run(norm__kind="layernorm"), Described(pretrain() | {"norm.kind": None}, {"norm": "none"})]
+    assert len({*names(*runs)}) == 3
+
+
+def test_learning_rates_are_arms() -> None:
+    rates = [run(optimizer__lr=lr, seed=seed) for lr in (1e-3, 2e-3) for seed in (0, 1)]
+    assert names(*rates) == ["lr=0.001"] * 2 + ["lr=0.002"] * 2
+
+
+def test_evaluations_of_two_checkpoints_are_two_arms() -> None:
+    found = names(evaluate("/a/runs/pre/abc/checkpoints"), evaluate("/a/runs/pre/def/checkpoints"))
+    assert found == ["checkpoint=abc", "checkpoint=def"]
+    assert names(evaluate("runs/pre/abc")) == ["runs/pre/abc"]
+
+
+def test_what_a_sweep_calls_replicates_parts_no_arms() -> None:
+    runs = [run(optimizer__lr=lr, replicates__0="optimizer.lr") for lr in (1e-3, 2e-3)]
+    assert len({*names(*runs)}) == 1
+    assert run_names(runs) == ["mxfp8 rmsnorm optimizer.lr=0.001", "mxfp8 rmsnorm optimizer.lr=0.002"]
+
+
+def test_a_run_has_the_name_of_its_arm_and_its_seeds_where_they_differ() -> None:
+    runs = [run(norm, seed=seed, data_seed=seed) for norm in ("rmsnorm", "mxnorm_p2") for seed in (0, 1)]
+    assert run_names(runs) == ["rmsnorm seed=0", "rmsnorm seed=1", "mxnorm_p2 seed=0", "mxnorm_p2 seed=1"]
+    assert run_names([run("rmsnorm", data_seed=3), run("mxnorm_p2", data_seed=3)]) == ["rmsnorm", "mxnorm_p2"]
+
+
+def test_an_arm_is_compared_with_the_baseline_that_has_all_else_the_same() -> None:
+    asked = {"baseline__norm": "rmsnorm"}
+    runs = [run(norm, optimizer__lr=lr, **asked) for lr in (1e-3, 2e-3) for norm in ("mxnorm_p2", "rmsnorm")]
+    runs.append(run("mxnorm_p2", optimizer__lr=3e-3, **asked))
+    partners = [arm.partner for arm in arms_of(runs)]
+    assert partners == ["rmsnorm lr=0.001"] * 2 + ["rmsnorm lr=0.002"] * 2 + [None]
+    assert {arm.partner for arm in arms_of([run("mxnorm_p1"), run(), run(seed=1)])} == {"mxnorm_p1"}  # the first
+
+
+def test_a_folder_says_what_a_table_says(tmp_path: Path) -> None:
+    two, four = (
+        make_folder(tmp_path, digit * 64, norm={"kind": "mxnorm", "p": p}) for digit, p in (("a", 2), ("b", 4))
     )
-    seeds = [(f"{label} seed={seed}", backend) for label, backend in QUICKSTART.items() for seed in range(9)]
-    assert different_backends(seeds) == different_backends(QUICKSTART.items())
-    two = different_backends(list(QUICKSTART.items())[:2], remedy="")
-    assert two is not None
-    assert two.endswith("(bf16 rmsnorm: reference; mxfp8 rmsnorm: fused), which differ in the order of sums alone.")
-
-
-def test_many_arms_are_counted() -> None:
-    arms = [(f"lr={n}", "reference" if n < 5 else "fused, reference" if n < 7 else "fused") for n in range(20)]
-    sentence = different_backends(arms)
-    assert sentence is not None
-    assert "(lr=5, lr=6: fused, reference; 5 arms: reference; 13 others: fused)" in sentence
-
-
-@each("backends", [["fused", "fused"], ["fused", None], [None, None], []])
-def test_nothing_is_said_of_arms_on_one_backend_nor_of_what_is_not_known(backends: list[str | None]) -> None:
-    assert different_backends([(f"lr={n}", backend) for n, backend in enumerate(backends)]) is None
-
-
-def test_a_folder_knows_every_backend_that_its_run_was_begun_on(folder: RunFolder) -> None:
-    assert folder.backend() is None  # as of a run from before there were any
-    assert began_on(folder, "fused", None, "reference").backend() == "fused, reference"
-
-
-@pytest.mark.integration
-def test_the_tag_in_mlflow_follows_a_run_to_another_machine(uri: str, folder: RunFolder) -> None:
-    write_rows(began_on(folder, "fused"), [training_row(0)])
-    send(uri, folder, state="preempted", covered=1)
-    assert the_run(uri).data.tags["backend"] == "fused"
-    write_rows(began_on(folder, "fused", "native"), [training_row(1)], resumed_from=1)
-    send(uri, folder)
-    assert the_run(uri).data.tags["backend"] == "fused, native"
-
-
-@pytest.mark.integration
-def test_a_run_that_says_no_backend_has_no_tag(uri: str, folder: RunFolder) -> None:
-    write_rows(folder, [training_row(0)])
-    send(uri, folder)
-    assert "backend" not in the_run(uri).data.tags
+    assert names(described(two), described(four)) == ["mxnorm_p2", "mxnorm_p2 p=4"]

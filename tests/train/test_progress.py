@@ -49,6 +49,18 @@ def test_a_terminal_has_one_line_that_ends_with_the_last_step(monkeypatch: pytes
     assert said.endswith("0:00 left\n")
 
 
+def test_an_evaluation_between_two_steps_says_what_it_asks_and_how_much_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, stream = 100.0, io.StringIO()
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now_s)
+    live = Progress("seed=1", 10, stream)
+    for done in range(0, 101, 10):
+        live.show_part("evaluation: csqa cf", done, 100)
+        now_s += 10.0
+    assert stream.getvalue().splitlines() == [f"seed=1  evaluation: csqa cf  {done}%" for done in (0, 30, 60, 90, 100)]
+
+
 def test_a_line_that_is_left_open_ends_before_something_else_is_said() -> None:
     stream = Terminal()
     live = Progress("seed=1", 10, stream)

@@ -33,7 +33,6 @@ from mxstudy.students.fork.points import (
     waves,
 )
 from mxstudy.students.stack import Stack, apply_run_precision, build_student
-from mxstudy.tracking.arms import short
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Journal, Row
@@ -155,17 +154,17 @@ def record(folder: RunFolder, steps: int, plan: Row) -> None:
     journal.close()
 
 
-def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    return Summary("\n\n".join([markdown(TITLE, COLUMNS, show_forks(arms)), *NOTES]))
+def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    return Summary("\n\n".join([markdown(TITLE, COLUMNS, show_forks(runs)), *NOTES]))
 
 
-def show_forks(arms: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
-    """Print the table of forks by arm and point, and return its rows as text."""
+def show_forks(runs: Mapping[str, RunFolder]) -> list[tuple[str, ...]]:
+    """Print the table of forks by run and point, and return its rows as text; `runs`: by name."""
     cells = []
-    for label, folder in arms.items():
+    for name, folder in runs.items():
         for point, own in results.load_table([folder], "forks").groupby("point"):
             counts = (len(own), own["diverged_at"].notna().sum(), own["rising_at"].notna().sum())
             numbers = (*counts, f"{own['loss'].median():.3g}", own["equal_steps"].min())
-            cells.append((short(label), str(point), *map(str, numbers)))
+            cells.append((name, str(point), *map(str, numbers)))
     show(TITLE, COLUMNS, cells, NOTES)
     return cells

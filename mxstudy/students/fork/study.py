@@ -48,10 +48,10 @@ class ForkStudy(Study[Fork]):
 
         return run(config, folder, label)
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         from mxstudy.students.fork.run import summarise
 
-        return summarise(arms, baseline)
+        return summarise(runs, baseline)
 
 
 STUDY = ForkStudy()

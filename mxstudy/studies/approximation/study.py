@@ -22,11 +22,11 @@ class ApproximationStudy(Study[Approximation]):
 
         return run(config, folder, label)
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         """Print and return the commands that draw the runs' figures; each run has already printed its tables."""
         from mxstudy.studies.approximation.run import how_to_draw
 
-        commands = how_to_draw(*arms.values())
+        commands = how_to_draw(*runs.values())
         print(commands, flush=True)
         return Summary(commands)
 

@@ -29,10 +29,10 @@ class EvaluateStudy(TrainedModelStudy[Evaluate]):
 
         return run(config, folder, label)
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         from mxstudy.studies.evaluate.tables import summarise
 
-        return summarise(arms, baseline)
+        return summarise(runs, baseline)
 
 
 STUDY = EvaluateStudy()

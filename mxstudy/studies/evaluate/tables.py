@@ -47,12 +47,12 @@ def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
     return row["task"], row["form"] + "*" * star, score, bits, f"{row['documents']:,}"
 
 
-def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Print each checkpoint's scores minus those of the baseline, on their common questions; returns all tables.
 
     The baseline is the first checkpoint with the choices in `baseline`, else the first of all.
     """
-    arms = named(arms)
+    arms = named(runs)
     against = baseline_arm(arms, baseline)
     theirs = results.load_samples([arms[against]])
     parts = []
@@ -67,10 +67,10 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
     return Summary("\n\n".join([*own, *parts]))
 
 
-def named(arms: Mapping[str, RunFolder], table: str = "scores") -> Mapping[str, RunFolder]:
-    """Return {name: folder}, named by the norm and precision of the evaluation if these are unique, else by label."""
-    names = [results.load_table([folder], table)["asked_in"][0] for folder in arms.values()]
-    return dict(zip(names, arms.values(), strict=True)) if len(set(names)) == len(names) else arms
+def named(runs: Mapping[str, RunFolder], table: str = "scores") -> Mapping[str, RunFolder]:
+    """Return {name: folder}, named by the norm and precision of the evaluation if these differ, else as they are."""
+    names = [results.load_table([folder], table)["asked_in"][0] for folder in runs.values()]
+    return dict(zip(names, runs.values(), strict=True)) if len(set(names)) == len(names) else runs
 
 
 def score_table(label: str, folder: RunFolder) -> str:

@@ -37,10 +37,10 @@ class PerplexityStudy(TrainedModelStudy[Perplexity]):
 
         return run(config, folder, label)
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         from mxstudy.studies.perplexity.tables import summarise
 
-        return summarise(arms, baseline)
+        return summarise(runs, baseline)
 
 
 STUDY = PerplexityStudy()

@@ -13,7 +13,6 @@ from mxstudy import results
 from mxstudy.evaluation.paired import CONFIDENCE, SEED, draw_means
 from mxstudy.results.terminal import markdown, show
 from mxstudy.studies.evaluate.tables import baseline_arm, named
-from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
@@ -97,13 +96,13 @@ class LossDifference(NamedTuple):
         return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
 
-def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Print each checkpoint's loss, and its difference to the baseline's, per byte and per token; returns the tables.
 
     The baseline is the first checkpoint with the choices in `baseline`, else the first of all. Differences are over the
     common documents; models with different tokenizers are compared per byte alone.
     """
-    arms = {short(label): folder for label, folder in named(arms, "perplexity").items()}
+    arms = named(runs, "perplexity")
     against = baseline_arm(arms, baseline)
     parts = []
     for unit in UNITS:

@@ -14,7 +14,7 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
-from mxstudy.tracking.arms import all_backends, backends_by_step
+from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.

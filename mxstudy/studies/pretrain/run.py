@@ -83,7 +83,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
             recorder.record({"step": start} | about)
             spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
-            evaluate = evaluation_of(config, model, tokenizer_of_run)
+            evaluate = evaluation_of(config, model, tokenizer_of_run, recorder.measuring)
             running = TrainingRun(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
             state = train(running, start, leave)
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
@@ -116,13 +116,15 @@ def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer, ver
         own.save(folder.tokenizer_path)
 
 
-def evaluation_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], dict[str, float]] | None:
+def evaluation_of(
+    config: Pretrain, model: Decoder, own: tokenizer.Tokenizer, tell: Callable[[str, int, int], None]
+) -> Callable[[], dict[str, float]] | None:
     """Return the function that returns the model's scores, or None if the run is never evaluated."""
     if not config.evaluation.every_steps:
         return None
     from mxstudy.evaluation.during_training import build_evaluation  # here: lm-eval takes a second to import
 
-    return build_evaluation(config.evaluation, model, own, config.train.sequence_length)
+    return build_evaluation(config.evaluation, model, own, config.train.sequence_length, tell)
 
 
 def initial_model(config: Pretrain, device: torch.device) -> Decoder:

@@ -61,10 +61,10 @@ class PretrainStudy(Study[Pretrain]):
 
         return run(config, folder, label)
 
-    def summarise(self, arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
         from mxstudy.studies.pretrain.tables import summarise
 
-        return summarise(arms, baseline)
+        return summarise(runs, baseline)
 
 
 STUDY = PretrainStudy()

@@ -2,97 +2,117 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mxstudy import results
+from mxstudy.results.run_arms import ArmRow
 from mxstudy.results.terminal import LEFT, grid
-from mxstudy.tracking.arms import short
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
 FIGURES = Path("figures")
-COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+RUN_ID = "MLflow run"
+LOSS = "validation_loss"
 
 
-def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-    """Print the table of the arms and the path of their figure; returns both for MLflow.
+def summarise(named: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
+    """Print a table with a row per arm and the path of their figure; returns both for MLflow.
 
     `baseline`: {config group: choice} of the arm that the others are compared with; {} means the first arm.
     """
-    arms = {short(label): folder for label, folder in arms.items()}
-    runs = results.load_runs(list(arms.values())).assign(label=list(arms))
-    against = baseline_arm(runs, baseline)
-    folders = list(arms.values())
-    notes = [f"diff: validation loss minus that of {against['label']}; losses in nats a token"]
-    notes += [f"{label}: diverged, {folder.status().reason}" for label, folder in arms.items() if has_diverged(folder)]
+    folders = list(named.values())
+    runs = results.with_arms(results.load_runs(folders), baseline)
+    rows = results.arm_rows(runs, LOSS)
+    notes = [*no_baseline(rows, baseline), *legend(rows, baseline)]
+    notes += [f"{name}: diverged, {folder.status().reason}" for name, folder in named.items() if has_diverged(folder)]
     entropies_nats = runs["unigram_entropy_nats"].dropna().unique()
     notes += [f"unigram entropy of the validation split: {nats:.4f} nats a token" for nats in entropies_nats]
     console = Console(highlight=False)
-    console.print(terminal_table(runs, against, console.width))
+    console.print(terminal_table(rows, console.width, console.is_terminal))
     print("\n".join(notes))
-    figure = draw_losses(arms, against, FIGURES / f"{folders[0].membership().experiment}.png")
+    figure = draw_losses(folders, runs, FIGURES / f"{folders[0].membership().experiment}.png")
     print(f"loss curves: {figure}", flush=True)
-    return Summary("\n\n".join([markdown_table(runs, against), *notes]), [figure])
+    return Summary("\n\n".join([markdown_table(rows), *notes]), [figure])
 
 
 def has_diverged(folder: RunFolder) -> bool:
     return folder.status().state == "diverged"
 
 
-def baseline_arm(runs: pd.DataFrame, baseline: Mapping[str, str]) -> pd.Series:
-    """Return the first run with those choices; if no run has them, print a line and return the first run."""
-    choices = {f"choice.{group}": choice for group, choice in baseline.items()}
-    fits = runs.reindex(columns=list(choices)).eq(pd.Series(choices, dtype=object)).all(axis="columns")
-    if not fits.any():
-        print(f"baseline: no arm has {dict(baseline)}; using {runs['label'].iloc[0]}")
-        return runs.iloc[0]
-    return runs[fits].iloc[0]
+def no_baseline(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
+    """Return a line if no run made the choices of the baseline, so that the first arm takes its place."""
+    runs, wanted = pd.concat([row.runs for row in rows]), {f"choice.{group}": one for group, one in baseline.items()}
+    made = runs.reindex(columns=list(wanted)).eq(pd.Series(wanted, dtype=object)).all(axis="columns")
+    return [] if made.any() else [f"baseline: no arm has {dict(baseline)}; using {rows[0].arm}"]
 
 
-def columns(runs: pd.DataFrame, baseline: pd.Series) -> dict[str, list[str]]:
+def legend(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
+    partners = {row.partner for row in rows if row.difference is not None}
+    choices = " ".join(f"{group}={choice}" for group, choice in baseline.items())
+    other = next(iter(partners)) if len(partners) == 1 else f"the arm with {choices} that has all else the same"
+    several = any(len(row.runs) > 1 for row in rows)
+    mean = "mean of the runs that finished, ± 95 % interval over seeds (Student)" if several else "of the last step"
+    paired = ", paired by seed" if several else ""
+    return [f"val loss: nats a token, {mean}; diff: less that of {other}{paired}"]
+
+
+def columns(rows: Sequence[ArmRow]) -> dict[str, list[str]]:
     """Return {column name: cells as text} of the table, for the terminal and for MLflow."""
-    states = ["" if state == "finished" else f" ({state})" for state in runs["state"]]
-    losses = runs["validation_loss"]
-    return {
-        "arm": [label + state for label, state in zip(runs["label"], states, strict=True)],
-        "val loss": [number(loss, ".4f") for loss in losses],
-        "diff": [number(loss - baseline["validation_loss"], "+.4f") for loss in losses],
-        "tokens/s": [f"{rate:,.0f}" for rate in runs["tokens_per_s"]],
-        "MLflow run": [run_id if isinstance(run_id, str) else "-" for run_id in runs["mlflow_run_id"]],
+    ids = [list(row.runs["mlflow_run_id"]) for row in rows]
+    shown = {
+        "arm": [row.arm for row in rows],
+        "runs": [str(len(row.runs)) for row in rows],
+        "diverged": [str(row.lost) for row in rows],
+        "val loss": [row.mean.text(".4f") for row in rows],
+        "diff": [difference(row) for row in rows],
+        "tokens/s": [f"{row.runs['tokens_per_s'].median():,.0f}" for row in rows],
     }
+    if any(len(own) > 1 for own in ids):
+        return shown
+    return shown | {RUN_ID: [own[0] if isinstance(own[0], str) else "-" for own in ids]}
 
 
-def number(value: float, form: str) -> str:
-    """Return the formatted value, or a dash for NaN: a diverged run has no validation loss."""
-    return "-" if math.isnan(value) else format(value, form)
+def difference(row: ArmRow) -> str:
+    """Return the difference with its interval, and with the number of pairs if not every finished run has one."""
+    if row.difference is None:
+        return "baseline" if row.arm == row.partner else "-"
+    few = 0 < row.difference.count < row.mean.count
+    pairs = f" ({row.difference.count} pair{'s' * (row.difference.count > 1)})" if few else ""
+    return row.difference.text("+.4f") + pairs
 
 
-def terminal_table(runs: pd.DataFrame, baseline: pd.Series, width: int) -> Table:
-    """Return the table for a terminal of `width` columns; MLflow run ids are left out if they do not fit."""
-    shown = columns(runs, baseline)
+def terminal_table(rows: Sequence[ArmRow], width: int, colored: bool = False) -> Table:
+    """Return the table for a terminal of `width` columns; MLflow run ids are left out if they do not fit.
+
+    `colored`: begin each arm with a square of its colour.
+    """
+    shown = columns(rows)
     widths = [max(map(len, [name, *cells])) + 1 for name, cells in shown.items()]
     if sum(widths) + 1 > width:
-        del shown["MLflow run"]
-    return grid(None, shown, zip(*shown.values(), strict=True))
+        shown.pop(RUN_ID, None)
+    cells: dict[str, Sequence[str | Text]] = dict(shown)
+    if colored:
+        cells["arm"] = [Text.assemble(("■ ", row.color), row.arm) for row in rows]
+    return grid(None, shown, zip(*cells.values(), strict=True))
 
 
-def markdown_table(runs: pd.DataFrame, baseline: pd.Series) -> str:
-    shown = columns(runs, baseline)
+def markdown_table(rows: Sequence[ArmRow]) -> str:
+    shown = columns(rows)
     return results.markdown(shown, zip(*shown.values(), strict=True), LEFT)
 
 
-def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) -> Path:
-    """Draw loss by training tokens, one colour per arm, above its difference to the baseline's at the same tokens.
+def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) -> Path:
+    """Draw loss by training tokens, one colour per arm, above its difference to the partner's at the same seeds.
 
-    Lines: exponential mean of the training loss, with the raw loss faint behind it. Points: validation loss. Returns
-    the figure's absolute path.
+    Lines: exponential mean of the training loss, the mean over seeds; bands: from the lowest to the highest seed.
+    Points: validation loss. Thin lines: runs that diverged, to a cross. Behind a single run: its raw loss. Returns the
+    figure's absolute path.
     """
     import matplotlib
 
@@ -100,32 +120,41 @@ def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) 
     from matplotlib import pyplot as plt
     from matplotlib.ticker import EngFormatter
 
-    losses = [load_losses(list(arms.values()), name) for name in ("loss", "validation_loss")]
-    differences = [frame.sub(frame[baseline["fingerprint"]], axis="index") for frame in losses]
-    figure, panels = plt.subplots(2, sharex=True, figsize=(6, 4.8), height_ratios=(3, 2), layout="constrained")
-    for axes, (training, validation) in zip(panels, (losses, differences), strict=True):
-        for (label, folder), color in zip(arms.items(), cycle(COLORS), strict=False):
-            arm = folder.status().fingerprint
-            loss = training[arm].dropna()
-            axes.plot(loss, color=color, linewidth=0.6, alpha=0.25)
-            axes.plot(results.smoothed(loss), color=color, linewidth=1.4, label=label)
-            axes.plot(validation[arm].dropna(), "o", color=color, markersize=4)
+    rows = results.load_metrics(folders)
+    points = points_of(rows, results.load_validations(folders))
+    training, raw = (
+        {own.arm: own for own in results.curves_of(rows, runs, "loss", "tokens", s)} for s in (True, False)
+    )
+    validation = {own.arm: own for own in results.curves_of(points, runs, LOSS, "tokens")} if len(points) else {}
+    figure, (top, bottom) = plt.subplots(2, sharex=True, figsize=(6, 4.8), height_ratios=(3, 2), layout="constrained")
+    for arm, own in training.items():
+        if own.alive.shape[1] == 1:
+            top.plot(raw[arm].alive, color=own.color, linewidth=0.6, alpha=0.25)
+        results.draw_arm(top, own, linewidth=1.4)
+        if arm in validation:
+            top.plot(validation[arm].alive.dropna().mean(axis=1), "o", color=own.color, markersize=4)
+        if own.partner in training:
+            results.band(bottom, own.less(training[own.partner]), own.color, linewidth=1.4)
+        if arm in validation and own.partner in validation:
+            less = validation[arm].less(validation[own.partner]).dropna()
+            bottom.plot(less.mean(axis=1), "o", color=own.color, markersize=4)
+    for axes in (top, bottom):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("loss, nats a token")
-    panels[0].legend(title="line: training; point: validation", frameon=False)
-    panels[1].set(xlabel="training tokens", ylabel=f"minus that of\n{baseline['label']}")
-    panels[1].xaxis.set_major_formatter(EngFormatter())
+    partners = {own.partner for own in training.values()}
+    top.set_ylabel("loss, nats a token")
+    top.legend(title="line: training; point: validation", frameon=False)
+    bottom.set(
+        xlabel="training tokens", ylabel=f"minus that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}"
+    )
+    bottom.xaxis.set_major_formatter(EngFormatter())
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path.resolve()
 
 
-def load_losses(folders: list[RunFolder], name: str) -> pd.DataFrame:
-    """Return losses with one row per number of training tokens and one column per fingerprint; NaN where missing."""
-    rows, validations = results.load_metrics(folders), results.load_validations(folders)
-    if len(validations):  # empty if every run has diverged
-        rows = rows.merge(validations, how="left", on=["fingerprint", "step"])
-    rows = rows.reindex(columns=["tokens", "fingerprint", name])
-    return rows.pivot(index="tokens", columns="fingerprint", values=name)
+def points_of(rows: pd.DataFrame, validations: pd.DataFrame) -> pd.DataFrame:
+    """Return the validations with the training tokens of their steps; none if every run has diverged before one."""
+    steps = ["fingerprint", "step"]
+    return validations.merge(rows[[*steps, "tokens"]], on=steps) if len(validations) else validations

@@ -1,0 +1,154 @@
+"""Say which fields of a run's config decide its numbers, and with which values, from the config as one flat dict.
+
+A flat config has dotted keys, as `mxstudy.reader.flatten` makes them and as tables have them in their columns. It may
+be of an earlier version of the schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, get_args, get_origin
+
+from mxstudy.config.run import STUDIES, Run
+from mxstudy.reader import default_of, flatten, kinds_of, plain, type_hints
+
+Flat = Mapping[str, Any]
+Value = bool | float | str | tuple[tuple[str, Any], ...] | None
+PLAN, RECIPES, BACKEND = ".plan.", "precision.recipes", "precision.backend"
+EARLIER_BACKENDS = {"joined": "fused"}  # a fingerprint does not tell them apart either
+
+
+class Field(NamedTuple):
+    """A field of the schema, by its dotted key. `decides`: it decides numbers, itself or by what it names."""
+
+    key: str
+    cosmetic: bool
+    decides: bool
+    default: Value
+
+
+def cosmetic_columns(study: str) -> tuple[str, ...]:
+    """Return the cosmetic columns of a study's runs; a column stands for all columns below it."""
+    return tuple(dict.fromkeys(f"config.{field.key}" for field in _all_fields(STUDIES[study]) if field.cosmetic))
+
+
+def deciding(config: Flat) -> dict[str, Value]:
+    """Return the value of every field that decides a run's numbers, by its dotted key.
+
+    A field that the config lacks has its default. A sequence or a mapping is one value, a tuple of (key in it, scalar).
+    A key that the schema does not have stands for itself. A recipe's own name does not count, what it computes does.
+    """
+    return canonical(defaults_of(config) | set_in(config, config))
+
+
+def defaults_of(config: Flat) -> dict[str, Value]:
+    """Return the defaults of the fields that decide the numbers of a run like this, where they have one."""
+    return {field.key: field.default for field in fields_of(config) if field.decides and field.default is not None}
+
+
+def set_in(part: Flat, config: Flat) -> dict[str, Value]:
+    """Return the values that `part` sets, part of a flat config like `config`; null counts as not set."""
+    fields = {field.key: field for field in fields_of(config)}
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, given in part.items():
+        value = scalar(given)
+        owner = next((start for start in starts_of(key) if start in fields), key)
+        if value is not None and (owner not in fields or fields[owner].decides):
+            found[owner][key[len(owner) + 1 :]] = value
+    return {key: parts[""] if parts.keys() == {""} else tuple(sorted(parts.items())) for key, parts in found.items()}
+
+
+def canonical(values: dict[str, Value]) -> dict[str, Value]:
+    """Return the values with recipes in place of the names that the config itself gives them, in the plan."""
+    own: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in as_items(values.pop(RECIPES, None)):
+        name, _, rest = key.partition(".")
+        own[name][rest] = value
+    for key in [key for key in values if own and key.endswith("precision.schedule")]:
+        values[key] = tuple(
+            (part, tuple(sorted(own[value].items())) if PLAN in f".{part}" and value in own else value)
+            for part, value in as_items(values[key])
+        )
+    if BACKEND in values:
+        values[BACKEND] = EARLIER_BACKENDS.get(str(values[BACKEND]), values[BACKEND])
+    return values
+
+
+def as_items(value: Value) -> tuple[tuple[str, Any], ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def starts_of(key: str) -> Iterator[str]:
+    """Yield 'a', 'a.b' and 'a.b.c' of 'a.b.c'."""
+    words = key.split(".")
+    return (".".join(words[:count]) for count in range(1, len(words) + 1))
+
+
+def scalar(value: Any) -> Any:
+    """Return a value in the one form in which equal ones are equal: a number as float, None for NaN."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return None if math.isnan(value) else float(value)
+    return str(value)
+
+
+def value_of(default: Any) -> Value:
+    """Return a field's default as a value; None if it has none."""
+    if default is dataclasses.MISSING or default is None:
+        return None
+    items = plain(default)
+    if not isinstance(items, dict | list):
+        return scalar(items)
+    flat = {key: scalar(value) for key, value in flatten({"": items}).items()}
+    return tuple(sorted((key[1:], value) for key, value in flat.items() if value is not None)) or None
+
+
+def fields_of(config: Flat) -> tuple[Field, ...]:
+    """Return the fields of a run of this kind, with parts of these kinds."""
+    return _fields_of(frozenset((k, str(v)) for k, v in config.items() if k == "study" or k.endswith("kind")))
+
+
+@functools.cache
+def _fields_of(kinds: frozenset[tuple[str, str]]) -> tuple[Field, ...]:
+    of = dict(kinds)
+    return tuple(_fields(STUDIES.get(of.get("study", ""), Run), of))
+
+
+def _fields(hint: Any, kinds: Flat, prefix: str = "") -> Iterator[Field]:
+    option = _chosen(_options(hint), kinds.get(f"{prefix}kind"))
+    return iter(()) if option is None else _fields_in(option, prefix, lambda part, key: _fields(part, kinds, key))
+
+
+def _all_fields(hint: Any, prefix: str = "") -> Iterator[Field]:
+    """Yield the fields of a dataclass, or of each dataclass in a union."""
+    for option in _options(hint):
+        yield from _fields_in(option, prefix, _all_fields)
+
+
+def _fields_in(option: Any, prefix: str, inside: Any) -> Iterator[Field]:
+    hints = type_hints(option)
+    for field in dataclasses.fields(option):
+        key, cosmetic = f"{prefix}{field.name}", field.metadata.get("cosmetic", False)
+        if _options(hints[field.name]) and not cosmetic:
+            yield from inside(hints[field.name], f"{key}.")
+        else:
+            decides = not cosmetic or field.metadata.get("names", False)
+            yield Field(key, cosmetic, decides, value_of(default_of(field)))
+
+
+def _options(hint: Any) -> list[Any]:
+    """Return the dataclasses that a field may be, as it is or as one of a union; none for sequences of dataclasses."""
+    whole = () if get_origin(hint) in (tuple, dict) else get_args(hint)
+    return [each for each in (hint, *whole) if dataclasses.is_dataclass(each)]
+
+
+def _chosen(options: list[Any], kind: Any) -> Any:
+    if len(options) < 2:
+        return options[0] if options else None
+    return kinds_of(tuple(options)).get(str(kind))

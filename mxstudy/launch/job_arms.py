@@ -1,0 +1,28 @@
+"""Arms of the jobs of a launch: their names and colours among each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mxstudy.tracking.arms import Described, arms_of, describe, run_names
+
+if TYPE_CHECKING:
+    from mxstudy.launch.plan import Job
+
+
+def with_arms(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs with the name of each, which is that of its arm and its seeds, and its arm's colour."""
+    runs = descriptions(jobs)
+    named = zip(jobs, run_names(runs), arms_of(runs), strict=True)
+    return [replace(job, name=name, color=arm.color) for job, name, arm in named]
+
+
+def arm_names(jobs: Sequence[Job]) -> list[str]:
+    """Return the name of each job's arm."""
+    return [arm.name for arm in arms_of(descriptions(jobs))]
+
+
+def descriptions(jobs: Sequence[Job]) -> list[Described]:
+    return [describe(job.config, job.choices) for job in jobs]

@@ -1,0 +1,55 @@
+"""Give each arm of a set a colour of its own, the same in tables, figures, reports and MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import chain, product
+
+from mxstudy.config.deciding import PLAN, Value
+
+# The palette of Okabe and Ito, made for colour-blind readers, with a wine red instead of its yellow, which is too faint
+# for a line. These arms have the same colour in every set; others take the remaining ones.
+KNOWN = {
+    "bf16": "#000000",
+    "fp32": "#666666",
+    "mxnorm_p1": "#D55E00",
+    "mxnorm_p2": "#009E73",
+    "rmsnorm": "#0072B2",
+}
+OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#882255")
+SHADES = (1.0, 0.6, 1.45)  # of the palette, if it is not enough
+
+
+def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = ()) -> dict[str, str]:
+    """Return the colour of each arm, by its key; `arms`: the values that part it from others, by key.
+
+    Arms choose in turn, those of `first` before the others: what is known by KNOWN takes that, all others begin at a
+    place in the palette that their key decides, and take the first colour that is free. So an arm that is added behind
+    changes no other's colour.
+    """
+    found: dict[str, str] = {}
+    for key in sorted(arms, key=lambda key: key not in first):
+        start = int(key[:8], 16) % len(OTHERS)
+        wished = [KNOWN[word] for word in words_of(arms[key]) if word in KNOWN]
+        others = OTHERS[start:] + OTHERS[:start]
+        spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # those of KNOWN stay free
+        rest = [shaded(color, shade) for shade, color in chain(*spare)]
+        free = [color for color in (*wished, *rest) if color not in found.values()]
+        found[key] = free[0] if free else rest[len(found) % len(rest)]
+    return found
+
+
+def words_of(values: Mapping[str, Value]) -> list[str]:
+    """Return what an arm is known by, in this order: an MXNorm with its power, the plan's only recipe, the norm."""
+    schedule = values.get("precision.schedule")
+    plan = {str(name) for key, name in schedule if PLAN in f".{key}"} if isinstance(schedule, tuple) else set()
+    norm, power = values.get("norm.kind"), values.get("norm.p")
+    own = [f"{norm}_p{power:g}"] if isinstance(power, float) else []
+    return [*own, *(plan if len(plan) == 1 else ()), str(norm)]
+
+
+def shaded(color: str, shade: float) -> str:
+    """Return a colour darker (below 1) or lighter (above 1), each of red, green and blue at most 255."""
+    parts = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+    mixed = [part * shade if shade <= 1 else 255 - (255 - part) * (2 - shade) for part in parts]
+    return "#" + "".join(f"{round(part):02X}" for part in mixed)

@@ -1,0 +1,57 @@
+"""Read what a config group's choice gives from its YAML file, without Hydra: conf/norm/mxnorm_p2.yaml gives norm.p=2.
+
+Only what a file says itself is read, and what the files of its own group say that it starts from. The rest of a group
+has the schema's defaults.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from mxstudy.config.conf_folders import CONF, SWEEPS
+from mxstudy.reader import flatten
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+NOT_OURS = {"defaults", "hydra"}
+GLOBAL = "# @package _global_"
+
+
+@functools.cache
+def given(group: str, choice: str) -> Mapping[str, Any] | None:
+    """Return the flat config that a choice's file sets; None if there is no such file. '${...}' is left as it is."""
+    path = (SWEEPS if group == "sweep" else CONF / group) / f"{choice}.yaml"
+    if not path.exists():
+        return None
+    text = path.read_text()
+    content = yaml.safe_load(text) or {}
+    values: dict[str, Any] = {}
+    for start in content.get("defaults", []):
+        base, _, kind = start.partition("base_") if isinstance(start, str) else ("", "", "")
+        if base or not kind:
+            values |= given(group, str(start)) or {}
+        elif kind != group:  # a group of one kind has the base of its own name
+            values[f"{group}.kind"] = kind
+    prefix = "" if text.startswith(GLOBAL) else f"{group}."
+    items = flatten({key: value for key, value in content.items() if key not in NOT_OURS})
+    return values | {f"{prefix}{key}": number(value) for key, value in items.items()}
+
+
+def is_global(group: str, choice: str) -> bool:
+    """Return whether a choice sets values outside of its group."""
+    return any(not key.startswith(f"{group}.") and key != group for key in given(group, choice) or {})
+
+
+@functools.cache
+def choices_of(group: str) -> tuple[str, ...]:
+    """Return the choices of a group that have a file."""
+    return tuple(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+
+
+def number(value: Any) -> Any:
+    """Return what Hydra reads: 1e-3 is a number, which YAML 1.1 takes for a word."""
+    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value

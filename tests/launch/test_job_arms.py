@@ -1,0 +1,27 @@
+"""Jobs have the names and colours of their arms, and so have their runs in MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from fake_study import FakeStudy, composed
+
+from mxstudy.launch.plan import claim, plan
+from mxstudy.tracking.mlflow_mirror import mirror_of
+
+URI = {"uri": "sqlite:///mlflow.db"}
+
+
+def test_a_run_has_the_name_and_the_colour_of_its_arm_in_mlflow(tmp_path: Path, study: FakeStudy) -> None:
+    """norm.p=4 had the name and the tags of p=2."""
+    norms = [{"kind": "mxnorm", "p": p} for p in (2.0, 4.0)]
+    asked = [composed(tmp_path, f"seed={n}", seed=n, norm=norm, tracking=URI) for norm in norms for n in (0, 1)]
+    jobs = plan([dataclasses.replace(one, choices={"norm": "mxnorm_p2"}) for one in asked])
+    named = [job.name for job in jobs]
+    assert [name.split()[-1] for name in named] == ["seed=0", "seed=1"] * 2
+    assert [" p=4" in name for name in named] == [False, False, True, True]
+    assert jobs[0].color == jobs[1].color != jobs[2].color == jobs[3].color
+    mirror = mirror_of(jobs[2].config, claim(jobs[2]), jobs[2].label)
+    assert mirror is not None
+    assert (mirror.run_name, mirror.tags["mlflow.runColor"]) == (jobs[2].name, jobs[2].color)

@@ -1,0 +1,40 @@
+"""Which fields of a flat config decide a run's numbers: what its fingerprint hashes, or hashes something for."""
+
+from __future__ import annotations
+
+import math
+
+from arm_configs import pretrain
+
+from mxstudy.config.deciding import cosmetic_columns, deciding
+
+
+def test_a_field_that_a_table_lacks_has_its_default() -> None:
+    assert deciding(pretrain()) == deciding(pretrain(precision__scale_rule="rceil", norm__eps=math.nan))
+    assert deciding(pretrain())["precision.block_size"] == 32.0
+    assert deciding(pretrain(removed_long_ago=3))["removed_long_ago"] == 3.0
+
+
+def test_a_list_is_one_value() -> None:
+    """Two tasks that are the first two of the default are not the default."""
+    tasks = {"study": "evaluate", "evaluation.tasks.0": "arc_challenge", "evaluation.tasks.1": "arc_easy"}
+    assert deciding(tasks)["evaluation.tasks"] == (("0", "arc_challenge"), ("1", "arc_easy"))
+    assert len(deciding({"study": "evaluate"})["evaluation.tasks"]) == 10  # type: ignore[arg-type]
+
+
+def test_a_recipe_counts_for_what_it_computes_and_not_for_its_name() -> None:
+    def of(name: str, fmt: str) -> object:
+        own = {f"precision.recipes.{name}.forward_x.format": fmt}
+        return deciding(pretrain(precision=name) | own)
+
+    assert of("mine", "E4M3") == of("yours", "E4M3") != of("mine", "E5M2")
+
+
+def test_an_earlier_name_of_a_backend_is_the_same() -> None:
+    assert deciding(pretrain(precision__backend="joined")) == deciding(pretrain(precision__backend="fused"))
+
+
+def test_what_a_fingerprint_hashes_in_place_of_a_field_parts_arms() -> None:
+    assert "config.checkpoint" in cosmetic_columns("evaluate")
+    assert "checkpoint" in deciding({"study": "evaluate", "checkpoint": "a"})
+    assert "processes" not in deciding({"study": "evaluate", "processes": 4})

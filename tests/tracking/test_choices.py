@@ -1,0 +1,15 @@
+"""What a choice's file gives, read without Hydra, is what Hydra composes."""
+
+from __future__ import annotations
+
+from mxstudy.tracking.choices import choices_of, given
+
+
+def test_a_choice_gives_what_its_file_and_those_below_it_say() -> None:
+    assert given("norm", "mxnorm_p2") == {"norm.kind": "mxnorm", "norm.p": 2}
+    assert given("optimizer", "adamw") == {"optimizer.kind": "adamw", "optimizer.lr": 2e-3}  # YAML 1.1 reads a word
+    assert given("norm", "of_mine") is None
+    assert "precision.kind" not in (given("precision", "mxfp8") or {})
+    clean = given("fidelity", "clean") or {}
+    assert (clean["precision.rounding"], clean["precision.scale_rule"]) == ("even", "floor")  # the second by paper_text
+    assert "mxnorm_p1" in choices_of("norm")
