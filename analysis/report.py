@@ -245,15 +245,19 @@ def rows_or_none(path: Path, kind: str) -> pd.DataFrame | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument("--to", type=Path, default=FIGURES / "report.html")
+    options.add_argument(
+        "--to", type=Path, help="default: figures/report.html, of rehearsals figures/rehearsals/report.html"
+    )
     chosen = options.parse_args(arguments)
     runs = load(options, chosen.runs, "runs")
     others = sorted(set(runs["config.study"]) - {"pretrain"})
     if others:
         options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")
-    chosen.to.parent.mkdir(parents=True, exist_ok=True)
-    chosen.to.write_text(page(runs, drawn(chosen.runs)))
-    print(chosen.to)
+    place = FIGURES / results.REHEARSALS if results.has_rehearsals(chosen.runs) else FIGURES
+    to = chosen.to or place / "report.html"
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(page(runs, drawn(chosen.runs)))
+    print(to)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ class Run:
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
     tracking: Tracking = cosmetic(default_factory=Tracking)
 
+    @property
+    def mlflow_experiment(self) -> str:
+        """Return the name of the MLflow experiment that shows the run."""
+        return self.tracking.experiment or self.experiment
+
     def __post_init__(self) -> None:
         study = getattr(self, "study", "run")
         require(self.compares or not self.baseline, f"baseline: {study} does not compare arms; leave it out")

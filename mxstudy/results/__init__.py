@@ -37,6 +37,7 @@ from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.arms import different_backends as different_backends
 from mxstudy.tracking.fetch import SCHEME, fetch
+from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.journal import Row, read_journal
@@ -61,6 +62,13 @@ def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
         )
         found += sorted(inside, key=lambda run: run.status().started_s)
     return found
+
+
+def has_rehearsals(paths: Iterable[Path | str]) -> bool:
+    """Return whether a run in these folders is a rehearsal, or one of these is their experiment in MLflow."""
+    folders = [Path(path) for path in paths]
+    of_mlflow = Path(f"{SCHEME}{REHEARSALS}")
+    return any(path == of_mlflow or any(run.is_rehearsal for run in runs_in(path)) for path in folders)
 
 
 def runs_in(path: Path) -> list[RunFolder]:

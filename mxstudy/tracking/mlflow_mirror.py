@@ -201,7 +201,7 @@ def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
         return None
     facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
     tags = folder.provenance()["choices"] | facts
-    return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(plain(config)), tags)
+    return Mirror(config.tracking.uri, folder, config.mlflow_experiment, label, flatten(plain(config)), tags)
 
 
 def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:

@@ -12,7 +12,7 @@ from mxstudy import results
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 
-TRAIN = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none"]
+TRAIN = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "runs_dir=runs", "tracking=none"]
 TASKS = "evaluation.tasks=[csqa,mmlu]"
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from mxstudy import results
 from mxstudy.results.terminal import LEFT, grid
 from mxstudy.tracking.arms import short
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import REHEARSALS, RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
 FIGURES = Path("figures")
@@ -37,7 +37,8 @@ def summarise(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
     console = Console(highlight=False)
     console.print(terminal_table(runs, against, console.width))
     print("\n".join(notes))
-    figure = draw_losses(arms, against, FIGURES / f"{folders[0].config().experiment}.png")
+    place = FIGURES / REHEARSALS if any(folder.is_rehearsal for folder in folders) else FIGURES
+    figure = draw_losses(arms, against, place / f"{folders[0].config().experiment}.png")
     print(f"loss curves: {figure}", flush=True)
     return Summary("\n\n".join([markdown_table(runs, against), *notes]), [figure])
 
@@ -116,7 +117,7 @@ def draw_losses(arms: Mapping[str, RunFolder], baseline: pd.Series, path: Path) 
     panels[0].legend(title="line: training; point: validation", frameon=False)
     panels[1].set(xlabel="training tokens", ylabel=f"minus that of\n{baseline['label']}")
     panels[1].xaxis.set_major_formatter(EngFormatter())
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path.resolve()
