@@ -83,8 +83,13 @@ def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame],
         is_known = not {*name.split()}.isdisjoint(BASELINES)
         band(axes, losses, colors[name], linestyle="--" if is_known else "-", zorder=2.5 if is_known else 2)
         lost_lines(axes, losses, runs, colors[name], of="max")
-        said = f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged"
-        note(axes, said, (0.98, 0.97 - 0.1 * place), colors[name])
+        note(axes, said_of(runs), (0.98, 0.97 - 0.1 * place), colors[name])
+
+
+def said_of(runs: pd.DataFrame) -> str:
+    """Return how many of all runs diverged, and how many are open, as the pages count them."""
+    still_open = runs["diverged"].isna().sum()
+    return f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged" + (f", {still_open} open" if still_open else "")
 
 
 def note(axes: Axes, said: str, at: tuple[float, float], color: Any = "black") -> None:

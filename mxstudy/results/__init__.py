@@ -17,9 +17,7 @@ from mxstudy.config import StudentTeacher
 from mxstudy.evaluation.paired import Difference as Difference
 from mxstudy.evaluation.paired import difference as difference
 from mxstudy.probes.fractions import Fraction as Fraction
-from mxstudy.probes.fractions import PairedDifference as PairedDifference
 from mxstudy.probes.fractions import fraction as fraction
-from mxstudy.probes.fractions import paired_difference as paired_difference
 from mxstudy.probes.histogram_bins import bin_edges as bin_edges
 from mxstudy.probes.names import probe_names
 from mxstudy.probes.ring_file import read_ring
