@@ -56,7 +56,7 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
         losses = losses_by_replica(metrics.merge(own[REPLICA]))
         band(axes, losses, color[name], spread=False, linewidth=0.9)
         lost_lines(axes, losses, own, color[name], of="max")
-    note(axes, said_of(runs), (0.98, 0.97))
+    note(axes, said_of(runs).replace(", ", "\n"), (0.98, 0.97))
 
 
 def pairs(runs: pd.DataFrame) -> str:
