@@ -9,7 +9,7 @@ SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
-.PHONY: help quickstart approximation test test-gpu check bench figures report dashboard
+.PHONY: help quickstart approximation test test-gpu check bench figures pages report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,8 +43,12 @@ else
 	  printf '  %-18s%s\n' $$(basename $$file .py) "$$(sed -n '1s/^"""//p' $$file)"; done
 endif
 
-figures: $(READY)  ## draw every figure that results/ has data for, into figures/; NAME=... draws one
+figures: $(READY)  ## draw every figure that results/ has data for, into figures/published; NAME=... draws one
 	$(BIN)/python -m analysis.figures $(NAME)
+
+pages: $(READY)  ## write the numbers on the pages of results/ anew from the tables beside them, and their images
+	$(BIN)/python -m analysis.pages
+	$(BIN)/python -m analysis.figures --pages
 
 RUNS ?= runs/quickstart
 report: $(READY)  ## write an HTML page about a set of runs: RUNS=runs/quickstart

@@ -1,7 +1,9 @@
 """Export run folders to the compact Parquet tables of results/.
 
 There is one row per run, step, validation, spike, measurement of a probe, and question of an evaluation, and all tables
-of studies. Each replica of a stack counts as a run; --every-steps thins the metrics of large stacks.
+of studies. Each replica of a stack counts as a run. Curves and large measurements are thinned by RULES, which keep what
+the pages and figures of results/ read; --every-steps thins the curves further. Tables of runs, with events, outcomes
+and final values, are kept whole. Tables that were exported before can be exported again.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -9,52 +11,103 @@ python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from mxstudy import results
 
-TEXTS = ["contexts", "continuations"]  # columns of samples; they are text of the data sets, not ours to copy
+CURVES = ("metrics", "fork_metrics")
+RUN = ("fingerprint", "replica", "fork")  # columns that tell one curve from another
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Rule:
+    """How a table of one kind is thinned.
+
+    `without`: columns in whose names this is found are left out. `single`: real numbers are kept in single precision.
+    `last`: of each run only the last measurement is kept.
+    """
+
+    without: str | None = None
+    single: bool = False
+    last: bool = False
+
+
+RULES = {
+    "metrics": Rule(without="^time_s$", single=True),
+    "fork_metrics": Rule(single=True),
+    "samples": Rule(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
+    "gradient_bias": Rule(without=r"^layers\.", single=True),
+    "coupled_gradient_bias": Rule(without=r"^layers\.", single=True),
+    "last_bin": Rule(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
+    "activation_histograms": Rule(last=True),
+    "outlier_features": Rule(without="/(feature|sharing_tokens|rms)$"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", required=True, help="run folders, or folders of them")
+    what = "run folders, or folders of them; or the prefix of tables in results/"
+    parser.add_argument("--runs", nargs="+", required=True, help=what)
     parser.add_argument("--name", required=True, help="the tables are called NAME_runs.parquet and so on")
     parser.add_argument("--to", type=Path, default=Path("results"))
-    parser.add_argument("--every-steps", type=int, default=1, help="keep every N-th step of the metrics, and the last")
-    arguments = parser.parse_args()
+    parser.add_argument("--every-steps", type=int, default=1, help="keep every N-th step of curves, and the last")
+    given = parser.parse_args(arguments)
     try:
-        folders = results.folders_of(arguments.runs)
+        tables = list(tables_of(given.runs))
     except ValueError as error:
         parser.error(str(error))
-    tables = tables_of(folders)
-    tables["metrics"] = thinned(tables["metrics"], arguments.every_steps)
-    arguments.to.mkdir(parents=True, exist_ok=True)
-    for kind, frame in tables.items():
-        if len(frame):
-            path = arguments.to / f"{arguments.name}_{kind}.parquet"
-            results.write_table(frame, path, folders[0].provenance())
+    given.to.mkdir(parents=True, exist_ok=True)
+    for kind, whole, provenance in tables:
+        if len(whole):
+            path, frame = given.to / f"{given.name}_{kind}.parquet", thinned(whole, kind, given.every_steps)
+            results.write_table(frame, path, provenance)
             print(f"{path}: {len(frame):,} rows, {path.stat().st_size / 1e6:.2f} MB")
 
 
-def tables_of(folders: Sequence[results.RunFolder]) -> dict[str, pd.DataFrame]:
-    """Return all tables by kind; some may be empty."""
-    tables = {kind: load(folders) for kind, load in results.KINDS.items()}
-    tables |= {probe: results.load_probe(folders, probe) for probe in {*results.PROBES, *results.STACK_PROBES}}
+def tables_of(paths: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]:
+    """Yield the kind, rows and provenance of each table of these folders, or of this prefix."""
+    exported = of_prefix(Path(paths[0])) if len(paths) == 1 else {}
+    if exported:
+        yield from ((kind, *results.read_table(path)) for kind, path in exported.items())
+        return
+    folders = results.folders_of(paths)
+    provenance = folders[0].provenance()
     left = [name for name in results.table_names(folders) if not name.startswith(results.SAMPLES)]
-    tables |= {name: results.load_table(folders, name) for name in left}
-    return tables | {"samples": tables["samples"].drop(columns=TEXTS, errors="ignore")}
+    probes = sorted({*results.PROBES, *results.STACK_PROBES})
+    yield from ((kind, load(folders), provenance) for kind, load in results.KINDS.items())
+    yield from ((probe, results.load_probe(folders, probe), provenance) for probe in probes)
+    yield from ((name, results.load_table(folders, name), provenance) for name in left)
 
 
-def thinned(metrics: pd.DataFrame, every_steps: int) -> pd.DataFrame:
-    if every_steps == 1 or not len(metrics):
-        return metrics
-    of_run = [key for key in ("fingerprint", "replica") if key in metrics]
-    last = metrics.groupby(of_run, dropna=False)["step"].transform("max")
-    return metrics[(metrics["step"] % every_steps == 0) | (metrics["step"] == last)]
+def of_prefix(prefix: Path) -> dict[str, Path]:
+    """Return the tables of a prefix by kind; those of a longer prefix, such as decisive_2 for decisive, are not its."""
+    names = [path.name.removesuffix("_runs.parquet") for path in prefix.parent.glob("*_runs.parquet")]
+    longer = tuple(f"{name}_" for name in names if name.startswith(f"{prefix.name}_"))
+    found = sorted(prefix.parent.glob(f"{prefix.name}_*.parquet"))
+    return {
+        path.stem.removeprefix(f"{prefix.name}_"): path
+        for path in found
+        if prefix.name in names and not path.name.startswith(longer)
+    }
+
+
+def thinned(frame: pd.DataFrame, kind: str, every_steps: int) -> pd.DataFrame:
+    """Return what the kind's rule keeps of a table; of a curve only every so many steps, and the last."""
+    rule = RULES.get(kind, Rule())
+    if rule.without:
+        frame = frame.drop(columns=frame.filter(regex=rule.without).columns)
+    if rule.last or (kind in CURVES and every_steps > 1):
+        last = frame.groupby([key for key in RUN if key in frame], dropna=False)["step"].transform("max")
+        kept = frame["step"] == last
+        frame = frame[kept if rule.last else kept | (frame["step"] % every_steps == 0)]
+    if rule.single:
+        frame = frame.astype(dict.fromkeys(frame.select_dtypes("float64").columns, "float32"))
+    return frame.reset_index(drop=True)
 
 
 if __name__ == "__main__":

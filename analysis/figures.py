@@ -1,12 +1,16 @@
 """Draw every figure and table whose data is in results/, and print the commands that make the runs of the others.
 
-python -m analysis.figures [NAME ...]
+They are drawn into figures/published, apart from what a user draws. With --pages, the images on the pages of results/
+are replaced by what is drawn.
+
+python -m analysis.figures [NAME ...] [--pages]
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,7 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from analysis.style import FIGURES as FOLDER
+
 RESULTS = Path("results")
+PUBLISHED = "published"
 BENCHMARK = ("benchmark",)
 
 
@@ -73,11 +80,23 @@ APPROXIMATION = ("python -m mxstudy +experiment=approximation", "runs/approximat
 PROBED = ("python -m mxstudy +sweep=mxnorm_pretrain probe=activations", "runs/mxnorm_pretrain", "mxnorm_pretrain")
 PROXY = (*sweep("spike_proxy"), "spike_proxy")
 GRID = (*sweep("learning_rate_grid"), "learning_rate_grid")
+WINDOW = (
+    "python -m mxstudy -m +experiment=learning_rate_grid model.num_layers=4 model.hidden_size=512,768 "
+    "precision=fp32,mx_mix lrs=[2e-4,4e-4,6e-4] seeds=[0,1] data_seed=23,24,25,26",
+    "runs/learning_rate_grid",
+    "learning_rate_window",
+)
 OVERFLOW = (*sweep("overflow"), "overflow")
 GRADIENT_BIAS = (*sweep("gradient_bias"), "gradient_bias")
 CONVERGENCE, ELEMENTS, MITIGATIONS = sweep("convergence"), sweep("element_formats"), sweep("mitigations")
 DECISIVE = "decisive decisive_2 decisive_3"
 TRAIN_STEPS = "train_step_llama_125m train_step_llama_1b train_step_llama_125m_small train_step_llama_1b_small"
+ZERO_SHOT = (
+    ("scores", "samples"),
+    "python -m mxstudy +sweep=mxnorm_pretrain && "
+    "python -m mxstudy +experiment=olmes checkpoint=FINGERPRINT,FINGERPRINT,FINGERPRINT",
+    "runs/olmes",
+)
 RUNS, TRAINED, VALIDATED = ("runs",), ("runs", "metrics"), ("runs", "validation")
 
 comparison = partial(Figure, script="loss_comparison")
@@ -86,6 +105,11 @@ fits = partial(Figure, script="instability.table02_scaling_fits")
 models = partial(Figure, script="models_table")
 FIGURES = (
     Figure("loss_curves", "training losses", ("metrics",), *PROBED, script="loss_curves"),
+    Figure("norm_rms", "norms' outputs", ("norm_output_rms",), *PROBED, script="mxnorm.fig06_norm_rms"),
+    Figure(
+        "histograms", "norms' inputs, outputs", ("activation_histograms",), *PROBED, script="mxnorm.fig07_histograms"
+    ),
+    comparison("spike_proxy_losses", "their losses", TRAINED, *PROXY, arguments="--baseline norm=rmsnorm"),
     Figure("mxnorm_fig02_approximation", "MXNorm paper, figure 2", ("distributions", "fidelity"), *APPROXIMATION),
     Figure("mxnorm_theorem1_bounds", "MXNorm paper, Theorem 1, lemmas", ("convergence", "bounds"), *APPROXIMATION),
     Figure("mxnorm_fig03_lr_sensitivity", "MXNorm paper, figure 3", RUNS, *sweep("lr_sensitivity"), "lr_sensitivity"),
@@ -115,15 +139,8 @@ FIGURES = (
         *sweep("post_round"),
         arguments="--only model=llama_8b --baseline norm=rmsnorm",
     ),
-    Figure(
-        "mxnorm_table02_zero_shot",
-        "MXNorm paper, table 2",
-        ("scores", "samples"),
-        "python -m mxstudy +sweep=mxnorm_pretrain && "
-        "python -m mxstudy +experiment=olmes checkpoint=FINGERPRINT,FINGERPRINT,FINGERPRINT",
-        "runs/olmes",
-        "olmes_seed0",
-    ),
+    Figure("mxnorm_table02_zero_shot", "MXNorm paper, table 2", *ZERO_SHOT, "olmes_seed0"),
+    Figure("zero_shot_seed1", "the same, seed 1", *ZERO_SHOT, "olmes_seed1", script="mxnorm.table02_zero_shot"),
     models(
         "mxnorm_table03_models",
         "MXNorm paper, table 3",
@@ -156,6 +173,14 @@ FIGURES = (
         *GRADIENT_BIAS,
     ),
     Figure(
+        "gradient_bias_at_divergence",
+        "the same around each replica's divergence",
+        (*TRAINED, "gradient_bias", "coupled_gradient_bias"),
+        *GRADIENT_BIAS,
+        script="instability.fig05_gradient_bias",
+        arguments="--around-divergence 2000",
+    ),
+    Figure(
         "student_sharpness",
         "instability paper, Eq. 10",
         (*TRAINED, "sharpness"),
@@ -171,6 +196,7 @@ FIGURES = (
         arguments="--around-divergence 2000",
     ),
     Figure("instability_fig06_learning_rate_grid", "instability paper, figure 6", TRAINED, *GRID),
+    Figure("learning_rate_window", "appendix C.1", TRAINED, *WINDOW, script="instability.fig06_learning_rate_grid"),
     students(7, "attention", "--columns model"),
     students(8, "loss", "--columns loss", "loss"),
     Figure("instability_fig09_depth_width", "instability paper, figure 9", RUNS, *sweep("depth_width")),
@@ -290,18 +316,51 @@ FIGURES = (
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
 )
 
+IMAGES = {  # in results/, each on a page: which figure it is
+    "decisive": "student_decisive",
+    "gradient_bias": "instability_fig05_gradient_bias",
+    "gradient_bias_at_divergence": "gradient_bias_at_divergence",
+    "initialisation": "instability_fig11_initialisation",
+    "interventions": "instability_fig04_interventions",
+    "kernels": "mxnorm_fig08_kernels",
+    "learning_rate_grid": "instability_fig06_learning_rate_grid",
+    "learning_rate_window": "learning_rate_window",
+    "loss": "instability_fig08_loss",
+    "lr_sensitivity": "mxnorm_fig03_lr_sensitivity",
+    "mxnorm_pretrain_histograms": "histograms",
+    "mxnorm_pretrain_losses": "loss_curves",
+    "mxnorm_pretrain_norm_rms": "norm_rms",
+    "olmes_seed0": "mxnorm_table02_zero_shot",
+    "olmes_seed1": "zero_shot_seed1",
+    "overflow": "instability_fig03_overflow",
+    "sharpness_at_divergence": "student_sharpness_at_divergence",
+    "spike_proxy_histograms": "mxnorm_fig07_histograms",
+    "spike_proxy_largest_activations": "mxnorm_fig05_outlier_feature",
+    "spike_proxy_losses": "spike_proxy_losses",
+    "spike_proxy_norm_rms": "mxnorm_fig06_norm_rms",
+    "spike_proxy_spike_scores": "mxnorm_figa3_spike_scores",
+    "train_step": "train_step_cost",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures; return 1 if a figure whose data is in results/ could not be drawn, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is given")
-    names = parser.parse_args(arguments).names
+    what = "replace the images on the pages of results/ by what is drawn"
+    parser.add_argument("--pages", action="store_true", help=what)
+    given = parser.parse_args(arguments)
+    names = given.names
     known = {figure.name: figure for figure in FIGURES}
     for name in set(names) - known.keys():
         parser.error(f"no figure is called {name}; choose from {', '.join(known)}")
     chosen = [known[name] for name in names] or list(FIGURES)
     backed = [figure for figure in chosen if figure.backing() and all(path.exists() for path in figure.backing())]
     failed = [figure.name for figure in backed if not draw(figure)]
+    drawn = {figure.name for figure in backed} - {*failed}
+    for image, name in IMAGES.items():
+        if given.pages and name in drawn:
+            shutil.copyfile(FOLDER / PUBLISHED / f"{name}.png", RESULTS / f"{image}.png")
     rest = [figure for figure in chosen if figure not in backed]
     if rest:
         print("\nno data in results/; these commands make the runs, in minutes on a laptop or days on GPUs:")
@@ -315,7 +374,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def draw(figure: Figure) -> bool:
     try:
-        importlib.import_module(figure.module).main(figure.options(" ".join(map(str, figure.tables))))
+        options = figure.options(" ".join(map(str, figure.tables)))
+        importlib.import_module(figure.module).main([*options, "--name", f"{PUBLISHED}/{figure.name}"])
     except (Exception, SystemExit):  # a figure that fails must not prevent the others
         traceback.print_exc()
         return False

@@ -237,16 +237,20 @@ def rows_or_none(path: Path, kind: str) -> pd.DataFrame | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
-    options.add_argument("--to", type=Path, default=FIGURES / "report.html")
+    options.add_argument(
+        "--to", type=Path, help="default: figures/report.html, of rehearsals figures/rehearsals/report.html"
+    )
     chosen = options.parse_args(arguments)
     runs = load(options, chosen.runs, "runs")
     others = sorted(set(runs["config.study"]) - {"pretrain"})
     if others:
         options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")
-    chosen.to.parent.mkdir(parents=True, exist_ok=True)
+    place = FIGURES / results.REHEARSALS if results.has_rehearsals(chosen.runs) else FIGURES
+    to = chosen.to or place / "report.html"
+    to.parent.mkdir(parents=True, exist_ok=True)
     runs = in_arms(runs)
-    chosen.to.write_text(page(runs, drawn(chosen.runs, runs)))
-    print(chosen.to)
+    to.write_text(page(runs, drawn(chosen.runs, runs)))
+    print(to)
 
 
 if __name__ == "__main__":

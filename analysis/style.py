@@ -83,6 +83,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return options
 
 
+class FigureParser(argparse.ArgumentParser):
+    """The options of a figure; those of rehearsals go to a folder of their own."""
+
+    def parse_args(self, *arguments: Any, **others: Any) -> Any:
+        chosen = super().parse_args(*arguments, **others)
+        if results.has_rehearsals(getattr(chosen, "runs", None) or ()):
+            chosen.name = f"{results.REHEARSALS}/{chosen.name}"
+        return chosen
+
+
 def runs_option(options: argparse._ActionsContainer, required: bool = False) -> None:
     what = "folders of runs, of experiments, or runs/ itself; or prefixes of tables in results/"
     options.add_argument("--runs", nargs="+", type=Path, metavar="PATH", help=what, required=required)
@@ -92,7 +102,7 @@ def figure_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.ArgumentParser:
     """Return a parser with the options of every figure; `name`: default of --name; `source`: adds --runs or others."""
-    options = argparse.ArgumentParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = FigureParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     (source or partial(runs_option, required=True))(options)
     what = {
         "--only": "runs with these choices of groups or values of config keys; of several values of one KEY, any",
@@ -231,8 +241,8 @@ def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
 
 def save_table(markdown: str, name: str) -> Path:
     """Write figures/NAME.md; print and return its path."""
-    FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown)
     print(path)
     return path
@@ -240,8 +250,8 @@ def save_table(markdown: str, name: str) -> Path:
 
 def save(figure: Figure, name: str, caption: str) -> Path:
     """Write the figure as PNG and PDF and its caption as Markdown; print and return the path of the PNG."""
-    FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".pdf"):
         figure.savefig(path.with_suffix(suffix))
     path.with_suffix(".md").write_text(f"![{name}]({path.name})\n\n{caption}")

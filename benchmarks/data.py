@@ -35,7 +35,7 @@ from mxstudy.data.shards import Shards, prepare, verify
 from mxstudy.data.tokenizer import Tokenizer, load_pretrained, train_bpe
 
 # llama_125m's fastest arm on one H200, median over the steps: results/mxnorm_pretrain.md.
-GPU_TOKENS_PER_S = 395_947
+GPU_TOKENS_PER_S = 395_923
 BATCH_SIZE, SEQUENCE_LENGTH = 32, 4096  # of that run
 MAP_BATCHES = (100, 1000)  # documents
 FILES = 4

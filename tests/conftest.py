@@ -31,7 +31,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of ten steps, MXNorm p=2 in MXFP8, to be read and not to be written to."""
     folder = tmp_path_factory.mktemp("trained")
-    run_here(folder, "+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none")
+    run_here(
+        folder,
+        "+experiment=quickstart",
+        "norm=mxnorm_p2",
+        "precision=mxfp8",
+        "+debug=tiny",
+        "runs_dir=runs",
+        "tracking=none",
+    )
     (found,) = find_runs(folder / "runs")
     return found
 
@@ -45,7 +53,7 @@ def evaluation_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def students(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A stack of two students after twelve steps, to be read and not to be written to."""
     folder = tmp_path_factory.mktemp("students")
-    run_here(folder, "+experiment=student_teacher", "+debug=tiny", "tracking=none")
+    run_here(folder, "+experiment=student_teacher", "+debug=tiny", "runs_dir=runs", "tracking=none")
     (found,) = find_runs(folder / "runs")
     return found
 

@@ -70,17 +70,17 @@ class Copy:
         assert code == 0, said
         return said
 
-    def losses(self, runs: str = "runs") -> list[float]:
+    def losses(self, runs: str = "runs/rehearsals") -> list[float]:
         return losses_in(self.folder, runs)
 
 
-def journal_in(folder: Path, runs: str = "runs") -> list[dict[str, Any]]:
+def journal_in(folder: Path, runs: str = "runs/rehearsals") -> list[dict[str, Any]]:
     """Of the one run in that folder, beside what `rerun` has moved away."""
     (path,) = (path for path in folder.glob(f"{runs}/*/*/metrics.jsonl") if ".old" not in path.parent.name)
     return read_journal(path)
 
 
-def losses_in(folder: Path, runs: str = "runs") -> list[float]:
+def losses_in(folder: Path, runs: str = "runs/rehearsals") -> list[float]:
     """Of training and validation."""
     return [row[key] for row in journal_in(folder, runs) for key in ("loss", "validation_loss") if key in row]
 

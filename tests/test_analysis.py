@@ -60,8 +60,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def name_of(script: ModuleType) -> str:
-    """What the table of figures calls the only one of the script."""
-    (name,) = (figure.name for figure in ALL if figure.module == script.__name__)
+    """What the table of figures calls the only one of the script, or the one that is named after it."""
+    own = [figure for figure in ALL if figure.module == script.__name__]
+    (name,) = (figure.name for figure in own if len(own) == 1 or not figure.script)
     return name
 
 

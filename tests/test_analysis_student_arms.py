@@ -14,7 +14,7 @@ from scipy import stats
 from student_frames import frame, replica
 
 from analysis import style
-from analysis.students import arms, decisive, effects
+from analysis.students import arms, decisive
 
 DATA_SEEDS, SEEDS = (0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 6, 7)
 
@@ -35,9 +35,9 @@ def test_a_line_of_the_table_is_an_arm_with_what_is_open_apart() -> None:
     )
     assert list(runs["diverged"].fillna(-1)) == [1, 1, 0, -1]
     line = arms.table(runs, pd.Series("arm", runs.index)).splitlines()[2]
-    wilson = stats.binomtest(2, 3).proportion_ci(method="wilson")
+    wilson = stats.binomtest(2, 4).proportion_ci(method="wilson")
     interval = f"{wilson.low:.2f} .. {wilson.high:.2f}"
-    assert line == f"| arm | 4 | 4 | 3 | 2 | 1 | 1 | 2 of 3 | {interval} | 200 | 200 | 1 | 0.75 .. inf |"
+    assert line == f"| arm | 4 | 4 | 3 | 2 | 1 | 1 | 2 of 4 | {interval} | 200 | 200 | 1 | 0.75 .. inf |"
 
 
 def test_an_arm_is_named_by_choices_or_fields_and_numbers_are_in_order() -> None:
@@ -52,43 +52,52 @@ def test_an_arm_is_named_by_choices_or_fields_and_numbers_are_in_order() -> None
 
 def test_replicas_with_the_same_seeds_are_no_one_arm() -> None:
     with pytest.raises(ValueError, match="share their seeds: a; b"):
-        arms.by_seeds(frame(replica("a"), replica("b")))
+        arms.difference(frame(replica("a"), replica("b")), frame(replica("c")))
 
 
 # ------------------------------------------------------------------------------------------------------- main effects
 
 
-def by_seeds(values: np.ndarray) -> pd.Series:
-    """[data seeds, seeds]."""
-    pairs = [(seed, data) for data, seed in product(range(values.shape[0]), range(values.shape[1]))]
-    return pd.Series(values.ravel(), index=pd.MultiIndex.from_tuples(pairs, names=effects.SEEDS))
+def arm(diverged: np.ndarray) -> pd.DataFrame:
+    """An arm; `diverged`: [data seeds, seeds] of 0 and 1, or NaN if open."""
+    rows = [
+        replica("a", seed, **{"config.data_seed": data, "outcome.diverged_at": 9 if lost == 1 else math.nan})
+        | {"outcome.rising_at": math.nan if lost == lost else 99}
+        for (data, seed), lost in np.ndenumerate(diverged)
+    ]
+    return frame(*rows)
 
 
-def test_an_effect_of_ones_and_zeros_has_agresti_and_min_s_interval() -> None:
-    """Their formula, for 3 pairs where only the first diverged, 1 where only the second did, and 12 alike."""
-    values = np.array([[1, 1, 1, -1] + [0] * 12]).T.astype(float)  # 16 data seeds, one initial seed each
-    found = effects.effect(by_seeds(values))
-    b, c, n = 3.5, 1.5, 18
-    half = 1.959964 / n * math.sqrt(b + c - (b - c) ** 2 / n)
-    by_teacher = stats.ttest_1samp(values.ravel(), 0).confidence_interval()
-    assert found.value == pytest.approx(2 / 16)
-    assert found.low == pytest.approx(min((b - c) / n - half, by_teacher.low))
-    assert found.high == pytest.approx(max((b - c) / n + half, by_teacher.high))
+def test_a_difference_is_over_data_seeds_and_no_run_is_left_out() -> None:
+    nothing, half = np.zeros((4, 8)), np.zeros((4, 8))
+    half[:, :4] = 1
+    half[3, :2] = math.nan  # open: not diverged, and of the runs
+    found = arms.difference(arm(half), arm(nothing))
+    units = [0.5, 0.5, 0.5, 0.25]
+    t = stats.ttest_1samp(units, 0).confidence_interval()
+    assert (found.value, found.low, found.high, found.units) == pytest.approx((0.4375, t.low, t.high, 4))
+    assert found.verdict == "more often"
+    assert arms.difference(arm(nothing), arm(half)).verdict == "less often"
 
 
-def test_an_effect_that_is_one_teacher_s_is_told_from_one_that_all_teachers_have() -> None:
-    one, all_of_them = np.zeros((4, 8)), np.full((4, 8), 0.25)
-    one[2] = 1.0
-    only = effects.effect(by_seeds(one))
-    half = stats.t.ppf(0.975, 3) * np.std([0, 0, 1, 0], ddof=1) / 2
-    assert (only.value, only.low, only.high) == pytest.approx((0.25, 0.25 - half, min(1, 0.25 + half)))
-    assert (only.verdict, effects.effect(by_seeds(all_of_them)).verdict) == ("cannot tell", "more often")
+def test_what_one_data_seed_does_is_not_what_data_seeds_do() -> None:
+    one = np.zeros((4, 8))
+    one[2] = 1
+    assert arms.difference(arm(one), arm(np.zeros((4, 8)))).verdict == "cannot tell"
 
 
-def test_nothing_that_ever_happens_has_an_interval_all_the_same() -> None:
-    nothing = effects.effect(by_seeds(np.zeros((4, 8))))
+def test_data_seeds_that_agree_have_an_interval_all_the_same() -> None:
+    nothing = arms.difference(arm(np.zeros((4, 8))), arm(np.zeros((4, 8))))
     assert (nothing.value, nothing.verdict) == (0, "cannot tell")
-    assert -0.07 < nothing.low < -0.05 < 0.05 < nothing.high < 0.07
+    assert nothing.low < -0.05 < 0.05 < nothing.high
+
+
+def test_fewer_than_four_data_seeds_cannot_tell() -> None:
+    three = arms.difference(arm(np.ones((3, 8))), arm(np.zeros((3, 8))))
+    assert three.low > 0
+    assert three.verdict == "cannot tell"
+    assert str(arms.difference(arm(np.ones((1, 8))), arm(np.zeros((1, 8))))) == "+1.00, 1: cannot tell"
+    assert arms.difference(arm(np.ones((1, 8))), arm(np.ones((1, 8))).assign(**{"config.data_seed": 7})) is None
 
 
 def factorial(diverges: Callable[..., bool]) -> pd.DataFrame:
@@ -135,7 +144,7 @@ def test_main_effects_are_the_mean_differences_of_fractions() -> None:
     assert (fp32["code"].value, found["rounding: away less even"]["all"].value) == (0, 0)
     assert found["teacher: paper less code"]["all"].value == pytest.approx(-(0.5 + 0.25 + 0.25) / 3)
     assert {len(row) for name, row in found.items() if "teacher" not in name} == {3}
-    assert mx["code"].pairs == 32  # of seeds, however many arms these ran in
+    assert mx["code"].units == 4  # data seeds, however many arms these ran in
 
 
 @pytest.mark.integration

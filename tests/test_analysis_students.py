@@ -236,3 +236,12 @@ def test_a_record_that_ends_while_its_replica_is_finite_is_not_infinite_after_it
     losses = curves.losses_by_replica(pd.concat([curve("longer", 0, fall), curve("shorter", 0, fall[:600])]))
     assert not np.isinf(losses).any(axis=None)
     assert losses["shorter", 0].isna().sum() == STEPS - 600
+
+
+def test_a_corner_counts_all_replicas_of_an_arm_and_says_which_are_open() -> None:
+    rows = [replica("mx", 0, lost=4), replica("mx", 1), replica("mx", 2, **{"outcome.rising_at": 9})]
+    everyone = frame(*rows)
+    lost = everyone[everyone["diverged"] > 0]
+    arm = arms.named(everyone, ["precision"])
+    figure = measures.draw(lost, curve("mx", 0, np.ones(STEPS)), arm, [], everyone)
+    assert [text.get_text() for text in figure.axes[-1].texts][-1] == "1 of 3 diverged, 1 open"

@@ -44,7 +44,9 @@ def test_evaluation(tmp_path: Path, evaluation_sets: Path, capsys: pytest.Captur
         "train.steps=1",
         "train.batch_size=1",
     )  # HFLM truncates nothing of a question
-    run_here(tmp_path, "+experiment=quickstart", "precision=mxfp8", "+debug=tiny", "tracking=none", *longer)
+    run_here(
+        tmp_path, "+experiment=quickstart", "precision=mxfp8", "+debug=tiny", "runs_dir=runs", "tracking=none", *longer
+    )
     (run,) = find_runs(tmp_path / "runs")
     words = ["--checkpoint", str(run.path), "--data-dir", str(evaluation_sets), "--tasks", "csqa", "winogrande"]
     evaluation.main([*words, "--batch-sizes", "2", "8", "--rounds", "1", "--json", str(tmp_path / "evaluation.json")])

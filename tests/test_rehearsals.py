@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 from commands import run_here
+from composing import compose_job, validated
 from each import slow_but
 
+from analysis import loss_curves, report
 from mxstudy import cli
+from mxstudy.config import AnyRun
 from mxstudy.tracking.folder import find_runs
+from mxstudy.tracking.mlflow_store import connect
 
 EXPERIMENTS = sorted(path.stem for path in (cli.CONF / "experiment").glob("*.yaml"))
 OF_EACH_KIND = {  # its study: the experiment of it that stands for the others in make test
@@ -29,8 +33,45 @@ OF_EACH_KIND = {  # its study: the experiment of it that stands for the others i
 def test_a_rehearsal_finishes(name: str, tmp_path: Path, given_to: Callable[[str], list[str]]) -> None:
     cache = tmp_path.parent / "cache"  # one corpus for all of them
     run_here(tmp_path, f"+experiment={name}", "+debug=tiny", "tracking=none", f"cache_dir={cache}", *given_to(name))
-    (run,) = find_runs(tmp_path / "runs")
+    assert find_runs(tmp_path / "runs") == []
+    (run,) = find_runs(tmp_path / "runs" / "rehearsals")
+    assert run.is_rehearsal
     assert run.status().state == "finished"
     assert run.config().experiment == name
     assert run.config().study in OF_EACH_KIND
     assert run.status().step == run.status().steps
+
+
+@pytest.mark.slow
+def test_a_rehearsal_leaves_no_trace_among_the_real_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Neither in runs/, nor in the experiment that leads the dashboard, nor among the figures."""
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    cache = tmp_path.parent / "cache"
+    run_here(
+        tmp_path, "+experiment=quickstart", "+debug=tiny", "seed=0,1", f"tracking.uri={store}", f"cache_dir={cache}"
+    )
+    client = connect(store)
+    (ours,) = [found for found in client.search_experiments() if found.name != "Default"]
+    assert ours.name == "rehearsals"
+    runs = client.search_runs([ours.experiment_id])
+    assert [run.data.tags["debug"] for run in runs] == ["tiny"] * 3  # the sweep and its two runs
+    assert {run.data.tags["experiment"] for run in runs} == {"quickstart"}
+    monkeypatch.chdir(tmp_path)
+    loss_curves.main(["--runs", "runs/rehearsals/quickstart"])
+    loss_curves.main(["--runs", "runs/rehearsals", "--name", "mine"])
+    report.main(["--runs", "runs/rehearsals/quickstart"])
+    assert not find_runs(tmp_path / "runs")
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["rehearsals"]
+    drawn = {path.name for path in (tmp_path / "figures" / "rehearsals").iterdir() if path.suffix != ".pdf"}
+    assert drawn == {"quickstart.png", "loss_curves.png", "loss_curves.md", "mine.png", "mine.md", "report.html"}
+
+
+def test_a_rehearsal_may_be_put_elsewhere() -> None:
+    asked = composed("+experiment=quickstart", "+debug=tiny", "runs_dir=here", "tracking.experiment=mine")
+    assert (asked.runs_dir, asked.mlflow_experiment) == ("here", "mine")
+    real = composed("+experiment=quickstart")
+    assert (real.runs_dir, real.mlflow_experiment) == ("runs", "quickstart")
+
+
+def composed(*words: str) -> AnyRun:
+    return validated(compose_job(*words))

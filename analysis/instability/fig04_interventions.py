@@ -26,7 +26,7 @@ from mxstudy import results
 CONTROL = "none"
 BLACK = "#000000"
 WORDS = ("intervention", "at")
-NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "less the control's, paired", "final loss")
+NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "less the control's, data seeds", "final loss")
 MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps. Open:
@@ -85,12 +85,12 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
     """Draw one row per intervention, whose coloured name is also the lines' legend, and one marker per point."""
     for place, (name, color) in enumerate(colors.items()):
         for number, point in enumerate(points):
-            known = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"].dropna()
-            if len(known):
-                share = results.fraction(int(known.sum()), len(known))
+            lost = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"] > 0
+            if len(lost):
+                share = results.fraction(int(lost.sum()), len(lost))
                 y = place + 0.3 * (number - (len(points) - 1) / 2)
                 axes.hlines(y, share.low, share.high, color=color, linewidth=0.8)
-                axes.plot(known.mean(), y, **marker(number, color))
+                axes.plot(share.value, y, **marker(number, color))
     axes.set(xlim=(-0.03, 1.03), ylim=(len(colors) - 0.5, -0.5), xlabel="fraction that diverges")
     axes.set_yticks(range(len(colors)), list(colors), fontsize=7)
     for label, color in zip(axes.get_yticklabels(), colors.values(), strict=True):
@@ -117,8 +117,8 @@ def table(forks: pd.DataFrame) -> str:
         control = at_point[at_point["intervention"] == CONTROL]
         for name in interventions(at_point):
             own = at_point[at_point["intervention"] == name]
-            known = own["diverged"].dropna()
-            interval = results.fraction(int(known.sum()), len(known)) if len(known) else None
+            lost = int((own["diverged"] > 0).sum())
+            interval = results.fraction(lost, len(own))
             less = shown(difference(own, control)) if len(control) and name != CONTROL else "-"
             losses = own["loss"].astype(float).where(np.isfinite(own["loss"]), np.inf)
             low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
@@ -126,9 +126,9 @@ def table(forks: pd.DataFrame) -> str:
                 name,
                 point,
                 len(own),
-                len(own) - len(known),
-                f"{known.sum():.0f} of {len(known)}",
-                f"{interval.low:.2f} .. {interval.high:.2f}" if interval else "-",
+                own["diverged"].isna().sum(),
+                f"{lost} of {len(own)}",
+                f"{interval.low:.2f} .. {interval.high:.2f}",
                 ", ".join(f"{steps:.0f}" for steps in sorted((own["diverged_at"] - own["step"]).dropna())) or "-",
                 less,
                 f"{middle:.3g} ({low:.3g} .. {high:.3g})",

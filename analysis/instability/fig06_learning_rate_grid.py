@@ -17,7 +17,7 @@ from scipy import stats
 
 from analysis.compare import SEEDS
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
-from analysis.students.curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note
+from analysis.students.curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -56,7 +56,7 @@ def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: 
         losses = losses_by_replica(metrics.merge(own[REPLICA]))
         band(axes, losses, color[name], spread=False, linewidth=0.9)
         lost_lines(axes, losses, own, color[name], of="max")
-    note(axes, f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged", (0.98, 0.97))
+    note(axes, said_of(runs).replace(", ", "\n"), (0.98, 0.97))
 
 
 def pairs(runs: pd.DataFrame) -> str:

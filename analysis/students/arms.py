@@ -1,17 +1,20 @@
 """Arms of the student-teacher study: their names, how their replicas ended, and differences between arms.
 
-A replica has diverged if its loss stays over 10 times its best for more than 500 steps. A replica whose loss is up
-there at its end, but for fewer steps, is open: it is counted separately and excluded from all fractions.
+A replica has diverged if its loss stays over 10 times its best for more than 500 steps. So 500 steps before its end it
+is known of every replica whether it has diverged by then, and fractions are of all. A replica whose loss is up at its
+end, but for fewer steps, is open, and counted beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis.compare import SEEDS
+from analysis.statistics import CONFIDENCE, LEAST_UNITS, Effect
 from mxstudy import results
 
 ENDED = ("finished", "diverged")
@@ -23,9 +26,9 @@ COLUMNS = (
 LEGEND = """\
 Spikes: losses over 100 times the one before, in all, and the number of replicas that have one; not back: replicas with
 a spike after which the loss did not fall below 10 times the best before it within 500 steps; in the last 500 steps:
-spikes too late to judge this. Open: replicas whose loss is up at the end, too late to tell whether they diverged; they
-are excluded from all fractions. 95 %: Wilson's interval. First spike, diverged at: median steps of the replicas that
-have one. Final loss: median and quartiles; losses that are not finite count as infinite."""
+spikes too late to judge this. Diverged: of all replicas, by 500 steps before the end. Open: replicas whose loss is up
+at the end, too late to tell whether they diverged. 95 %: Wilson's interval. First spike, diverged at: median steps of
+the replicas that have one. Final loss: median and quartiles; losses that are not finite count as infinite."""
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
@@ -80,8 +83,8 @@ def table(runs: pd.DataFrame, arms: pd.Series) -> str:
 
 def cells(runs: pd.DataFrame) -> list[str]:
     """Return the cells of one arm's line, without its name."""
-    known = runs["diverged"].dropna()
-    interval = results.fraction(int(known.sum()), len(known)) if len(known) else None
+    lost = (runs["diverged"] > 0).sum()
+    interval = results.fraction(int(lost), len(runs))
     losses = runs["loss"].astype(float).where(np.isfinite(runs["loss"].astype(float)), np.inf)
     low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
     return [
@@ -90,9 +93,9 @@ def cells(runs: pd.DataFrame) -> list[str]:
         str((runs["outcome.spikes"] > 0).sum()),
         str((runs["outcome.unrecovered"] > 0).sum()),
         f"{runs['outcome.censored'].sum():.0f}",
-        str(len(runs) - len(known)),
-        f"{known.sum():.0f} of {len(known)}",
-        f"{interval.low:.2f} .. {interval.high:.2f}" if interval else "-",
+        str(runs["diverged"].isna().sum()),
+        f"{lost} of {len(runs)}",
+        f"{interval.low:.2f} .. {interval.high:.2f}",
         middle_step(runs["outcome.first_spike"]),
         middle_step(runs["outcome.diverged_at"]),
         f"{middle:.3g}",
@@ -104,28 +107,50 @@ def middle_step(steps: pd.Series) -> str:
     return f"{steps.median():,.0f}" if steps.notna().any() else "-"
 
 
-def by_seeds(runs: pd.DataFrame) -> dict[tuple[int, int], bool]:
-    """Return whether each replica of an arm diverged, by (data seed, initial seed); open replicas are left out.
+class Difference(NamedTuple):
+    """A difference of two fractions that diverged, -1 to 1, with its 95 % interval over `units` data seeds."""
 
-    Raises ValueError if two replicas have the same seeds, so that they cannot be of one arm.
+    value: float
+    low: float
+    high: float
+    units: int
+
+    @property
+    def verdict(self) -> str:
+        if self.units < LEAST_UNITS or not (self.low > 0 or self.high < 0):
+            return "cannot tell"
+        return "more often" if self.low > 0 else "less often"
+
+    def __str__(self) -> str:
+        spread = f" ({self.low:+.2f} .. {self.high:+.2f})" if self.units > 1 else ""
+        return f"{self.value:+.2f}{spread}, {self.units}: {self.verdict}"
+
+
+def difference(
+    runs: pd.DataFrame, baseline: pd.DataFrame, cells: Sequence[str] = (), level: float = CONFIDENCE
+) -> Difference | None:
+    """Return how much more often `runs` diverged than `baseline`; None if they share no data seed.
+
+    All runs count. The replicas of a data seed share teacher and batches and are averaged first, in each of `cells`,
+    columns with what else differs among the runs; a data seed's cells that both have are averaged. Raises ValueError if
+    two replicas of one cell have the same seeds.
     """
-    known = runs.dropna(subset="diverged")
-    seeds = [(int(data), int(initial)) for initial, data in zip(*(known[name] for name in SEEDS), strict=True)]
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"two replicas of one arm share their seeds: {'; '.join(known['label'].unique()[:4])}")
-    return dict(zip(seeds, known["diverged"] > 0, strict=True))
+    parts = [part.assign(diverged=(part["diverged"] > 0).astype(float)) for part in (runs, baseline)]
+    for part in parts:
+        if part.duplicated([*SEEDS, *cells]).any():
+            names = "; ".join(part["label"].unique()[:4])
+            raise ValueError(f"two replicas of one arm share their seeds: {names}")
+    ours, theirs = (part.groupby([SEEDS[1], *cells])["diverged"].mean() for part in parts)
+    units = (ours - theirs).dropna().groupby(level=0).mean()
+    if not len(units):
+        return None
+    one, other = (part["diverged"] for part in parts)
+    low, high = Effect(units, outcomes=(one, other)).interval(level)
+    return Difference(float(units.mean()), max(-1.0, low), min(1.0, high), len(units))
 
 
-def difference(runs: pd.DataFrame, baseline: pd.DataFrame) -> results.PairedDifference | None:
-    """Return how much more often `runs` diverged than `baseline`, over shared seeds; None if no seeds are shared."""
-    ours, theirs = by_seeds(runs), by_seeds(baseline)
-    return results.paired_difference(ours, theirs) if ours.keys() & theirs.keys() else None
-
-
-def shown(effect: results.PairedDifference | None) -> str:
-    if effect is None:
-        return "no shared seeds"
-    return f"{effect.value:+.2f} ({effect.low:+.2f} .. {effect.high:+.2f}), {effect.pairs}: {effect.verdict}"
+def shown(effect: Difference | None) -> str:
+    return "no shared seeds" if effect is None else str(effect)
 
 
 def of_arms(runs: pd.DataFrame, arms: pd.Series, shows: str | None) -> str:

@@ -74,18 +74,29 @@ def finite(values: np.ndarray, instead: float = np.nan) -> np.ndarray:
     return np.where(np.isfinite(values), values, instead)
 
 
-def loss_lines(axes: Axes, metrics: pd.DataFrame, arms: dict[str, pd.DataFrame], colors: dict[str, Any]) -> None:
+def loss_lines(
+    axes: Axes,
+    metrics: pd.DataFrame,
+    arms: dict[str, pd.DataFrame],
+    colors: dict[str, Any],
+    counted: dict[str, pd.DataFrame] | None = None,
+) -> None:
     """Draw the losses of each arm's replicas (from `students.arms.ended`), and how many diverged in the corner.
 
-    The baselines FP32 and bf16 are dashed and on top.
+    The baselines FP32 and bf16 are dashed and on top. `counted`: all replicas of each arm, if only some are drawn.
     """
     for place, (name, runs) in enumerate(arms.items()):
         losses = losses_by_replica(metrics.merge(runs[REPLICA]))
         is_known = not {*name.split()}.isdisjoint(BASELINES)
         band(axes, losses, colors[name], linestyle="--" if is_known else "-", zorder=2.5 if is_known else 2)
         lost_lines(axes, losses, runs, colors[name], of="max")
-        said = f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged"
-        note(axes, said, (0.98, 0.97 - 0.1 * place), colors[name])
+        note(axes, said_of((counted or arms)[name]), (0.98, 0.97 - 0.1 * place), colors[name])
+
+
+def said_of(runs: pd.DataFrame) -> str:
+    """Return how many of all runs diverged, and how many are open, as the pages count them."""
+    still_open = runs["diverged"].isna().sum()
+    return f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged" + (f", {still_open} open" if still_open else "")
 
 
 def note(axes: Axes, said: str, at: tuple[float, float], color: Any = "black") -> None:

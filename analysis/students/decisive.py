@@ -1,10 +1,10 @@
 """How often each arm diverged, its differences from two baselines and a reference, and each factor's main effect.
 
-Diverged: the loss stays over 10 times its best for more than 500 steps; replicas whose loss is up at their end for
-fewer steps are left out. Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same seeds,
-with 95 % intervals; filled if the interval excludes 0, otherwise hollow. The reference is MXFP8 with LayerNorm, gain
-in bf16, ties to even and scales by floor; every control differs from it in one thing. Bottom: main effects, averaged
-over all combinations of the other factors; their intervals count pairs of seeds, not runs.
+Diverged: the loss stays over 10 times its best for more than 500 steps; of all replicas, by 500 steps before the end.
+Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same data seeds, whose replicas are
+averaged first, with 95 % intervals; filled if the interval excludes 0, otherwise hollow. The reference is MXFP8 with
+LayerNorm, gain in bf16, ties to even and scales by floor; every control differs from it in one thing. Bottom: main
+effects, averaged over all combinations of the other factors; their intervals, too, are over data seeds.
 
 python -m analysis.students.decisive --runs runs/decisive
 """
@@ -20,8 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.students.arms import column_of, difference, ended, of_arms, shown, table
-from analysis.students.effects import Effect, main_effect
+from analysis.students.arms import Difference, column_of, difference, ended, of_arms, shown, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
@@ -43,7 +42,7 @@ BASELINES = {"less fp32": "fp32", "less bf16": "bf16", "less the reference": REF
 ALL = "all"
 COLORS = {"code": "#0072B2", "paper": "#D55E00", "scaled": "#009E73", ALL: "#000000"}
 
-Interval = Any  # has value, low and high: a Fraction, a PairedDifference or an Effect
+Interval = Any  # has value, low and high: a Fraction or a Difference
 
 
 def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
@@ -59,9 +58,8 @@ def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
     return named.sort_values(["factorial", "gain"], ascending=[False, True], kind="stable")
 
 
-def fractions(runs: pd.DataFrame) -> Interval | None:
-    known = runs["diverged"].dropna()
-    return results.fraction(int(known.sum()), len(known)) if len(known) else None
+def fractions(runs: pd.DataFrame) -> Interval:
+    return results.fraction(int((runs["diverged"] > 0).sum()), len(runs))
 
 
 def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval | None]:
@@ -77,17 +75,20 @@ def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval
     return of
 
 
-def effects(runs: pd.DataFrame) -> dict[str, dict[str, Effect | None]]:
+def effects(runs: pd.DataFrame) -> dict[str, dict[str, Difference | None]]:
     """Return main effects by 'FACTOR: LEVEL less REFERENCE', then by teacher; ALL stands for all teachers."""
     own = runs[runs["factorial"]]
-    found: dict[str, dict[str, Effect | None]] = {}
+    found: dict[str, dict[str, Difference | None]] = {}
     for factor, (_, reference, levels) in FACTORS.items():
         others = [name for name in FACTORS if name != factor]
         for level in levels:
-            row = {ALL: main_effect(own, factor, level, reference, others)}
+            parts = {ALL: own}
             if factor != "teacher":
-                for teacher, part in own.groupby("teacher"):
-                    row[str(teacher)] = main_effect(part, factor, level, reference, others)
+                parts |= {str(teacher): part for teacher, part in own.groupby("teacher")}
+            row = {
+                name: difference(part[part[factor] == level], part[part[factor] == reference], others)
+                for name, part in parts.items()
+            }
             found[f"{factor}: {level} less {reference}"] = row
     return found
 
@@ -139,19 +140,17 @@ def differences_table(runs: pd.DataFrame) -> str:
     for (arm, teacher), own in runs.groupby(["arm", "teacher"], sort=False):
         found = [less(runs, baseline)(own) for baseline in BASELINES.values()]
         lines.append(f"| {arm} | {teacher} | {' | '.join(shown(one) if one else '-' for one in found)} |")
-    return "\n".join(
-        [*lines, "", "Difference of the fractions (95 %), pairs of replicas with the same seeds: verdict."]
-    )
+    return "\n".join([*lines, "", "Difference of the fractions (95 %), data seeds: verdict."])
 
 
-def effects_table(main: Mapping[str, Mapping[str, Effect | None]]) -> str:
+def effects_table(main: Mapping[str, Mapping[str, Difference | None]]) -> str:
     teachers = list(dict.fromkeys(name for row in main.values() for name in row))
     lines = [
         f"| main effect | {' | '.join(map(shown_teacher, teachers))} |",
         "|---|" + "---|" * len(teachers),
     ]
     lines += [f"| {name} | {' | '.join(str(row.get(t) or '-') for t in teachers)} |" for name, row in main.items()]
-    return "\n".join([*lines, "", "Mean difference of the fractions (95 %), pairs of seeds: verdict."])
+    return "\n".join([*lines, "", "Mean difference of the fractions (95 %), data seeds: verdict."])
 
 
 def shown_teacher(name: str) -> str:

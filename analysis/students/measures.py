@@ -41,12 +41,21 @@ class Row:
     thin: bool = True
 
 
-def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Sequence[Row]) -> Figure:
-    """Draw medians over replicas with bands around them, and the losses at the bottom."""
-    names = sorted_arms(arms)
+def draw(
+    runs: pd.DataFrame,
+    metrics: pd.DataFrame,
+    arms: pd.Series,
+    rows: Sequence[Row],
+    everyone: pd.DataFrame | None = None,
+) -> Figure:
+    """Draw medians over replicas with bands around them, and the losses at the bottom.
+
+    `everyone`: all replicas, which the corners count, if only some are drawn.
+    """
+    names, everyone = sorted_arms(arms[runs.index]), runs if everyone is None else everyone
     figure, panels = grid([""] * (len(rows) + 1), names, 1.35, sharey="row")
     for name, column in zip(names, panels.T, strict=True):
-        own = runs[arms == name]
+        own = runs[arms[runs.index] == name]
         for axes, row in zip(column, rows, strict=False):
             measured = row.frame.merge(own[REPLICA])
             for line, color in row.lines.values():
@@ -58,7 +67,8 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame, arms: pd.Series, rows: Seque
             for level in row.levels.values():
                 axes.axhline(level, color="black", linestyle=":", linewidth=0.9)
             axes.set_yscale(row.scale)
-        loss_lines(column[-1], metrics, {name: own}, {name: LOSS_COLOR})
+        counted = {name: everyone[arms[everyone.index] == name]}
+        loss_lines(column[-1], metrics, {name: own}, {name: LOSS_COLOR}, counted)
     limit(panels[-1], metrics)
     for axes, row in zip(panels[:, 0], rows, strict=False):
         axes.set_ylabel(row.title, fontsize=7)
@@ -131,13 +141,14 @@ def make_measures(
     except ValueError as error:
         options.error(str(error))
     said = medians(runs, arms, rows_of(*frames))
+    everyone = runs
     if chosen.around_divergence:
         metrics, *frames = (around_divergence(runs, rows, chosen.around_divergence) for rows in (metrics, *frames))
         runs = runs[runs["diverged"] > 0]
         if runs.empty:
             options.error("--around-divergence: no replica diverged")
-        arms = arms[runs.index]
-    figure = draw(runs, metrics, arms, rows_of(*frames))
+    figure = draw(runs, metrics, arms, rows_of(*frames), everyone)
+    arms = arms[runs.index]
     if chosen.around_divergence:
         figure.supxlabel("steps from the divergence", fontsize=8)
     save(figure, chosen.name, f"{of_arms(runs, arms, shows)}\n{said}\n{table(runs, arms)}")

@@ -97,9 +97,13 @@ class Probes:
 
 @schema
 class Tracking:
-    """The MLflow mirror of the journal; with `uri: null` there is only the journal."""
+    """The MLflow mirror of the journal; with `uri: null` there is only the journal.
+
+    `experiment`: the MLflow experiment that shows the run; null: the one of the run's own name.
+    """
 
     uri: str | None = "sqlite:///mlflow.db"
+    experiment: str | None = None
 
     def __post_init__(self) -> None:
         require(

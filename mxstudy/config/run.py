@@ -38,6 +38,11 @@ class Run:
     replicates: tuple[str, ...] = cosmetic(())  # keys, beside the seeds, in which runs of one arm may differ
     tracking: Tracking = cosmetic(default_factory=Tracking)
 
+    @property
+    def mlflow_experiment(self) -> str:
+        """Return the name of the MLflow experiment that shows the run."""
+        return self.tracking.experiment or self.experiment
+
     def __post_init__(self) -> None:
         for name in ("runs_dir", "cache_dir"):
             require(bool(getattr(self, name).strip()), f"{name}: must name a folder, not {getattr(self, name)!r}")

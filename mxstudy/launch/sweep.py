@@ -104,7 +104,8 @@ def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
     tags = dict(sorted(shared)) | {"experiment": experiment, "study": jobs[0].config.study}
     keys = ", ".join(varying([job.overrides for job in jobs]))
     name = f"{tags.get('sweep', experiment)}: {keys}"
-    return Sweep(uri, experiment, name, tags, {job.fingerprint: job.run for job in jobs})
+    folders = {job.fingerprint: job.run for job in jobs}
+    return Sweep(uri, jobs[0].config.mlflow_experiment, name, tags, folders)
 
 
 def state_of(jobs: list[Job]) -> str:

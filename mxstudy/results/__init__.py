@@ -19,9 +19,7 @@ from mxstudy.config.deciding import cosmetic_columns as cosmetic_columns
 from mxstudy.evaluation.paired import Difference as Difference
 from mxstudy.evaluation.paired import difference as difference
 from mxstudy.probes.fractions import Fraction as Fraction
-from mxstudy.probes.fractions import PairedDifference as PairedDifference
 from mxstudy.probes.fractions import fraction as fraction
-from mxstudy.probes.fractions import paired_difference as paired_difference
 from mxstudy.probes.histogram_bins import bin_edges as bin_edges
 from mxstudy.probes.names import probe_names
 from mxstudy.probes.ring_file import read_ring
@@ -46,6 +44,7 @@ from mxstudy.tracking.arm_colors import KNOWN as KNOWN
 from mxstudy.tracking.arm_colors import OTHERS as OTHERS
 from mxstudy.tracking.code import code_at, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
+from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs, runs_of
 from mxstudy.tracking.journal import Row, read_journal
@@ -73,6 +72,13 @@ def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
         )
         found += sorted(inside, key=lambda run: run.status().started_s)
     return found
+
+
+def has_rehearsals(paths: Iterable[Path | str]) -> bool:
+    """Return whether a run in these folders is a rehearsal, or one of these is their experiment in MLflow."""
+    folders = [Path(path) for path in paths]
+    of_mlflow = Path(f"{SCHEME}{REHEARSALS}")
+    return any(path == of_mlflow or any(run.is_rehearsal for run in runs_in(path)) for path in folders)
 
 
 def runs_in(path: Path) -> list[RunFolder]:

@@ -86,10 +86,12 @@ def describe(config: Any, choices: Mapping[str, str]) -> Described:
 
 
 def described(folder: RunFolder) -> Described:
-    """Return the description of a run, as the folder's membership asks for it; its config may be of an earlier schema."""
+    """Return the description of a run, as its membership asks for it; the config may be of an earlier schema."""
     values = yaml.load(folder.config_path.read_text(), Loader=LOADER)
     asked = folder.membership()
-    return Described(flatten(values | {"baseline": dict(asked.baseline)}), asked.choices)
+    if asked.baseline is not None:
+        values["baseline"] = asked.baseline
+    return Described(flatten(values), asked.choices)
 
 
 def arms_of(runs: Sequence[Described]) -> list[Arm]:

@@ -38,6 +38,7 @@ STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 SHORTEST_PREFIX = 6  # hex digits that suffice to name a run
+REHEARSALS = "rehearsals"  # the folder of their figures, as of their runs and of their experiment in MLflow
 CHECKPOINT = "step_"  # prefix of a checkpoint's name, followed by the step in eight digits
 
 # The files that are sent to MLflow.
@@ -103,6 +104,11 @@ class RunFolder:
     @property
     def tokenizer_path(self) -> Path:
         return self.path / "tokenizer.json"
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether the run was made with a debug choice; its numbers mean nothing."""
+        return "debug" in self.provenance().get("choices", {})
 
     @property
     def checkpoints(self) -> Path:

@@ -206,7 +206,7 @@ def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
     about = folder.provenance()
     tags = about["choices"] | facts | ({COLOR: about["color"]} if "color" in about else {})
     return Mirror(
-        config.tracking.uri, folder, config.experiment, about.get("name", label), flatten(plain(config)), tags
+        config.tracking.uri, folder, config.mlflow_experiment, about.get("name", label), flatten(plain(config)), tags
     )
 
 

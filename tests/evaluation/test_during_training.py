@@ -13,7 +13,7 @@ from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 from mxstudy.train.progress import Progress
 
-TRAIN = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none"]
+TRAIN = ["+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "runs_dir=runs", "tracking=none"]
 TASKS = "evaluation.tasks=[csqa,mmlu]"
 
 

@@ -79,7 +79,7 @@ def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> Non
 def test_a_launch_and_a_dry_run_say_which_overrides_are_one_run(
     here: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("+experiment=quickstart", "+debug=tiny", "tracking=none", "wait=false,true", "seed=1,2")
+    words = ("+experiment=quickstart", "+debug=tiny", "runs_dir=runs", "tracking=none", "wait=false,true", "seed=1,2")
     assert call(*words, "dry_run=true") == (0, "")
     head, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head.split("  ")[0] == "what"

@@ -48,7 +48,7 @@ def test_torchrun_of_a_sweep_trains_each_run_once(tmp_path: Path) -> None:
 
 def test_what_several_processes_cannot_share_is_refused_before_it_has_a_folder(tmp_path: Path) -> None:
     words = [*SMALL, *OWN_TEXT, corpus(tmp_path)]
-    students = ["+experiment=student_teacher", "+debug=tiny", "tracking=none"]
+    students = ["+experiment=student_teacher", "+debug=tiny", "runs_dir=runs", "tracking=none"]
     lines = [students, [*words, "train.batch_size=3"], [*words, "hydra/launcher=local"]]
     first, second = together(tmp_path / "gang", 2, commands, tmp_path, *lines)
     assert first == second

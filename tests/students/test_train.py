@@ -143,7 +143,14 @@ def test_optimizers_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert same_bits(folder, expected)
 
 
-TINY = ("+experiment=student_teacher", "+debug=tiny", "tracking=none", "train.steps=24", "checkpoint.every_steps=8")
+TINY = (
+    "+experiment=student_teacher",
+    "+debug=tiny",
+    "runs_dir=runs",
+    "tracking=none",
+    "train.steps=24",
+    "checkpoint.every_steps=8",
+)
 MOMENTS = {  # in the order in which a run meets them
     "as the first steps are written": killed_at(r"os\.rename .*columns/\.steps_00000000"),
     "between columns and checkpoint": killed_at(r"os\.rename .*/\.step_00000008"),
@@ -316,7 +323,7 @@ def test_mlflow_gets_what_the_journal_has_of_each_replica(tmp_path: Path) -> Non
 
 def test_a_sweep_of_stacks_ends_in_a_table(tmp_path: Path) -> None:
     arms = ("norm=none,rmsnorm", "student.gain=fp32", "lrs=[1e-3,1e30]", "seeds=[0]", "train.steps=10")
-    code, said = run(tmp_path, "+experiment=student_teacher", "+debug=tiny", "tracking=none", *arms)
+    code, said = run(tmp_path, "+experiment=student_teacher", "+debug=tiny", "runs_dir=runs", "tracking=none", *arms)
     assert code == 0, said
     table = said[said.rindex("loss of the last step") :]
     lines = [line.split() for line in table.splitlines() if "lr=" in line]

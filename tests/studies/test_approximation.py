@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> str:
-    code, said = run(folder, "+experiment=approximation", "+debug=tiny")
+    code, said = run(folder, "+experiment=approximation", "+debug=tiny", "runs_dir=runs")
     assert code == 0, said
     return said
 
@@ -155,7 +155,7 @@ def test_mlflow_has_the_curves_the_choices_and_the_tables(said: str, folder: Pat
 @pytest.mark.integration
 def test_it_is_not_measured_twice_and_another_seed_is_another_run(said: str, folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/tables/*")}
-    code, again = run(folder, "+experiment=approximation", "+debug=tiny", "seed=0,1", "tracking=none")
+    code, again = run(folder, "+experiment=approximation", "+debug=tiny", "runs_dir=runs", "seed=0,1", "tracking=none")
     assert code == 0, again
     assert "skipped: finished" in again
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -164,7 +164,7 @@ def test_it_is_not_measured_twice_and_another_seed_is_another_run(said: str, fol
 
 @pytest.mark.integration
 def test_a_killed_run_goes_on_from_the_tables_that_it_has(tmp_path: Path) -> None:
-    command = ("+experiment=approximation", "+debug=tiny", "tracking=none")
+    command = ("+experiment=approximation", "+debug=tiny", "runs_dir=runs", "tracking=none")
     code, _ = run(tmp_path, *command, fault=killed_at(r"os\.rename .*bounds\.parquet"))
     assert code == -9
     code, again = run(tmp_path, *command)

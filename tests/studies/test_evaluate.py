@@ -146,7 +146,7 @@ def test_what_was_evaluated_is_skipped_wherever_its_data_comes_from(
 
 def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], evaluation_sets: Path, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", f"tracking.uri={store}")
+    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={store}")
     (training,) = find_runs(tmp_path / "runs")
     here = [word for word in asked if not word.startswith("checkpoint=")] + [
         f"checkpoint={training.status().fingerprint[:8]}"
@@ -166,7 +166,7 @@ def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", f"tracking.uri={store}")
+    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={store}")
     (training,) = find_runs(tmp_path / "runs")
     here = [word for word in asked if not word.startswith("checkpoint=")] + [f"checkpoint={training.path}"]
     with monkeypatch.context() as away:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 STEPS = 12
 TINY = (
-    *("+experiment=quickstart", "+debug=tiny", "tracking=none", "precision=mxfp8", "norm=mxnorm_p2"),
+    *("+experiment=quickstart", "+debug=tiny", "runs_dir=runs", "tracking=none", "precision=mxfp8", "norm=mxnorm_p2"),
     *("train.deterministic=true", f"train.steps={STEPS}", "checkpoint.every_steps=4", "validation.every_steps=2"),
     *("optimizer.lr=1e-3", "schedule=constant", "validation.sequences=6"),
 )

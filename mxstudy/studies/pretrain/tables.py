@@ -13,7 +13,7 @@ from rich.text import Text
 from mxstudy import results
 from mxstudy.results.run_arms import ArmRow
 from mxstudy.results.terminal import LEFT, grid
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import REHEARSALS, RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
 FIGURES = Path("figures")
@@ -36,7 +36,8 @@ def summarise(named: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Su
     console = Console(highlight=False)
     console.print(terminal_table(rows, console.width, console.is_terminal))
     print("\n".join(notes))
-    figure = draw_losses(folders, runs, FIGURES / f"{folders[0].membership().experiment}.png")
+    place = FIGURES / REHEARSALS if any(folder.is_rehearsal for folder in folders) else FIGURES
+    figure = draw_losses(folders, runs, place / f"{folders[0].membership().experiment}.png")
     print(f"loss curves: {figure}", flush=True)
     return Summary("\n\n".join([markdown_table(rows), *notes]), [figure])
 
@@ -148,7 +149,7 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
         xlabel="training tokens", ylabel=f"minus that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}"
     )
     bottom.xaxis.set_major_formatter(EngFormatter())
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path.resolve()

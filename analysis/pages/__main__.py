@@ -1,0 +1,59 @@
+"""Rewrite the numbers on the pages of results/ from the tables beside them; prose stays as it is.
+
+python -m analysis.pages [PAGE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from analysis.pages.kernels import KERNELS
+from analysis.pages.language_models import PRETRAIN, PROXY, SENSITIVITY
+from analysis.pages.loads import DATA, EVALUATION, LAUNCH, MIRROR, PROBES
+from analysis.pages.marks import RESULTS, Parts, rewritten
+from analysis.pages.student_lots import STUDENT_FIGURES, WINDOW
+from analysis.pages.students import STUDENT_TEACHER
+from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
+from analysis.pages.zero_shot import ZERO_SHOT
+
+PAGES: dict[str, Parts] = {
+    "data": DATA,
+    "evaluation_speed": EVALUATION,
+    "kernels": KERNELS,
+    "launch": LAUNCH,
+    "learning_rate_window": WINDOW,
+    "lr_sensitivity": SENSITIVITY,
+    "mxnorm_pretrain": PRETRAIN,
+    "olmes": ZERO_SHOT,
+    "probe_overhead": PROBES,
+    "recipe_ingredients": INGREDIENTS,
+    "scaling": SCALING,
+    "spike_proxy": PROXY,
+    "student_figures": STUDENT_FIGURES,
+    "student_teacher": STUDENT_TEACHER,
+    "tracking_load": MIRROR,
+    "train_step": TRAIN_STEP,
+}
+
+# The index may have the parts of all pages.
+PAGES["README"] = {f"{page}: {name}": part for page, parts in PAGES.items() for name, part in parts.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages that are not what the tables say, and print their names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", choices=[[], *PAGES], help="all if none is given")
+    for name in parser.parse_args(arguments).pages or PAGES:
+        path = RESULTS / f"{name}.md"
+        before = path.read_text()
+        after = rewritten(before, PAGES[name])
+        if after != before:
+            path.write_text(after)
+            print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

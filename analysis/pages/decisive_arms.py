@@ -1,0 +1,218 @@
+"""The parts of the students' page about the arms of the sweep `decisive`, and what they say of the paper's remedies.
+
+A run has diverged if its loss stays over 10 times its best for more than 500 steps, so of every run it is known whether
+it has diverged by 500 steps before its end: fractions are of all runs by then.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import numpy as np
+import pandas as pd
+
+from analysis.pages.marks import Parts, rows_of, share, steps, wilson
+from analysis.statistics import CONFIDENCE, LEAST_UNITS, Effect
+from analysis.students.arms import Difference, difference
+from analysis.students.decisive import REFERENCE, effects, with_factors
+from mxstudy.results import markdown
+
+DECISIVE = ("decisive", "decisive_2", "decisive_3")
+CODE, TEXT = "code", "paper"  # teachers
+DATA_SEED = "config.data_seed"
+MARGIN = 2 / 9  # of results/prestated.md: half of what figure 6 of the paper shows between FP8 and FP32
+
+
+@cache
+def decisive() -> pd.DataFrame:
+    return with_factors(rows_of("runs", *DECISIVE))
+
+
+def of_arm(arm: str, teacher: str = CODE) -> pd.DataFrame:
+    runs = decisive()
+    return runs[(runs["arm"] == arm) & (runs["teacher"] == teacher)]
+
+
+def counted(runs: pd.DataFrame) -> str:
+    return share((runs["diverged"] > 0).sum(), len(runs))
+
+
+def shown(name: str) -> str:
+    """Return an arm's name for a table: those of the factorial, and the norms, are in MXFP8."""
+    if name.startswith("gain ") or name in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"):
+        return f"MXFP8, {name}"
+    return {"fp32": "FP32", "bf16_act": "bf16 activations"}.get(name, name)
+
+
+def order() -> list[str]:
+    """Return the names of the arms: baselines, controls, the factorial, other formats, norms."""
+    first = ["fp32", "bf16", *(f"mxfp8, {which}" for which in ("backward only", "weights only", "forward only"))]
+    first += ["mxfp8, activations only"]
+    found = list(dict.fromkeys(decisive()["arm"]))
+    factorial = [name for name in found if name.startswith("gain ")]
+    formats = [name for name in found if name.startswith("mxfp") and name not in first]
+    return [*first, *factorial, *formats, *(n for n in found if n not in {*first, *factorial, *formats})]
+
+
+def arms() -> str:
+    cells = []
+    for name in order():
+        own, text = of_arm(name), of_arm(name, TEXT)
+        by_seed = (own["diverged"] > 0).groupby(own[DATA_SEED]).mean()
+        cells.append(
+            (
+                shown(name),
+                counted(own),
+                wilson((own["diverged"] > 0).sum(), len(own)),
+                own["diverged"].isna().sum() or "-",
+                ", ".join(f"{value:.2g}" for value in by_seed),
+                steps(own["outcome.diverged_at"]),
+                f"{np.quantile(text['loss'], 0.5, method='inverted_cdf'):.3g}",
+            )
+        )
+    columns = [
+        *("arm", "diverged by step 8,500", "95 %, runs", "up at the end", "by data seed", "median step"),
+        "final loss, teacher `paper`",
+    ]
+    return markdown(columns, cells, left=["arm", "by data seed", "95 %, runs"])
+
+
+def of_differences() -> str:
+    cells = []
+    for name in order():
+        less = [
+            difference(of_arm(name), of_arm(other)) if name != other else None for other in ("fp32", "bf16", REFERENCE)
+        ]
+        cells.append((shown(name), *("-" if one is None else said(one) for one in less)))
+    columns = ["arm", "less FP32", "less bf16", "less the reference"]
+    return markdown(columns, cells, left=columns)
+
+
+def said(found: Difference) -> str:
+    return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"
+
+
+@cache
+def main_effects() -> dict[str, dict[str, Difference | None]]:
+    return effects(decisive())
+
+
+def of_effects() -> str:
+    found = main_effects()
+    cells = []
+    for name, by_teacher in found.items():
+        cells.append((name, *(words(by_teacher.get(teacher)) for teacher in ("all", CODE))))
+    columns = ["", "all", "teacher `code`"]
+    return markdown(columns, cells, left=columns)
+
+
+def words(found: Difference | None) -> str:
+    return "" if found is None else f"{said(found)}: {found.verdict}"
+
+
+def effect(name: str, teacher: str = CODE) -> str:
+    found = main_effects()[name][teacher]
+    assert found is not None
+    return said(found)
+
+
+# ----------------------------------------------------------------------------------------------------------- remedies
+
+FACTORIAL = [(rounding, rule) for rounding in ("even", "away") for rule in ("floor", "rceil")]
+IN_MX = [f"gain mx, {rounding}, {rule}" for rounding, rule in FACTORIAL]
+OUT_OF_MX = [f"gain {gain}, {rounding}, {rule}" for gain in ("bf16", "fp32") for rounding, rule in FACTORIAL]
+LESS, ALIKE = "diverges less often than {}", "is as stable as {}"
+REMEDIES = (  # what the paper proposes, the arms that have it, what is claimed of them, the arms compared with
+    ("nothing quantised in the backward (forward only)", ["mxfp8, forward only"], ALIKE, "bf16", ["bf16"]),
+    ("nothing quantised in the backward (forward only)", ["mxfp8, forward only"], LESS, "MXFP8", [REFERENCE]),
+    ("activations in bf16 (that is weights only in MX)", ["mxfp8, weights only"], LESS, "MXFP8", [REFERENCE]),
+    ("gains kept out of MX", OUT_OF_MX, LESS, "gains in MX", IN_MX),
+)
+
+
+LEVEL = 1 - (1 - CONFIDENCE) / len(REMEDIES)  # all of them hold together
+
+
+def remedies() -> str:
+    cells = []
+    for place, (name, _, claim, other, _) in enumerate(REMEDIES):
+        runs, baseline, found = remedy(place)
+        cells.append(
+            (name, claim.format(other), counted(runs), counted(baseline), said(found), judged_by(claim, found))
+        )
+    columns = ["remedy", "claim", "diverged with it", "and of what it is compared with"]
+    columns += [f"difference, {100 * LEVEL:.2f} %", "so the claim is"]
+    return markdown(columns, cells, left=columns)
+
+
+def remedy(place: int) -> tuple[pd.DataFrame, pd.DataFrame, Difference]:
+    """Return the runs with a remedy, those that they are compared with, and the difference."""
+    runs, baseline = (pd.concat([of_arm(arm) for arm in REMEDIES[place][column]]) for column in (1, 4))
+    return runs, baseline, compared(runs, baseline, LEVEL)
+
+
+def word(place: int) -> str:
+    return judged_by(REMEDIES[place][2], remedy(place)[2])
+
+
+def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> Difference:
+    """Return the difference of two groups of arms, which are averaged in each data seed."""
+    outcomes = [(part["diverged"] > 0).astype(float) for part in (runs, baseline)]
+    ours, theirs = (one.groupby(part[DATA_SEED]).mean() for one, part in zip(outcomes, (runs, baseline), strict=True))
+    units = (ours - theirs).dropna()
+    low, high = Effect(units, outcomes=tuple(outcomes)).interval(level)
+    return Difference(float(units.mean()), max(-1.0, low), min(1.0, high), len(units))
+
+
+def judged_by(claim: str, found: Difference) -> str:
+    """Return the word: supported if the interval lies on the claimed side, contradicted if on the other one."""
+    if found.units < LEAST_UNITS:
+        return "cannot tell"
+    if found.low > 0:
+        return "contradicted"
+    return "supported" if found.high < (0 if claim == LESS else MARGIN) else "not supported"
+
+
+def of_text() -> pd.DataFrame:
+    runs = decisive()
+    return runs[runs["teacher"] == TEXT]
+
+
+def count_of(arm: str) -> str:
+    return counted(of_arm(arm))
+
+
+@cache
+def less(arm: str, other: str) -> str:
+    found = difference(of_arm(arm), of_arm(other))
+    assert found is not None
+    return said(found)
+
+
+DECISIVE_ARMS: Parts = {
+    "arms": arms,
+    "differences": of_differences,
+    "effects": of_effects,
+    "remedies": remedies,
+    "MXFP8": partial(count_of, REFERENCE),
+    "FP32": partial(count_of, "fp32"),
+    "bf16": partial(count_of, "bf16"),
+    "forward only": partial(count_of, "mxfp8, forward only"),
+    "weights only": partial(count_of, "mxfp8, weights only"),
+    "rmsnorm": partial(count_of, "rmsnorm"),
+    "rmsnorm in bf16": partial(count_of, "bf16, rmsnorm"),
+    "MXFP8 less FP32": partial(less, REFERENCE, "fp32"),
+    "MXFP8 less bf16": partial(less, REFERENCE, "bf16"),
+    "forward only less bf16": partial(less, "mxfp8, forward only", "bf16"),
+    "forward only is": partial(word, 0),
+    "bf16 activations are": partial(word, 2),
+    "gains out of MX are": partial(word, 3),
+    "weights only less MXFP8": partial(less, "mxfp8, weights only", REFERENCE),
+    "teacher of the text": lambda: share((of_text()["diverged"] != 0).sum(), len(of_text())),
+    "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),
+    "gains in MX": lambda: counted(pd.concat(map(of_arm, IN_MX))),
+    "rceil": partial(effect, "scale rule: rceil less floor"),
+    "up at the end": lambda: str(int(decisive()["diverged"].isna().sum())),
+    "runs": lambda: f"{len(decisive()):,}",
+    "diverged": lambda: str(int((decisive()["diverged"] > 0).sum())),
+}

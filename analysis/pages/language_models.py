@@ -1,0 +1,216 @@
+"""The parts of the pages about language models and their norms, from their tables."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import numpy as np
+import pandas as pd
+
+from analysis.pages.marks import Parts, rows_of
+from mxstudy.results import bin_edges, markdown
+
+NORMS = {"rmsnorm": "RMSNorm", "mxnorm_p1": "MXNorm p=1", "mxnorm_p2": "MXNorm p=2"}
+PRECISIONS = {"bf16": "bf16", "mxfp8": "MXFP8"}
+PRECISION, NORM, SEED = "choice.precision", "choice.norm", "config.seed"
+LOSS = "validation_loss"
+
+
+def arm_of(run: pd.Series) -> str:
+    return f"{PRECISIONS[run[PRECISION]]} {NORMS[run[NORM]]}"
+
+
+def loss_of(runs: pd.DataFrame, seed: int, norm: str, precision: str | None = None) -> float:
+    """Return the validation loss of the one run with these; NaN if there is none."""
+    chosen = (runs[SEED] == seed) & (runs[NORM] == norm)
+    found = runs.loc[chosen if precision is None else chosen & (runs[PRECISION] == precision), LOSS]
+    assert len(found) < 2, f"{len(found)} runs with {norm} and seed {seed}"
+    return float(found.iloc[0]) if len(found) else np.nan
+
+
+# ------------------------------------------------------------------------------------------------ pre-training
+
+
+@cache
+def pretrained() -> pd.DataFrame:
+    return rows_of("runs", "mxnorm_pretrain", "mxnorm_pretrain_seed1")
+
+
+@cache
+def before() -> pd.DataFrame:
+    """Return the runs at the earlier commit, whose seed of bf16 varies."""
+    return rows_of("runs", "mxnorm_pretrain_faaaffd", "mxnorm_pretrain_seeds")
+
+
+def arms() -> str:
+    runs, cells = pretrained(), []
+    for _, run in runs.iterrows():
+        less = run[LOSS] - loss_of(runs, run[SEED], "rmsnorm", "mxfp8")
+        cells.append(
+            (
+                arm_of(run),
+                run[SEED],
+                run["fingerprint"][:12],
+                f"{run[LOSS]:.4f}",
+                f"{less:+.4f}" if less else "0",
+                f"{run['tokens_per_s']:,.0f}",
+                f"{run['mfu']:.3f}",
+                f"{run['memory_gib']:.1f} GiB",
+            )
+        )
+    columns = ["arm", "seed", "fingerprint", "validation loss", "less MXFP8 RMSNorm of that seed", "tokens/s", "MFU"]
+    return markdown([*columns, "memory"], cells, left=["arm", "seed", "fingerprint"])
+
+
+def earlier() -> str:
+    runs = before()
+    seeds = sorted(runs[SEED].unique())
+    order = runs.drop_duplicates([PRECISION, NORM])
+    columns = ["at commit `faaaffd`, one seed for weights and data", *map(str, seeds), "mean", "standard deviation"]
+    cells = []
+    for _, arm in order.iterrows():
+        losses = [loss_of(runs, seed, arm[NORM], arm[PRECISION]) for seed in seeds]
+        some = pd.Series(losses).dropna()
+        spread = [f"{some.mean():.4f}", f"{some.std():.4f}"] if len(some) > 1 else ["", ""]
+        cells.append([arm_of(arm), *("" if np.isnan(loss) else f"{loss:.4f}" for loss in losses), *spread])
+    return markdown(columns, cells, left=columns)
+
+
+def lower(seed: int) -> str:
+    runs = pretrained()
+    return f"{loss_of(runs, seed, 'rmsnorm', 'mxfp8') - loss_of(runs, seed, 'mxnorm_p2', 'mxfp8'):.3f}"
+
+
+def other_way() -> str:
+    runs = before()
+    return f"{loss_of(runs, 0, 'mxnorm_p2', 'mxfp8') - loss_of(runs, 0, 'rmsnorm', 'mxfp8'):.3f}"
+
+
+def spread_of_seeds() -> float:
+    runs = before()
+    return float(runs.loc[runs[PRECISION] == "bf16", LOSS].std())
+
+
+PRETRAIN: Parts = {
+    "arms": arms,
+    "earlier": earlier,
+    "range": lambda: f"{pretrained()[LOSS].max() - pretrained()[LOSS].min():.3f}",
+    "seed 0": lambda: lower(0),
+    "seed 1": lambda: lower(1),
+    "below the unigram entropy": lambda: f"{(pretrained()['unigram_entropy_nats'] - pretrained()[LOSS]).min():.1f}",
+    "unigram entropy": lambda: f"{pretrained()['unigram_entropy_nats'].iloc[0]:.4f}",
+    "other way": other_way,
+    "spread": lambda: f"{spread_of_seeds():.3f}",
+    "spread of a difference": lambda: f"{2**0.5 * spread_of_seeds():.3f}",
+}
+
+
+# ------------------------------------------------------------------------------------------------- spike proxy
+
+
+def proxies() -> str:
+    runs, rms = rows_of("runs", "spike_proxy"), rows_of("norm_output_rms", "spike_proxy")
+    last = rms.sort_values("step").groupby("fingerprint").tail(1).set_index("fingerprint").filter(regex="/rms$")
+    cells = []
+    for _, run in runs.iterrows():
+        least, most = (
+            f"{value:.2f}" for value in (last.loc[run["fingerprint"]].min(), last.loc[run["fingerprint"]].max())
+        )
+        cells.append(
+            (
+                NORMS[run[NORM]],
+                run[SEED],
+                run["fingerprint"][:12],
+                f"{run[LOSS]:.4f}",
+                f"{run['spike_score']:.1f}",
+                least if least == most else f"{least} .. {most}",
+            )
+        )
+    columns = [
+        *("norm", "seed", "fingerprint", "validation loss", "spike score"),
+        "RMS of the norms' outputs at the end, least .. largest",
+    ]
+    return markdown(columns, cells, left=columns)
+
+
+def of_proxy(norm: str, seed: int, digits: int = 3) -> str:
+    """Return how much lower or higher a norm's validation loss is than RMSNorm's, without the sign."""
+    runs = rows_of("runs", "spike_proxy")
+    return f"{abs(loss_of(runs, seed, norm) - loss_of(runs, seed, 'rmsnorm')):.{digits}f}"
+
+
+def largest_output(norm: str, seed: int) -> str:
+    """Return the bin of the largest output of any norm with MX operands, in the last histogram."""
+    runs, seen = rows_of("runs", "spike_proxy"), rows_of("activation_histograms", "spike_proxy")
+    (run,) = runs.loc[(runs[NORM] == norm) & (runs[SEED] == seed), "fingerprint"]
+    last = seen[seen["fingerprint"] == run].sort_values("step").iloc[-1]
+    outputs = [name for name in seen if name.endswith("/output") and name != "norm/output"]
+    return of_bins(np.sum([last[name] for name in outputs], axis=0))
+
+
+def of_bins(counts: np.ndarray) -> str:
+    """Return the bin of the largest magnitude that a histogram counts: '26.9 to 32'."""
+    filled, edges = np.flatnonzero(counts), bin_edges()
+    far = max(((-edges[filled[0] + 1], -edges[filled[0]]), (edges[filled[-1]], edges[filled[-1] + 1])))
+    return f"{far[0]:.3g} to {far[1]:.3g}"
+
+
+PROXY: Parts = {
+    "runs": proxies,
+    **{f"{norm}, seed {seed}": partial(of_proxy, norm, seed) for norm in ("mxnorm_p1", "mxnorm_p2") for seed in (0, 1)},
+    **{
+        f"largest output of {norm}, seed {seed}": partial(largest_output, norm, seed)
+        for norm in NORMS
+        for seed in (0, 1)
+    },
+}
+
+
+# ---------------------------------------------------------------------------------------------- learning rates
+
+
+RATE = "config.optimizer.lr"
+
+
+def sensitivity() -> str:
+    runs = rows_of("runs", "lr_sensitivity")
+    cells = []
+    for rate, own in runs.groupby(RATE):
+        losses = own.pivot(index=SEED, columns=NORM, values=LOSS)
+        half = losses.diff().abs().iloc[-1] / 2
+        said = [f"{losses[norm].mean():.3f} +- {half[norm]:.3f}" for norm in NORMS]
+        less = [losses[norm] - losses["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
+        cells.append([f"2^{np.log2(rate):.0f}", *said, *(", ".join(f"{one:+.3f}" for one in each) for each in less)])
+    seeds = ", ".join(str(seed) for seed in sorted(runs[SEED].unique()))
+    columns = ["lr", *NORMS.values(), *(f"{p} less RMSNorm, seed {seeds}" for p in ("p=1", "p=2"))]
+    return markdown(columns, cells, left=columns)
+
+
+def best_rate() -> str:
+    means = rows_of("runs", "lr_sensitivity").groupby([NORM, RATE])[LOSS].mean()
+    best = {f"2^{np.log2(means[norm].idxmin()):.0f}" for norm in NORMS}
+    return " and ".join(sorted(best))
+
+
+@cache
+def beyond() -> pd.DataFrame:
+    """Return MXNorm's loss less RMSNorm's at 2^-5 and 2^-3, by rate and seed (rows) and norm (columns)."""
+    runs = rows_of("runs", "lr_sensitivity")
+    losses = runs[runs[RATE] >= 2.0**-5].pivot(index=[RATE, SEED], columns=NORM, values=LOSS)
+    return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)
+
+
+SENSITIVITY: Parts = {
+    "losses": sensitivity,
+    "best rate": best_rate,
+    "above": lambda: f"{int((beyond() > 0).sum().sum())} of {beyond().size}",
+    "up to": lambda: f"{beyond().max().max():.2f}",
+    "at the best, p=1": lambda: at_best("mxnorm_p1"),
+    "at the best, p=2": lambda: at_best("mxnorm_p2"),
+}
+
+
+def at_best(norm: str) -> str:
+    runs = rows_of("runs", "lr_sensitivity")
+    best = runs[runs[RATE] == 2.0**-9].groupby(NORM)[LOSS].mean()
+    return f"{best[norm] - best['rmsnorm']:+.2f}"

@@ -1,0 +1,174 @@
+"""The parts of the pages about data, launching, evaluating, probing and tracking, from the JSON of benchmarks."""
+
+from __future__ import annotations
+
+from analysis.pages.language_models import pretrained
+from analysis.pages.marks import Parts, benchmark, row, rows
+from mxstudy.results import markdown
+
+
+def batches() -> str:
+    fed = benchmark("data")["settings"]["gpu_tokens_per_s"]
+    places = {"memory": "files in memory", "disk": "files that the system was told to forget"}
+    of = {row["batches_from"]: row for row in rows("data") if "batches_from" in row}
+    cells = [
+        (said, millions(of[key]["tokens_per_s"], 0), f"{of[key]['times_gpu']:.0f}") for key, said in places.items()
+    ]
+    head = "batches, one thread"
+    return markdown([head, "tokens/s", f"over one H200's {fed:,} tokens/s"], cells, left=[head])
+
+
+def tokenising() -> str:
+    said = {
+        "prepare": "`prepare`: reading, sha256, duplicates, split, shards, verification",
+        "datasets.map, batches of 100": "`datasets.map`, batches of 100",
+        "datasets.map, batches of 1000": "`datasets.map`, batches of 1,000",
+    }
+    settings = benchmark("data")["settings"]
+    head = f"tokenising {settings['bytes'] / 1e6:.0f} MB of Python source, {settings['workers']} processes"
+    cells = []
+    for key, words in said.items():
+        one = row("data", tokenising=key)
+        over = "1" if one["over_map"] == 1 else f"{one['over_map']:.2f}"
+        cells.append((words, millions(one["tokens_per_s"]), millions(one["tokens_per_cpu_s"]), over))
+    return markdown([head, "tokens/s", "tokens a second of CPU", "over `datasets.map`"], cells, left=[head])
+
+
+def millions(value: float, digits: int = 2) -> str:
+    return f"{value / 1e6:.{digits}f} M"
+
+
+def of_fastest() -> str:
+    rates = [row("data", batches_from=place)["tokens_per_s"] for place in ("disk", "memory")]
+    fastest = pretrained()["tokens_per_s"].max()
+    return " to ".join(f"{rate / fastest:.0f}" for rate in rates)
+
+
+DATA: Parts = {
+    "batches": batches,
+    "tokenising": tokenising,
+    "least times": lambda: f"{row('data', batches_from='disk')['times_gpu']:.0f}",
+    "most times": lambda: f"{row('data', batches_from='memory')['times_gpu']:.0f}",
+    "fastest": lambda: f"{pretrained()['tokens_per_s'].max():,.0f}",
+    "times the fastest arm of now": of_fastest,
+    "over map": lambda: f"{row('data', tokenising='prepare')['over_map']:.2f}",
+}
+
+
+def answering() -> str:
+    said = {
+        "HFLM, bf16, batch 512": "HFLM, bf16, batch 512",
+        "ours, rmsnorm, mxfp8, compute bf16": "ours, MXFP8",
+        "forwards of ours, bf16, alone": "our forwards alone, bf16",
+    }
+    cells = []
+    for one in rows("evaluation_speed"):
+        over = "1" if one["over_hflm"] == 1 else f"{one['over_hflm']:.2f}"
+        seconds = f"{one['least_s']:.2f} .. {one['most_s']:.2f}"
+        cells.append((said.get(one["who"], one["who"]), f"{one['requests_per_s']:,.0f}", seconds, over))
+    rounds = benchmark("evaluation_speed")["settings"]["rounds"]
+    columns = ["who", "requests/s", f"seconds, least .. most of {rounds} rounds", "over HFLM's best"]
+    return markdown(columns, cells, left=columns)
+
+
+def over_hflm(who: str) -> str:
+    return f"{row('evaluation_speed', who=who)['over_hflm']:.1f} times"
+
+
+EVALUATION: Parts = {
+    "who": answering,
+    "bf16": lambda: over_hflm("ours, bf16"),
+    "MXFP8": lambda: over_hflm("ours, rmsnorm, mxfp8, compute bf16").removesuffix(" times"),
+}
+
+
+def jobs() -> str:
+    said = {"values": "values", "groups": "group choices"}
+    cells = [
+        (one["jobs"], said[one["vary_in"]], f"{one['fastest_s']:.1f}", f"{one['slowest_s']:.1f}")
+        for one in rows("launch")
+    ]
+    return markdown(["jobs", "vary in", "fastest, s", "slowest, s"], cells, left=["vary in"])
+
+
+def launched(vary_in: str, digits: int) -> str:
+    one = row("launch", vary_in=vary_in)
+    return f"{one['fastest_s']:.{digits}f} to {one['slowest_s']:.{digits}f} s"
+
+
+LAUNCH: Parts = {
+    "jobs": jobs,
+    "values": lambda: launched("values", 1),
+    "groups": lambda: launched("groups", 0),
+}
+
+
+def probes() -> str:
+    said = {"spike watch, ring of features": "outlier_features, their ring, the watch for spikes"}
+    cells = [
+        (
+            said.get(one["probes"], one["probes"]),
+            one["every_steps"],
+            f"{one['step_ms']:.0f}",
+            f"{one['extra_ms']:.1f} +- {one['extra_spread_ms']:.1f}",
+            f"{100 * one['overhead']:.2g} %",
+        )
+        for one in rows("probe_overhead")
+    ]
+    columns = [
+        *("probes", "every", "step without, ms"),
+        *("extra ms of a step with them, +- half the quartiles' range", "share of the run"),
+    ]
+    return markdown(columns, cells, left=["probes"])
+
+
+def overhead(probe: str) -> str:
+    return f"{100 * row('probe_overhead', probes=probe)['overhead']:.2g}"
+
+
+def overhead_of_rms() -> str:
+    one = row("probe_overhead", probes="norm_output_rms")
+    return f"{100 * one['overhead']:.1f} +- {100 * one['extra_spread_ms'] / one['step_ms']:.1f} %"
+
+
+PROBES: Parts = {
+    "probes": probes,
+    "all": lambda: f"{overhead('all but gradient_bias')} %",
+    "rms": overhead_of_rms,
+    "rms, every 10": lambda: f"{10 * row('probe_overhead', probes='norm_output_rms')['overhead']:.2f} %",
+}
+
+
+def mirror() -> str:
+    said = {
+        "undisturbed": "undisturbed",
+        "killed": "SIGKILL at 20 s, started again at 40 s",
+        "read_only": "read-only at first, started anew at 20 s",
+    }
+    cells = [
+        (
+            said[one["case"]],
+            f"{one['points']:,}",
+            one["missing"],
+            one["extra"],
+            f"{one['arrived_s']:.1f}",
+            f"{one['log_ms']:.3f}",
+            f"{one['log_p99_ms']:.2f}",
+            "-" if one["case"] == "undisturbed" else f"{one['ready_s']:.1f}",
+            f"{one['load_average']:.1f}",
+        )
+        for one in rows("tracking_load")
+    ]
+    columns = [
+        *("case", "points", "missing", "extra", "all there, s after the end", "median of log(), ms", "99 %"),
+        *("server there again, s after the first row", "load average"),
+    ]
+    return markdown(columns, cells, left=["case"])
+
+
+MIRROR: Parts = {
+    "cases": mirror,
+    "points": lambda: f"{min(one['points'] for one in rows('tracking_load')):,}",
+    "latest": lambda: f"{max(one['arrived_s'] for one in rows('tracking_load')):.0f} s",
+    "a row": lambda: f"{max(one['log_ms'] for one in rows('tracking_load')):.2f} ms",
+}

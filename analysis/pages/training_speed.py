@@ -1,0 +1,179 @@
+"""The parts of the pages about the price of a training step, from the JSON of benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
+from mxstudy.results import markdown
+
+STEPS = {  # arms of the benchmark, as the page calls them
+    "bf16": "bf16",
+    "mxfp8, rmsnorm": "MXFP8, RMSNorm",
+    "mxfp8, mxnorm_p2": "MXFP8, MXNorm p=2",
+    "plain, rmsnorm": "the same, compiled from plain PyTorch, RMSNorm",
+    "plain, mxnorm_p2": "the same, compiled from plain PyTorch, MXNorm p=2",
+    "torchao, rmsnorm": "torchao's MXTensor, RMSNorm",
+    "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
+}
+SIZES = ("llama_125m", "llama_1b", "llama_125m_small", "llama_1b_small")
+
+
+def step_of(size: str) -> str:
+    name = f"train_step_{size}"
+    settings = benchmark(name)["settings"]
+    small = f", FFN {settings['ffn']}, vocabulary {settings['vocabulary']:,}" if size.endswith("_small") else ""
+    head = f"step of {settings['model']}{small}"
+    places = -3 if settings["model"] == "llama_125m" else -2
+    cells = []
+    for one in rows(name):
+        is_base = one["arm"] == "bf16"
+        cells.append(
+            (
+                STEPS[one["arm"]],
+                plus_minus(one["step_ms"], one["spread_ms"], 1),
+                "1" if is_base else plus_minus(one["over_bf16"], one["over_bf16_spread"], 3),
+                f"{one['peak_gib']:.1f}",
+                "1" if is_base else f"{one['peak_over_bf16']:.3f}",
+                f"{round(one['tokens_per_s'], places):,.0f}",
+                f"{one['mfu']:.3f}",
+            )
+        )
+    columns = [head, "ms, +- half the quartiles' range", "over bf16", "peak, GiB", "over bf16", "tokens/s", "MFU"]
+    return markdown(columns, cells, left=[head])
+
+
+def plus_minus(value: float, spread: float, digits: int) -> str:
+    return f"{value:.{digits}f} +- {spread:.{digits}f}"
+
+
+def of_steps(kind: str, column: str) -> str:
+    """Return the least and the most of a column over the four sizes, of the arms whose names begin with `kind`."""
+    found = [one[column] for size in SIZES for one in rows(f"train_step_{size}") if one["arm"].startswith(kind)]
+    return least_and_most(pd.Series(found), ".2f")
+
+
+def mfu(size: str) -> str:
+    return f"{row(f'train_step_{size}', arm='bf16')['mfu']:.3f}"
+
+
+TRAIN_STEP: Parts = {
+    **{size: partial(step_of, size) for size in SIZES},
+    "time": lambda: of_steps("mxfp8", "over_bf16"),
+    "memory": lambda: of_steps("mxfp8", "peak_over_bf16"),
+    "plain": lambda: of_steps("plain", "over_bf16"),
+    "torchao": lambda: of_steps("torchao", "over_bf16"),
+    **{f"MFU of {size}": partial(mfu, size) for size in SIZES},
+}
+
+
+def ingredients() -> str:
+    parts = benchmark("recipe_ingredients")["train_step"]
+    when = {"before": "before, ms", "after": "after, ms", "before, again": "before, again, ms"}
+    cells = []
+    for arm in ("bf16", "mxfp8, rmsnorm", "mxfp8, mxnorm_p2", "sr_rht_2d, rmsnorm"):
+        found = [next((one for one in parts[time]["rows"] if one["arm"] == arm), None) for time in when]
+        cells.append((STEPS[arm], *(plus_minus(one["step_ms"], one["spread_ms"], 1) if one else "-" for one in found)))
+    settings = parts["after"]["settings"]
+    head = f"step of {settings['model']}, FFN {settings['ffn']}, vocabulary {settings['vocabulary']:,}"
+    return markdown([head, *when.values()], cells, left=[head])
+
+
+CASTS = {
+    "copy x": "copy of x",
+    "cast_one even -1": "E4M3, rows, by `cast_one`",
+    "even row": "E4M3, rows, to nearest",
+    "SR row": "E4M3, rows, stochastic",
+    "cast_one even -2": "E4M3, columns, by `cast_one`",
+    "even column": "E4M3, columns, to nearest",
+    "SR column": "E4M3, columns, stochastic",
+    "H16 even column": "Hadamard 16, columns, to nearest",
+    "H16 SR column": "Hadamard 16, columns, stochastic",
+    "H128 SR column": "Hadamard 128, columns, stochastic",
+    "H128 SR row": "Hadamard 128, rows, stochastic",
+    "copy w, fp32 to bf16": "copy of W to bf16",
+    "W 16x16 row": "W, 16 x 16 blocks, rows",
+    "W 16x16 column": "W, 16 x 16 blocks, columns",
+    "cast_one even -1 of w": "W, rows, by `cast_one`",
+}
+
+
+def casts() -> str:
+    of = {one["case"]: one for one in benchmark("recipe_ingredients")["casts"]}
+    cells = []
+    for case, said in CASTS.items():
+        over = "1" if of[case]["over_copy"] == 1 else f"{of[case]['over_copy']:.2f}"
+        cells.append((said, f"{of[case]['ms']:.3f}", f"{of[case]['tb_per_s']:.2f}", over))
+    return markdown(["operand", "ms", "TB/s", "over the copy"], cells, left=["operand"])
+
+
+def all_three() -> str:
+    of = {one["arm"]: one["step_ms"] for one in benchmark("recipe_ingredients")["train_step"]["after"]["rows"]}
+    return f"{of['sr_rht_2d, rmsnorm'] / of['mxfp8, rmsnorm']:.3f}"
+
+
+def student_rate(when: str) -> str:
+    (one,) = benchmark("recipe_ingredients")["student_teacher"][when]["rows"]
+    return f"{one['study']:,.0f}"
+
+
+INGREDIENTS: Parts = {
+    "steps": ingredients,
+    "casts": casts,
+    "all three": all_three,
+    "students before": lambda: student_rate("before"),
+    "students after": lambda: student_rate("after"),
+}
+
+
+def scaling() -> str:
+    said = {"bf16": "bf16", "mxfp8": "MXFP8, MXNorm p=2"}
+    cells = []
+    for one in sorted(rows("scaling"), key=lambda one: (one["model"], one["precision"], one["gpus"])):
+        cells.append(
+            (
+                one["model"],
+                said[one["precision"]],
+                one["gpus"],
+                plus_minus(one["step_ms"], one["spread_ms"], 1),
+                f"{round(one['tokens_per_s_a_gpu'], -2):,.0f}",
+                efficiency(one),
+                f"{one['mfu']:.3f}",
+                f"{one['peak_gib']:.1f}",
+            )
+        )
+    columns = [
+        *("model", "precision", "GPUs", "step, ms, +- half the quartiles' range", "tokens/s a GPU", "efficiency"),
+        *("MFU", "peak a GPU, GiB"),
+    ]
+    order = sorted(cells, key=lambda cell: cell[0] != "llama_1b")
+    return markdown(columns, order, left=["model", "precision"])
+
+
+def efficiency(one: dict[str, Any]) -> str:
+    found = one["efficiency"]
+    if found is None or pd.isna(found):
+        return "-"
+    return "1" if found == 1 else f"{found:.3f}"
+
+
+def lost(precision: str) -> str:
+    return f"{100 * (1 - row('scaling', model='llama_1b', precision=precision, gpus=8)['efficiency']):.1f} %"
+
+
+def from_two_to_eight() -> Iterator[float]:
+    for precision in ("bf16", "mxfp8"):
+        two, eight = (row("scaling", model="llama_1b", precision=precision, gpus=n)["step_ms"] for n in (2, 8))
+        yield 100 * (eight / two - 1)
+
+
+SCALING: Parts = {
+    "cases": scaling,
+    "bf16": lambda: lost("bf16"),
+    "MXFP8": lambda: lost("mxfp8"),
+    "two to eight": lambda: f"{max(from_two_to_eight()):.1f} %",
+}

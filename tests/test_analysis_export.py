@@ -1,0 +1,63 @@
+"""The rules by which curves and large measurements are thinned when tables are exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import export
+from mxstudy import results
+
+STEPS = np.arange(101)
+
+
+def curve(**columns: object) -> pd.DataFrame:
+    return pd.DataFrame({"fingerprint": "a" * 64, "step": STEPS, "loss": 1 / (1.0 + STEPS), "time_s": 0.5} | columns)
+
+
+def test_a_curve_keeps_some_steps_and_the_last_in_single_precision() -> None:
+    both = pd.concat([curve(replica=0), curve(replica=1)[:96]], ignore_index=True)
+    kept = export.thinned(both, "metrics", 20)
+    assert kept.groupby("replica")["step"].agg(list).tolist() == [[0, 20, 40, 60, 80, 100], [0, 20, 40, 60, 80, 95]]
+    assert kept.dtypes["loss"] == np.float32
+    assert list(kept) == ["fingerprint", "step", "loss", "replica"]
+    pd.testing.assert_frame_equal(export.thinned(kept, "metrics", 20), kept)  # once more changes nothing
+
+
+def test_events_outcomes_and_final_values_are_whole() -> None:
+    for kind in ("runs", "validation", "forks", "scores", "sharpness"):
+        table = curve()
+        pd.testing.assert_frame_equal(export.thinned(table, kind, 20), table)
+
+
+def test_of_a_large_measurement_what_is_read_is_kept() -> None:
+    names = [
+        "layers.0/ratio",
+        "model/ratio",
+        "x/floor/overflow_fraction",
+        "x/rceil/overflow_fraction",
+        "x/mean",
+        "x/std",
+    ]
+    table = curve(**dict.fromkeys(names, 0.5))
+    assert "layers.0/ratio" not in export.thinned(table, "gradient_bias", 1)
+    assert list(export.thinned(table, "last_bin", 20))[-3:] == ["model/ratio", "x/floor/overflow_fraction", "x/mean"]
+    assert len(export.thinned(table, "last_bin", 20)) == len(table)
+    assert export.thinned(table, "activation_histograms", 1)["step"].tolist() == [100]
+
+
+def test_tables_are_exported_again_and_a_longer_prefix_keeps_its_own(tmp_path: Path, monkeypatch) -> None:
+    about = {"commit": "c0ffee"}
+    for name in ("lot", "lot_2"):
+        results.write_table(pd.DataFrame({"fingerprint": [name]}), tmp_path / f"{name}_runs.parquet", about)
+        results.write_table(curve(label=name), tmp_path / f"{name}_metrics.parquet", about)
+    export.main(["--runs", str(tmp_path / "lot"), "--name", "lot", "--to", str(tmp_path / "to"), "--every-steps", "50"])
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["lot_metrics.parquet", "lot_runs.parquet"]
+    metrics, provenance = results.read_table(tmp_path / "to" / "lot_metrics.parquet")
+    assert (metrics["step"].tolist(), metrics["label"].unique().tolist()) == ([0, 50, 100], ["lot"])
+    assert provenance == about
+    with pytest.raises(SystemExit):
+        export.main(["--runs", str(tmp_path / "none"), "--name", "x"])
