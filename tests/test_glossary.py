@@ -10,6 +10,7 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from test_architecture import HEIGHT, MODULES, ROOT, complain, own_imports, room
 
@@ -109,19 +110,49 @@ def test_the_map_has_the_imports_of_every_room() -> None:
 
 
 def test_the_ways_through_the_house_are_those_of_the_code() -> None:
-    """In docs/architecture.md, each line of a way: the functions that it names are in the files that it names."""
-    ways = (ROOT / "docs/architecture.md").read_text().split("\n## Three ways")[1].split("\n## ")[0]
-    rows = [" ".join(row.split(" | ")[:2]) for row in ways.splitlines() if row.startswith("| `")]
+    """In docs/architecture.md: each function in a line of a way is defined in one of the files of that line."""
+    rows = [" ".join(row.split(" | ")[:2]) for table in ways() for row in table]
     assert len(rows) > 30
     complain("functions that are not in their files", (f"{name}: {row}" for row in rows for name in not_in_files(row)))
 
 
+def test_the_ways_through_the_house_go_down() -> None:
+    heights = {height.removeprefix("mxstudy."): number for height, number in HEIGHT.items()}
+
+    def height(row: str) -> int:
+        file = re.findall(r"`([^`]+)`", row)[0]
+        return heights[file.removesuffix(".py").partition("/")[0]]
+
+    upward = (f"from {a}\n    to {b}" for table in ways() for a, b in pairwise(table) if height(a) < height(b))
+    complain("lines that lead up", upward)
+
+
+def ways() -> list[list[str]]:
+    """Return the tables of the ways in docs/architecture.md, each as its rows."""
+    page = (ROOT / "docs/architecture.md").read_text().split("\n## Three ways")[1].split("\n## ")[0]
+    tables = [[row for row in part.splitlines() if row.startswith("| `")] for part in page.split("\n\n")]
+    return [table for table in tables if table]
+
+
 def not_in_files(row: str) -> Iterator[str]:
-    """Yield the functions in backticks that none of the files in backticks has."""
+    """Yield the names in backticks that none of the files in backticks defines; `A.b` is b in the class A."""
     named = re.findall(r"`([^`]+)`", row)
     files = [name for name in named if re.search(r"/|\.py$", name)]
-    text = "".join((ROOT / ("" if name.startswith("conf/") else "mxstudy") / name).read_text() for name in files)
-    yield from (name for name in named if name not in files and name.rpartition(".")[2] not in text)
+    known = {name for file in files for name in qualified(ast.parse((ROOT / "mxstudy" / file).read_text()))}
+    yield from (name for name in named if name not in files and name not in known)
+
+
+def qualified(tree: ast.AST, inside: str = "") -> Iterator[str]:
+    """Yield the names of the functions, classes and values at a module's top, and of a class's methods as `A.b`."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.ClassDef(name=name):
+                yield inside + name
+                yield from qualified(node, f"{inside}{name}.")
+            case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield inside + name
+            case ast.Assign(targets=targets):
+                yield from (inside + target.id for target in targets if isinstance(target, ast.Name))
 
 
 def test_the_step_in_the_page_is_that_of_the_code() -> None:
