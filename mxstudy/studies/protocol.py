@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -111,6 +111,17 @@ def settings_in_vain(precision: Precision, norm: AnyNorm | None) -> dict[str, st
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Keyed(Generic[T]):
+    """A value that equals any other with the same key, so that `functools.cache` keeps one result for all of them.
+
+    Why: configs have dicts in them and cannot be hashed, and most checks read only a part of a config.
+    """
+
+    key: Hashable
+    value: T = field(compare=False)
 
 
 def on_planned_device(part: T, key: str = "train.device") -> T:

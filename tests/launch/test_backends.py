@@ -90,10 +90,10 @@ def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
 def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
     alone = {}
     for one in three(tmp_path):
-        pretrain._passed.clear()
+        pretrain.check_model.cache_clear()
         (planned,) = plan([one])
         alone[planned.fingerprint] = planned.backend
-    pretrain._passed.clear()
+    pretrain.check_model.cache_clear()
     together = plan(three(tmp_path))
     assert {one.fingerprint: one.backend for one in together} == alone
     assert [one.backend for one in together] == ["reference", "fused", "fused"]
@@ -101,7 +101,7 @@ def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
 
 
 def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretrain._passed.clear()
+    pretrain.check_model.cache_clear()
     built, build = [], pretrain.build_model
     monkeypatch.setattr(pretrain, "build_model", lambda config: built.append(config) or build(config))
     jobs = [job(tmp_path, "mxfp8") for _ in range(20)]
