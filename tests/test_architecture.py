@@ -50,7 +50,7 @@ THIRD_PARTY = {
     "tokenizers": {"mxstudy.data"},
     "submitit": {"mxstudy.launch", "mxstudy.compat"},
     "lm_eval": {"mxstudy.evaluation", "mxstudy.compat"},
-    "torchao": {"mxstudy.kernels", "mxstudy.numerics"},
+    "torchao": {"mxstudy.compat"},
     "triton": {"mxstudy.kernels"},
 }
 
@@ -129,12 +129,47 @@ def is_private(name: str) -> bool:
 
 
 def private_names(module: str) -> Iterator[str]:
-    """Yield what a module uses of the inside of a third-party package: torch._dynamo, or x._y of an imported x."""
+    """Yield what a module uses of the inside of third-party packages, and every name for `getattr` that is private.
+
+    That is torch._dynamo, nn._x after `from torch import nn`, getattr(x, "_y"), and "_y" where `getattr` takes a name
+    from a table.
+    """
     third_party = packages(module) - sys.stdlib_module_names - {"mxstudy", "hydra_plugins", "analysis", "benchmarks"}
+    known = aliases(module)
     attributes = (ast.unparse(node) for node in nodes(module) if isinstance(node, ast.Attribute))
-    for name in {*imports(module), *attributes}:
+    resolved = {known.get(first, first) + dot + rest for first, dot, rest in (a.partition(".") for a in attributes)}
+    for name in {*imports(module), *resolved}:
         if name.partition(".")[0] in third_party and is_private(name):
             yield name
+    yield from filter(is_private, names_for_getattr(module))
+
+
+def aliases(module: str) -> dict[str, str]:
+    """Return the full name of what a module imports by the name that it has there: nn is torch.nn."""
+    found = {}
+    for node in nodes(module):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def names_for_getattr(module: str) -> Iterator[str]:
+    """Yield the strings that getattr, setattr, hasattr and delattr take; if one takes a variable, every tuple's."""
+    takes_a_variable = False
+    for node in nodes(module):
+        match node:
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr" | "delattr"), args=[_, name, *_]):
+                takes_a_variable |= not isinstance(name, ast.Constant)
+                yield from constants([name])
+    if takes_a_variable:
+        tables = (node for node in nodes(module) if isinstance(node, ast.Tuple | ast.List | ast.Set))
+        yield from (name for table in tables for name in constants(table.elts))
+
+
+def constants(expressions: Iterable[ast.expr]) -> Iterator[str]:
+    yield from (e.value for e in expressions if isinstance(e, ast.Constant) and isinstance(e.value, str))
 
 
 def complain(about: str, offenders: Iterable[str]) -> None:
@@ -205,6 +240,24 @@ def test_only_compat_reaches_into_other_packages() -> None:
         for name in private_names(module)
     )
     complain("use of what is private, outside of mxstudy.compat", inside)
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("import torch\ntorch._dynamo.reset()", "torch._dynamo.reset"),
+        ("from torch import nn\nnn._x", "torch.nn._x"),
+        ("import torch.nn as layers\nlayers._x", "torch.nn._x"),
+        ("getattr(module, '_hooks')", "_hooks"),
+        ("HOOKS = '_hooks', '_more'\nany(getattr(module, hook) for hook in HOOKS)", "_hooks"),
+    ],
+)
+def test_what_is_private_is_found(lines: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.py").write_text(lines)
+    monkeypatch.setitem(MODULES, "one", tmp_path / "one.py")
+    imports.cache_clear()
+    assert name in private_names("one")
+    imports.cache_clear()
 
 
 def test_nothing_is_global_in_a_process_that_a_function_changes() -> None:

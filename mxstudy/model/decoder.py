@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_attention, split_heads
+from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
 from mxstudy.model.activation_functions import relu2, swiglu
@@ -194,7 +195,7 @@ class Block(Fusable):
         """Raise ConfigError if a linear has a hook: a fused block does not call its linears, so no hook would run."""
         for linear in self.linears():
             require(
-                not any(getattr(linear, hooks) for hooks in HOOKS),
+                not has_hooks(linear),
                 "precision.backend: a hook of a linear is never called in a fused block; set it to reference",
             )
 
@@ -205,9 +206,6 @@ class Block(Fusable):
         """Return the linear that a norm is fused with, or the norm if it stands on its own."""
         linears = {"attention_norm": self.attention.wqkv, "ffn_norm": self.feed_forward.up}
         return linears.get(norm) or self.get_submodule(norm)
-
-
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
