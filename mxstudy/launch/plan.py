@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import DONE, observe
@@ -68,9 +67,9 @@ def plan(composed: list[Composed]) -> list[Job]:
                 identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
-                for probe in off_then(jobs[digest].config, config):
+                for probe in study.off_then(jobs[digest].config, config):
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run; set both alike")
-                for name in asked_otherwise(jobs[digest].config, config):
+                for name in study.asked_otherwise(jobs[digest].config, config):
                     raise ConfigError(f"{name}: differs in {jobs[digest].label}, which is the same run; set both alike")
                 jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
@@ -99,8 +98,8 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             if isinstance(job.values, ConfigError):
                 raise job.values
             config = read_run(job.values)
-            check_used(config)
             study = study_of(config.study)
+            study.check_watched(config)
             study.check(config)
             yield Valid(study.pinned(config), study.backends(config))
         except ConfigError as error:
@@ -137,9 +136,10 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
     if job.config.rerun:
         return replace(job, replaces=found.path)
-    for probe in off_then(found.config(), job.config):
+    study, then = study_of(job.config.study), found.config()
+    for probe in study.off_then(then, job.config):
         raise ConfigError(f"{probe}: was off in {found.path}, so that run has no data of it; rerun=true trains again")
-    for name in asked_otherwise(found.config(), job.config):
+    for name in study.asked_otherwise(then, job.config):
         raise ConfigError(
             f"{name}: differs in {found.path}; +experiment=olmes evaluates its checkpoints, rerun=true trains again"
         )

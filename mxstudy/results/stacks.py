@@ -64,7 +64,7 @@ def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[s
 
 
 def replica_metrics(folder: RunFolder) -> pd.DataFrame:
-    config: Any = folder.config()
+    config = folder.config_of(StudentTeacher)
     values = read_columns(folder.columns, len(config.replicas))
     identities = pd.DataFrame(short_identities(folder, config))
     frame = identities.loc[identities.index.repeat(len(values))].reset_index(drop=True)
@@ -74,7 +74,7 @@ def replica_metrics(folder: RunFolder) -> pd.DataFrame:
 
 def replica_probe(folder: RunFolder, rows: Sequence[Row]) -> pd.DataFrame:
     """Return one row per measurement and replica from a probe's rows, whose values are lists [S]."""
-    config: Any = folder.config()
+    config = folder.config_of(StudentTeacher)
     return pd.DataFrame(
         [
             identity | {"step": row["step"]} | {key: numbers[replica] for key, numbers in row["values"].items()}

@@ -21,13 +21,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
 from mxstudy.tracking.arms import all_backends
+
+C = TypeVar("C", bound=schemas.Run)
 
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
@@ -138,6 +140,13 @@ class RunFolder:
             return schemas.read_run(yaml.safe_load(self.config_path.read_text()))
         except (OSError, yaml.YAMLError, ConfigError) as error:
             raise ConfigError(f"{self.config_path}: {error}") from None
+
+    def config_of(self, kind: type[C]) -> C:
+        """Return the run's config. Raises ConfigError if the run is of another kind."""
+        config = self.config()
+        if not isinstance(config, kind):
+            raise ConfigError(f"{self.path}: is a run of study {config.study}; one with a {kind.__name__} was expected")
+        return config
 
     def provenance(self) -> dict[str, Any]:
         return json.loads((self.path / "provenance.json").read_text())

@@ -199,9 +199,9 @@ def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
     """
     if config.tracking.uri is None:
         return None
-    facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
-    tags = folder.provenance()["choices"] | facts
-    return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(plain(config)), tags)
+    values = plain(config)
+    tags = folder.provenance()["choices"] | {key: str(values[key]) for key in TAGS if key in values}
+    return Mirror(config.tracking.uri, folder, config.experiment, label, flatten(values), tags)
 
 
 def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mxstudy import results
+from mxstudy.config import Evaluate
 from mxstudy.evaluation.paired import Difference, difference
 from mxstudy.results.terminal import markdown, show
 from mxstudy.tracking.folder import RunFolder
@@ -26,7 +27,7 @@ def show_scores(folder: RunFolder) -> None:
 
 def no_shots(folder: RunFolder) -> bool:
     """Return whether every task of the run is asked zero-shot."""
-    evaluation: Any = getattr(folder.config(), "evaluation", None)
+    evaluation = folder.config_of(Evaluate).evaluation
     return not any(evaluation.shots_of(task) for task in evaluation.tasks)
 
 
