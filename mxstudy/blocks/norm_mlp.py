@@ -28,8 +28,7 @@ from mxstudy.kernels import (
     product,
 )
 from mxstudy.kernels.cast_both import cast_both_with
-from mxstudy.kernels.operators import Held, operand
-from mxstudy.kernels.operators import settings as kernel_settings
+from mxstudy.kernels.operators import Held, checked_casts, operand
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import center, norm_backward, normalize
 
@@ -91,7 +90,7 @@ def norm_mlp(
 
 def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
     """Return the operands of a weight [..., out, in] as it is now. After a change of the weight call `recast`."""
-    how = kernel_settings(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
+    how = checked_casts(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     forward, dgrad = cast_both_with(weight.detach(), how)
     return Held(forward.requires_grad_(), dgrad, how)
 

@@ -29,7 +29,7 @@ _own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # set when a p
 class Batch(NamedTuple):
     """Documents that are tokenised together, and the location in the corpus after the last of them."""
 
-    place: SourceLocation
+    location: SourceLocation
     texts: Sequence[str]
 
 
@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
     included, int64 [n]. `ids`: token ids, each document followed by EOS.
     """
 
-    place: SourceLocation
+    location: SourceLocation
     digests: bytes
     sizes: np.ndarray
     lengths: np.ndarray
@@ -55,7 +55,7 @@ def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
     for document, start, end in zip(documents, ends - lengths, ends, strict=True):
         ids[start : end - 1] = document
     sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
-    return Encoded(batch.place, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids)
+    return Encoded(batch.location, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids)
 
 
 def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, workers: int) -> Iterator[Encoded]:

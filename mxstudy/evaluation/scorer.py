@@ -79,12 +79,12 @@ def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) ->
     """Assign each request to one batch. No device is used: batches may run anywhere, in any order."""
     groups: dict[Tokens, dict[Tokens, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     truncated = 0
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         whole = request.context + request.continuation
         truncated += len(whole) > max_length + 1
         whole = whole[-max_length - 1 :]
         start = max(len(whole) - len(request.continuation), 1)
-        groups[whole[:start]][whole[start:-1]].append((place, whole[-1]))
+        groups[whole[:start]][whole[start:-1]].append((index, whole[-1]))
     rows = [row for context, branches in groups.items() for row in rows_of(context, branches)]
     rows.sort(key=lambda row: row.length, reverse=True)
     return BatchPlan(list(batches(rows, tokens_per_batch)), truncated)
@@ -137,7 +137,7 @@ class Scorer:
             scored.update(found)
             if done is not None:
                 done(len(found))
-        return [scored[place] for place in range(len(requests))]
+        return [scored[index] for index in range(len(requests))]
 
     def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[list[tuple[int, Scored]]]:
         """Return what `run` returns for each batch, in any order."""
@@ -210,7 +210,7 @@ def pack(batch: Sequence[BatchRow]) -> Packed:
         texts.append(row.context)
         about.append((number, 0, 0, 0))
         for branch, (tokens, lasts) in enumerate(row.branches, 1):
-            asked += [(place, context, len(texts), (*tokens, last)) for place, last in lasts]
+            asked += [(index, context, len(texts), (*tokens, last)) for index, last in lasts]
             texts.append(tokens)
             about.append((number, branch, column, len(row.context)))
             column += len(tokens)

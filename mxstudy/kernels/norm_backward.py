@@ -44,7 +44,7 @@ def _(
 
 
 @_norm_backward_add.register_kernel("cuda")
-def run(
+def launch_cuda(
     dy: Tensor,
     x: Tensor,
     mean: Tensor | None,

@@ -154,7 +154,7 @@ def empty_results(x: Tensor, has_branch: bool, encoding: Encoding) -> Tensors:
 
 
 @_norm_codes.register_kernel("cuda")
-def run(
+def launch_cuda(
     x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str, tile: RowTile | None = None
 ) -> Tensors:
     """Launch the kernel. `tile`: a tile other than `row_tile`'s; then the RMS may differ in its last bits."""

@@ -81,7 +81,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> str:
+def checked_casts(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> str:
     """Return packed `Casts` for an operator on [..., rows, columns].
 
     Raises ConfigError for what no kernel does: formats without E8M0 scales, scale rules not in KERNEL_RULES, roundings

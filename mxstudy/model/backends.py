@@ -76,7 +76,7 @@ def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Targe
         for linear in linears_in(module):
             linear.native = backend.name == "native" and linear.gemms != Gemms()
         if isinstance(module, Fusable):
-            module.take(backend.name == "fused")
+            module.set_fused(backend.name == "fused")
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:

@@ -188,7 +188,7 @@ class Block(Fusable):
     def why_not_fused(self, target: Target) -> str | None:
         return why_not_fused_block(self, target)
 
-    def take(self, fused: bool) -> None:
+    def set_fused(self, fused: bool) -> None:
         self.fused = fused_block(self) if fused else None
 
     def check_hooks(self) -> None:

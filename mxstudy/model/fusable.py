@@ -41,7 +41,7 @@ class Fusable(nn.Module):
         """Return which part of the block fused kernels leave to the reference, or None if they compute everything."""
         return None
 
-    def take(self, fused: bool) -> None:
+    def set_fused(self, fused: bool) -> None:
         """From now on run in fused kernels, in the linears' current formats, or else module by module."""
         raise NotImplementedError
 

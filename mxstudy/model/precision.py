@@ -85,7 +85,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         for linear in before:
             linear.gemms = linears[linear]
         for block in fused:
-            block.take(True)
+            block.set_fused(True)
         yield
     finally:
         for linear, gemms in before.items():
@@ -210,7 +210,7 @@ def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -
         if size % divisor.size:
             remedy = f"choose sizes that it divides{divisor.remedy}"
             raise ConfigError(
-                f"{origin.key(*divisor.place)}: {divisor.size} does not divide {name}'s {side} size {size}; {remedy}"
+                f"{origin.key(*divisor.field)}: {divisor.size} does not divide {name}'s {side} size {size}; {remedy}"
             )
 
 
@@ -226,18 +226,18 @@ AXES = {
 
 
 class Divisor(NamedTuple):
-    """A size that must divide an axis (in, out, tokens); `place`: the operand or transform, and its field."""
+    """A size that must divide an axis (in, out, tokens); `field`: the operand or transform, and its field."""
 
-    place: tuple[str, str]
+    field: tuple[str, str]
     axis: str
     size: int
 
     @property
     def remedy(self) -> str:
-        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.place[0] in OPERANDS else ""
+        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.field[0] in OPERANDS else ""
 
     def __str__(self) -> str:
-        return f"blocks of {self.size}" if self.place[0] in OPERANDS else f"a Hadamard transform of {self.size}"
+        return f"blocks of {self.size}" if self.field[0] in OPERANDS else f"a Hadamard transform of {self.size}"
 
 
 def divisors(gemms: Gemms) -> list[Divisor]:
@@ -268,7 +268,7 @@ def token_block(model: nn.Module) -> int:
 def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
     """Raise ConfigError if blocks or transforms do not divide `number`; `tokens` begins its message, 'KEY: 48'."""
     for divisor in token_divisors(model):
-        where = f" ({divisor.place[0]})" if divisor.place[0] in TRANSFORMS else ""
+        where = f" ({divisor.field[0]})" if divisor.field[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")
 
 
@@ -336,7 +336,7 @@ def describe_settings(
         if value == getattr(BlockCast, setting):
             continue
         assigned = f"precision.{setting}={written(value)}"
-        having = {place: getattr(cast, field) for place, cast in casts.items() if cast.has(field)}
+        having = {key: getattr(cast, field) for key, cast in casts.items() if cast.has(field)}
         if not having and setting not in norm_reads:
             vain.append(assigned)
         keeping: dict[str, list[str]] = defaultdict(list)

@@ -145,7 +145,7 @@ class StudentBlock(Fusable):
         up, down = self.held or (self.up.weight, self.down.weight)
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
-    def take(self, fused: bool) -> None:
+    def set_fused(self, fused: bool) -> None:
         """From now on run with kernels, in the linears' current formats, or else by the reference."""
         self.fused = self.held = None
         for linear in (self.up, self.down):
@@ -169,9 +169,9 @@ class StudentBlock(Fusable):
     def left_to_reference(self) -> str | None:
         return None if self.attention is None else "the MLP; attention runs by the reference"
 
-    def join(self) -> None:
+    def use_kernels(self) -> None:
         """Run with kernels if there are any for this block, on any device."""
-        self.take(self.why_no_kernel() is None)
+        self.set_fused(self.why_no_kernel() is None)
 
     def why_not_fused(self, target: Target) -> str | None:
         return self.why_no_kernel() if target.device.type == "cuda" else "the kernels of students run on a GPU"
@@ -268,10 +268,10 @@ class ResidualMLP(nn.Module):
             x = layer(x)
         return x.to(FP32)
 
-    def join(self) -> None:
-        """Call `StudentBlock.join` on every block."""
+    def use_kernels(self) -> None:
+        """Call `StudentBlock.use_kernels` on every block."""
         for layer in self.layers:
-            typing.cast(StudentBlock, layer).join()
+            typing.cast(StudentBlock, layer).use_kernels()
 
     def hold(self) -> dict[Tensor, Held]:
         """Call `StudentBlock.hold` on every block; returns {weight: operands} of all blocks."""

@@ -19,10 +19,10 @@ from mxstudy.kernels.operators import Held
 from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.numerics.grid import to_dtype
 
-State = tuple[Tensor, ...]
+Moments = tuple[Tensor, ...]
 
 
-def adam(g: Tensor, state: State, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, State]:
+def adam(g: Tensor, state: Moments, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, Moments]:
     """Return Adam's update and the new state (m, v); `step` is int64 and counts from 0."""
     m, v = state
     m = m + (g - m) * (1 - optimizer.betas[0])
@@ -37,7 +37,7 @@ def unbias(step: Tensor, betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
     return (1 - betas[0] ** t).reciprocal().to(torch.float32), (1 - betas[1] ** t).rsqrt().to(torch.float32)
 
 
-def sgd(g: Tensor, state: State, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, State]:
+def sgd(g: Tensor, state: Moments, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, Moments]:
     """Return SGD's update and the new state: the momentum buffer, or nothing without momentum."""
     if not optimizer.momentum:
         return g, ()

@@ -44,7 +44,7 @@ ARTIFACTS = (
     *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
-State = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
+RunStatus = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
 
 
 class RunLocked(RuntimeError):
@@ -57,7 +57,7 @@ class Status:
 
     fingerprint: str
     started_s: float
-    state: State = "queued"
+    state: RunStatus = "queued"
     reason: str | None = None
     step: int = 0
     steps: int | None = None

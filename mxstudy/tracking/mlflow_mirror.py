@@ -34,9 +34,9 @@ from mxstudy.tracking.mlflow_store import (
     create_run,
     find_run,
     get_experiment,
-    identity,
     one_line,
     origin,
+    own_tags,
 )
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Mirror:
         experiment_id = get_experiment(client, self.experiment)
         # by the recorded id, or by tags if a kill came before the id was recorded
         run = active_run(client, before.run_id) if before else None
-        run = run or find_run(client, experiment_id, identity(self.folder)) or self._create(client, experiment_id)
+        run = run or find_run(client, experiment_id, own_tags(self.folder)) or self._create(client, experiment_id)
         run_id = run.info.run_id
         position = before if before and before.run_id == run_id else Position(self.uri, run_id)
         session = Session(client, self.folder, position)
@@ -183,7 +183,7 @@ class Mirror:
 
     def _create(self, client: Any, experiment_id: str) -> Any:
         """Create an MLflow run that starts when the folder was created, and return it."""
-        tags = origin(self.folder.provenance()) | self.tags | identity(self.folder)
+        tags = origin(self.folder.provenance()) | self.tags | own_tags(self.folder)
         return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
 
     def _check_wanted(self) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,12 @@ from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
+from mxstudy.tracking.journal import Row
 from mxstudy.train.optimizer import set_learning_rate
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
-
-Row = dict[str, Any]
 
 
 class StepRecorder(Protocol):
@@ -88,10 +87,10 @@ class TrainingRun:
         return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
 
 
-def set_precision(model: Decoder, run: config.Pretrain, step: int, device: torch.device) -> Row:
+def set_precision(model: Decoder, config: config.Pretrain, step: int, device: torch.device) -> Row:
     """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
-    where = run.train.compute, device
-    rows = apply_precision(model, run.precision, step, *where, (run.seed,), run.train.compile)
+    where = config.train.compute, device
+    rows = apply_precision(model, config.precision, step, *where, (config.seed,), config.train.compile)
     return {"precision": rows, "backends": backends_of(model)}
 
 

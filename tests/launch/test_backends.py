@@ -87,7 +87,7 @@ def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
         assert backend("mxfp8", backend="native") == "native"  # asked again where it runs
 
 
-def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
+def test_a_backend_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
     alone = {}
     for one in three(tmp_path):
         pretrain.check_model.cache_clear()
@@ -134,14 +134,14 @@ def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_students_have_a_road_too(students: RunFolder) -> None:
+def test_students_have_a_backend_too(students: RunFolder) -> None:
     config: Any = students.config()
     assert student_teacher.backends_on(config, torch.device("cpu")) == students.backend() == "reference"
     assert student_teacher.backends_on(config, torch.device("cuda")) == "fused"
 
 
 @pytest.mark.integration
-def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, evaluation_sets: Path) -> None:
+def test_a_checkpoint_has_the_backend_that_it_will_be_asked_on(trained: RunFolder, evaluation_sets: Path) -> None:
     def asked(study: str, **values: Any) -> str | None:
         about = {"study": study, "checkpoint": str(trained.path), "tracking": {"uri": None}, "device": "cpu"}
         return backend_of(read_run(about | values))
@@ -154,7 +154,7 @@ def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, 
         asked("evaluate", precision=in_own_formats | {"backend": "fused"}, compute="fp32")
 
 
-def test_forks_have_the_road_of_what_is_changed(students: RunFolder) -> None:
+def test_forks_have_the_backend_of_what_is_changed(students: RunFolder) -> None:
     students_on = {
         change: backend_of(
             read_run(
@@ -176,7 +176,7 @@ def test_the_plan_is_what_is_applied(trained: RunFolder, students: RunFolder) ->
 # ------------------------------------------------------------------------------------------------- kept, and said
 
 
-def test_a_run_keeps_its_road_and_that_of_each_resumption(tmp_path: Path) -> None:
+def test_a_run_keeps_its_backend_and_that_of_each_resumption(tmp_path: Path) -> None:
     (planned,) = plan([job(tmp_path, "mxfp8")])
     folder = claim(planned)
     assert folder.provenance()["backend"] == "fused"

@@ -155,7 +155,7 @@ def fused_or_reason(model: Decoder, reference: list[Tensor], named: str) -> None
 
 @pytest.mark.integration
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_field_counts_on_every_road_or_is_refused(field: str) -> None:
+def test_a_field_counts_on_every_backend_or_is_refused(field: str) -> None:
     @each(("name", "one", "other", "counts"), [case for case in CASES if case[0].split(".")[1] == field])
     def counts_or_is_refused(name: str, one: Gemms, other: Gemms, counts: bool) -> None:
         model = decoder(other)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mxstudy.probes.gradient_bias import WHOLE, quantities
 
-Rows = dict[str, list[float]]  # {'<place>/<quantity>': one value per replica}
+PerReplica = dict[str, list[float]]  # {'<tensor>/<quantity>': one value per replica}
 
 
-def gradient_bias(own: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> Rows:
+def gradient_bias(own: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> PerReplica:
     """Return '<layer>/<quantity>', and 'model/<quantity>' over all parameters as one vector, from gradients [S, ...].
 
     The quantities are those of `mxstudy.probes.gradient_bias`: ratio is the instability paper's lower bound on the

@@ -38,7 +38,7 @@ from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import process_group
 from mxstudy.train.progress import Progress
-from mxstudy.train.recorder import Follower, Recorder, State, record_end
+from mxstudy.train.recorder import Follower, Recorder, TensorsOf, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
@@ -142,7 +142,7 @@ def pin_shards(folder: RunFolder, shards: Shards) -> None:
 
 
 def recorder_of(
-    config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: State
+    config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: TensorsOf
 ) -> Recorder | Follower:
     """Return the recorder of this rank: on the first one that writes and mirrors to MLflow, else a `Follower`."""
     if not is_first():
