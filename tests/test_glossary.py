@@ -22,10 +22,6 @@ DOTTED = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins)(?:\.[A-Za-
 FILE = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins|tests|conf|sweeps|docs|results)/[\w./-]*\w")
 MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that "Adding to it" has its reader make
 
-# Words that the glossary retires, as names of whatever the package defines.
-RETIRED = {"joined", "road", "roads", "aside", "of_checkpoint", "observed"}
-STILL_THERE: dict[str, str] = {}  # retired words that are still names, each with the reason
-
 
 @functools.cache
 def tree(module: str) -> ast.Module:
@@ -208,10 +204,24 @@ def test_two_classes_share_a_name_only_as_settings_and_what_they_set() -> None:
     assert same(names) == listed
 
 
-def test_retired_words_are_no_names() -> None:
-    complain("retired words that are modules", (m for m in OURS if m.rpartition(".")[2] in RETIRED))
-    found = {f"{module}.{name}" for module in OURS for name in defined(module) if snake_case(name) in RETIRED}
-    complain("retired words", found - STILL_THERE.keys())
-    complain("exceptions that are needed no more", STILL_THERE.keys() - found)
-    earlier = section("Earlier names")
-    complain("words that the glossary does not retire", (w for w in RETIRED - {"roads"} if f"| {w} (" not in earlier))
+def test_words_that_mean_two_things_are_in_the_glossary() -> None:
+    twice = [word[0] for word, *_ in cells(section("Same name, two things"), "one word")]
+    complain(
+        "words without a row", (word for word in twice if f"\n| {word} |" not in GLOSSARY.split("## Same name")[0])
+    )
+    assert len(twice) > 5
+
+
+def test_earlier_words_are_no_names() -> None:
+    words = {word[0].partition(" (")[0] for word, _ in cells(section("Earlier names"), "earlier word")}
+    assert len(words) > 4
+    retired = words | {f"{word}s" for word in words}
+    complain("earlier words", (f"{m}.{name}" for m in OURS for name in defined(m) if snake_case(name) in retired))
+    complain("earlier words as modules", (m for m in OURS if m.rpartition(".")[2] in retired))
+
+
+def test_earlier_modules_do_not_come_back() -> None:
+    rows = list(cells(section("Earlier names"), "earlier module"))
+    assert len(rows) > 5
+    earlier = (f"{room}.{name}" for names, rooms, _ in rows for room in rooms for name in names)
+    complain("earlier modules", (module for module in earlier if module in OURS))
