@@ -17,13 +17,13 @@ from mxstudy.launch.freeze import one_at_a_time
 from mxstudy.launch.plan import Job
 from mxstudy.launch.processes import gpus_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.run_state import DONE, RunState, look, observe
+from mxstudy.launch.run_state import RunState, look, observe
 from mxstudy.launch.select import select
 from mxstudy.launch.sweep import say
 from mxstudy.launch.table import show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, read, require, suggest
 from mxstudy.studies import study_of
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.train.runtime import planned_for
 
 SETTING = "hydra.launcher."

@@ -9,11 +9,10 @@ from functools import partial
 
 from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.plan import Job, claim, compare, differences
-from mxstudy.launch.run_state import DONE
 from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.worker import attempt
 from mxstudy.studies import study_of
-from mxstudy.tracking.folder import RunFolder, RunLocked
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.mlflow_mirror import mirror_of
 from mxstudy.tracking.mlflow_parent import Summary
 

@@ -12,11 +12,11 @@ from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
-from mxstudy.launch.run_state import DONE, observe
+from mxstudy.launch.run_state import observe
 from mxstudy.launch.ticket import drop_ticket
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies import study_of
-from mxstudy.tracking.folder import RunFolder, RunLocked, find_run
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, find_run
 from mxstudy.tracking.provenance import provenance
 
 

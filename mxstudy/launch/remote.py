@@ -18,12 +18,11 @@ from mxstudy.launch.inline import catch_up
 from mxstudy.launch.plan import Job, claim, compare, newest_aside
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.run_state import DONE
 from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import DONE, RunFolder
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from mxstudy.config.launcher import Slurm
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import Ticket, ticket_of
-from mxstudy.tracking.folder import RunFolder, RunLocked, Status
+from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, Status
 
-DONE = ("finished", "diverged")
 ENDED = (*DONE, "failed", "cancelled")
 
 

@@ -12,10 +12,9 @@ from dataclasses import replace
 from mxstudy import config
 from mxstudy.distributed import is_first
 from mxstudy.launch.plan import Job, varying
-from mxstudy.launch.run_state import DONE
 from mxstudy.studies import study_of
 from mxstudy.tracking.arms import REMEDY, different_backends
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import create_store, one_line
 

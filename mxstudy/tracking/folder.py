@@ -45,6 +45,7 @@ ARTIFACTS = (
 )
 
 RunStatus = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
+DONE = ("finished", "diverged")  # no step can be superseded any more
 
 
 class RunLocked(RuntimeError):

@@ -24,7 +24,7 @@ from typing import Any
 from mxstudy.compat.mlflow import PARENT
 from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
-from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.folder import DONE, RunFolder, replace_file
 from mxstudy.tracking.journal import Row, last_segments, read_rows
 from mxstudy.tracking.mlflow_metrics import allowed, metrics_of
 from mxstudy.tracking.mlflow_store import (
@@ -45,7 +45,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0  # between attempts while the server 
 LAST_CHANCE_S = 30.0  # how long a run waits at its end for an absent server: longer than a restart takes
 
 TAGS = ("experiment", "study", "seed", "data_seed")  # config keys that become tags, beside the choices
-DONE = ("finished", "diverged")  # no step can be superseded any more
 
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits
 

@@ -135,11 +135,7 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             run.recorder.record({"step": step} | plan)
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
-        began_s = time.perf_counter()
-        view = observed_step(run, step)
-        run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
-        if run.spikes and (spike := run.spikes.look(view)):
-            run.recorder.record(spike)
+        view = recorded_step(run, step)
         if not view.is_finite():
             run.recorder.save(step)
             return "diverged"
@@ -158,6 +154,16 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
 
 def is_due(step: int, every_steps: int) -> bool:
     return every_steps > 0 and step % every_steps == 0
+
+
+def recorded_step(run: TrainingRun, step: int) -> StepView:
+    """Do the step, record its row and that of a spike, and return its view."""
+    began_s = time.perf_counter()
+    view = observed_step(run, step)
+    run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
+    if run.spikes and (spike := run.spikes.look(view)):
+        run.recorder.record(spike)
+    return view
 
 
 def observed_step(run: TrainingRun, step: int) -> StepView:

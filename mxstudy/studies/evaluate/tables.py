@@ -79,12 +79,15 @@ def score_table(label: str, folder: RunFolder) -> str:
 
 
 def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> str:
-    """Return the label of the first arm with those choices, or of the first arm if none has them."""
+    """Return the label of the first arm with those choices; if no arm has them, print a line and return the first."""
     for label, folder in arms.items():
         choices = folder.provenance().get("choices", {})
         if baseline and all(choices.get(group) == choice for group, choice in baseline.items()):
             return label
-    return next(iter(arms))
+    first = next(iter(arms))
+    if baseline:
+        print(f"baseline: no arm has {dict(baseline)}; using {first}")
+    return first
 
 
 def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[tuple[str, str, Difference, Difference]]:
