@@ -33,7 +33,8 @@ from benchmarks.student_teacher import bandwidth
 from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
-from mxstudy.model.decoder import MLPS, Decoder
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.memory import GIB
 from mxstudy.reader import read

@@ -19,7 +19,7 @@ from mxstudy.config.model import BLOCKS
 from mxstudy.config.settings import vain_settings, written
 from mxstudy.model.backends import apply_backends, describe_backends, plan_backends
 from mxstudy.model.decoder import Block
-from mxstudy.model.fusable import Target
+from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
@@ -79,7 +79,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     """
     linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
-    blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(m.linears())]
+    blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(linears_in(m))]
     fused = {block: block.fused for block in blocks if block.fused is not None}
     try:
         for linear in before:

@@ -211,7 +211,7 @@ def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     assert sentence is not None
     assert SENTENCE in sentence
     assert "precision.backend=reference puts all on one" in sentence
-    assert inline.run(jobs) == 0
+    assert inline.run_jobs(jobs) == 0
     assert capsys.readouterr().out.count(sentence) == 1
     summary = sweep.summarise(plan(three(tmp_path)))
     assert summary["pretrain"].markdown == f"3 arms\n\n{sentence}"
