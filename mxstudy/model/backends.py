@@ -121,7 +121,9 @@ def why_not_fused(module: nn.Module, target: Target) -> str | None:
 
 # The backends beside the reference, the fastest first.
 FAST = {
-    "native": FastBackend(why_no_native, use_native, lambda: torch.cuda.is_available()),  # without a GPU it cannot be confirmed
+    "native": FastBackend(
+        why_no_native, use_native, lambda: torch.cuda.is_available()
+    ),  # without a GPU it cannot be confirmed
     "fused": FastBackend(why_not_fused, use_fused, lambda: True),
 }
 # What a setting that names none of them chooses from.

@@ -15,7 +15,7 @@ import torch
 
 from mxstudy.config import StudentTeacher
 from mxstudy.model.backends import backends_of
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.reader import plain
 from mxstudy.students.stack import Stack
 from mxstudy.students.stack_probes import StackProbes, fp32_twin

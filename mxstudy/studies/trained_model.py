@@ -17,7 +17,7 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.reader import changed
 from mxstudy.studies.protocol import Identity, Keyed, Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.arms import all_backends

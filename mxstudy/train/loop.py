@@ -21,7 +21,8 @@ from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.describe_precision import describe
+from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spike_watch import SpikeWatch

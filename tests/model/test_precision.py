@@ -10,8 +10,9 @@ from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.config.casts import Hadamard
 from mxstudy.model import Decoder
 from mxstudy.model.backends import backends_of, plan_backends
+from mxstudy.model.describe_precision import describe, describe_cast
 from mxstudy.model.fusable import Backend, Target, linears_in
-from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
+from mxstudy.model.precision import apply_precision, match_plan
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)

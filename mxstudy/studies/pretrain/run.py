@@ -23,7 +23,7 @@ from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.probes.spike_watch import SpikeWatch
