@@ -40,7 +40,7 @@ ARMS = {
 SEEDS = ("seed=", "data_seed=")
 OTHERS = ("#CC79A7", "#E69F00", "#56B4E9", "#882255")
 
-mpl.use("Agg")  # files, no windows
+mpl.use("Agg")  # write files, and open no window
 plt.rcParams.update(
     {
         "figure.constrained_layout.use": True,

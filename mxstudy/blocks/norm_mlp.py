@@ -78,7 +78,7 @@ def norm_mlp(
     b: Tensor | None,
     settings: NormMLP,
 ) -> Tensor:
-    """Return out [S, T, out]: bf16, or x's dtype with b.
+    """Return the MLP's output [S, T, out]: bf16, or x's dtype if b is given.
 
     x [S, T, in] bf16 or fp32; gain, bias and b [S, 1, in]; up [S, up, in]; down [S, out, inner]. A weight may be given
     as its held operands if no gain is folded into it. Without a stack there is no S, and gain, bias and b are [in].
@@ -124,6 +124,7 @@ class _NormMLP(torch.autograd.Function):
         b: Tensor | None,
         s: NormMLP,
     ) -> Tensor:
+        """Return the MLP's output, and keep for the backward what it reads, its operands cast already."""
         ctx.dtypes = up.dtype, down.dtype
         mean = rms = None
         if s.norm is None:

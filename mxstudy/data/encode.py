@@ -48,6 +48,7 @@ class Encoded(NamedTuple):
 
 
 def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
+    """Return a batch's documents as token ids, with their hashes."""
     documents = tokenizer.encode_batch(list(batch.texts))
     lengths = np.array([len(ids) + 1 for ids in documents], np.int64)
     ids = np.full(lengths.sum(), tokenizer.eos_id, dtype)
@@ -80,7 +81,11 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
 def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
     """Initialise a process of the pool: one thread, ignores Ctrl-C, exits when its parent exits."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # the parent decides what is still processed
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGUSR2,
+    ):  # the parent alone decides when to stop
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     _own.set((tokenizer, dtype))

@@ -89,6 +89,7 @@ class Partial:
             self.files[SEEN] = File(folder / SEEN)
 
     def go_on(self, state: dict[str, Any]) -> None:
+        """Continue from a state: cut every file to its length there, check it, and read the digests of known texts."""
         start_again = f"delete {self.folder} to begin again"
         require(
             state["parts"] == self.parts,

@@ -103,7 +103,9 @@ def foreign(path: Path) -> Trained:
 
 
 def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
-    require(path.is_file(), f"checkpoint: its tokenizer is missing: {path}")
+    require(
+        path.is_file(), f"checkpoint: its tokenizer is missing: {path}; copy the tokenizer.json of its training there"
+    )
     return load_pretrained(read(config.Pretrained, {"name": str(path), "eos_token": eos_token}))
 
 

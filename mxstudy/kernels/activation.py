@@ -128,7 +128,7 @@ def activation_backward_cast_both(
 
 
 def checked(h: Tensor, activation: str) -> KernelActivation:
-    require(h.dtype == BF16, f"h: {h.dtype} has no kernel; give bfloat16")
+    require(h.dtype == BF16, f"h: the kernel takes bfloat16, not {h.dtype}")
     return look_up(ACTIVATIONS, activation, "activation")
 
 

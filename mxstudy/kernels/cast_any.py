@@ -45,7 +45,7 @@ COLUMN_ELEMENTS = 128  # the most that a thread holds of its columns, which are 
 
 @dataclass(frozen=True)
 class OperandCast:
-    """What is done to one operand, and nothing else.
+    """How one operand is cast.
 
     `fmt`: None only rounds to bf16. `axis`: the contraction axis, -1 or -2. `square`: blocks are block_size x
     block_size with one scale each. `round_first`: round to bf16 before anything else. `pre_round`: round to bf16, ties
@@ -89,7 +89,7 @@ class OperandCast:
 
     @property
     def part_size(self) -> int:
-        """Return how many of a group's elements a thread holds at once, in one row or in each of four columns."""
+        """Return the number of elements of a group that one thread holds."""
         limit = 64 if self.axis == -1 else 16 if self.draws else 32  # random words need registers, too
         return min(self.group, limit) if self.fmt else self.group
 
@@ -100,7 +100,7 @@ class OperandCast:
 
 
 class Groups(NamedTuple):
-    """The groups of one program: how many below and beside one another, and its number of warps."""
+    """The tile of one program: its groups down and across, and its warps."""
 
     rows: int
     columns: int
@@ -231,7 +231,10 @@ def launch_cuda(
     packed: str,
     groups: Groups | None = None,
 ) -> Tensor:
-    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks; no bit depends on it."""
+    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.cast_any import cast_any_kernel
 
     cast, (rows, columns) = unpack(OperandCast, packed), x.shape

@@ -43,7 +43,10 @@ def _(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
 
 @_cast_both.register_kernel("cuda")
 def launch_cuda(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
-    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.cast_both import cast_both_kernel
 
     x = x.contiguous()

@@ -78,7 +78,10 @@ def launch_cuda(
     casts: str,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.cast_both import cast_one_kernel
 
     x, columns = x.contiguous(), x.shape[-1]

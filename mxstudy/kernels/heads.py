@@ -72,7 +72,10 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tu
 def launch_cuda(
     dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.heads import heads_cast_both_kernel
 
     shape, known = flat_shape(dq, dk, dv), constants(casts)

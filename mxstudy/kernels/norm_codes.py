@@ -97,7 +97,7 @@ def norm_codes(
     element = look_up(FORMATS, fmt, "format")
     check_settings(cast)
     columns = x.shape[-1]
-    require(x.dtype == BF16, f"x: {x.dtype} has no kernel; give bfloat16")
+    require(x.dtype == BF16, f"x: the kernel takes bfloat16, not {x.dtype}")
     require(
         branch is None or (branch.dtype, branch.shape) == (BF16, x.shape),
         "branch: it is added to x; give its shape and dtype",

@@ -85,7 +85,7 @@ def plan(composed: list[Composed]) -> list[Job]:
 
 
 class Valid(NamedTuple):
-    """A job's config, checked as far as that is possible without running it, and the backends that it will run on."""
+    """A valid job: its config, and the backends that its blocks will run on."""
 
     config: AnyRun
     backend: str | None

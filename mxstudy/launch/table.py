@@ -52,7 +52,7 @@ def counted(runs: Sequence[RunState]) -> str:
 
 
 def status_row(run: RunState) -> dict[str, str]:
-    """Return a run's cells by column; rate and time left come from the last rows of a running run's journal."""
+    """Return a run's cells by column. Only a running run has a rate and a time left, from its journal's last rows."""
     rows, status = last_rows(run.folder.journal_path), run.status
     steps = status.steps or 0
     rate = next((key for key in rows[-1] if key.endswith("_per_s")), None) if rows else None

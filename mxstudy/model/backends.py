@@ -123,7 +123,7 @@ def why_not_fused(module: nn.Module, target: Target) -> str | None:
 FAST = {
     "native": FastBackend(
         why_no_native, use_native, lambda: torch.cuda.is_available()
-    ),  # without a GPU it cannot be confirmed
+    ),  # without a GPU here, nobody knows what the job will have
     "fused": FastBackend(why_not_fused, use_fused, lambda: True),
 }
 # What a setting that names none of them chooses from.

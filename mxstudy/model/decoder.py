@@ -111,7 +111,7 @@ class Block(Fusable):
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the block's output and {name: input} of every norm but the first: the backward keeps these anyway."""
+        """Return the block's output and the inputs of its later norms by name."""
         if self.fused is not None:
             return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused)
         attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT)

@@ -13,7 +13,7 @@ from mxstudy.model.linear import MXLinear
 
 @dataclass(frozen=True)
 class Backend:
-    """A block's backend; `why`: the reason if it is not the fastest one; `but`: what it leaves to the reference."""
+    """A block's backend. `why`: why it is not the fastest one. `but`: the part that it leaves to the reference."""
 
     name: str
     why: str | None = None
@@ -42,7 +42,7 @@ class Fusable(nn.Module):
         return None
 
     def set_fused(self, fused: bool) -> None:
-        """From now on run in fused kernels, in the linears' current formats, or else module by module."""
+        """Switch to fused kernels, in the linears' current formats, or back to running module by module."""
         raise NotImplementedError
 
 

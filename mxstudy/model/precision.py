@@ -71,7 +71,7 @@ def apply_precision(
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Within the block, a model in training computes as in evaluation (see `for_evaluation`).
+    """Run a training model with its evaluation recipes inside the `with` block (see `for_evaluation`).
 
     Afterwards the very same recipe objects are restored. Nothing else changes: a linear whose recipe is the same in
     both keeps its compiled code, and every block keeps its backend.

@@ -52,7 +52,7 @@ class PairedDifference(NamedTuple):
 
 
 def paired_difference(ours: Mapping[Seeds, bool], theirs: Mapping[Seeds, bool]) -> PairedDifference:
-    """Return how much more often it happened to ours than to theirs, over the seeds that both arms have.
+    """Return the paired difference of two arms' fractions, over the seeds that both have.
 
     The interval is the widest of four. Newcombe's takes into account that outcomes are 0 or 1; McNemar's exact one is
     valid for few pairs too; both treat pairs as independent. Student's t over the means of the data seeds (Ibragimov

@@ -36,9 +36,10 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 class VectorOps(NamedTuple):
-    """How a norm's output is rounded, and the dtypes of silu of swiglu's gate, activation, sum with b, sum with A_k.
+    """How vector operations are rounded.
 
-    An attention's softmax is rounded as the activation.
+    `norm`: the norm's output. The dtypes of the others' results: `gate`, silu of swiglu's gate; `activation`, also that
+    of attention's softmax; `bias`, the sum with b; `residual`, the sum with A_k.
     """
 
     norm: Output
@@ -146,7 +147,7 @@ class StudentBlock(Fusable):
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
     def set_fused(self, fused: bool) -> None:
-        """From now on run with kernels, in the linears' current formats, or else by the reference."""
+        """Switch to kernels, in the linears' current formats, or back to the reference."""
         self.fused = self.held = None
         for linear in (self.up, self.down):
             linear.on_tensor_cores = fused and self.has_fp32_kernel(linear)
@@ -170,7 +171,7 @@ class StudentBlock(Fusable):
         return None if self.attention is None else "the MLP; attention runs by the reference"
 
     def use_kernels(self) -> None:
-        """Run with kernels if there are any for this block, on any device."""
+        """Switch to kernels if this block has any, on any device."""
         self.set_fused(self.why_no_kernel() is None)
 
     def why_not_fused(self, target: Target) -> str | None:

@@ -132,7 +132,7 @@ class Study(ABC, Generic[C]):
 
 
 def settings_in_vain(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
-    """Return the result of `Study.vain_settings` for a model with this precision and norm."""
+    """Return {config key: message} for each setting of this precision without effect in a model with this norm."""
     unused = vain_settings(precision, () if norm is None else norm.reads)
     return {f"precision.{vain.setting}": vain.message for vain in unused}
 

@@ -1,4 +1,4 @@
-"""Load and store tiles as a tuple: a tensor [groups below, groups beside one another] for each element of a part.
+"""Load and store one tile per element that a thread holds: tensors [groups below, groups beside one another].
 
 For groups along a row a thread moves vectors of 128 bits and takes them apart; for groups along a column it moves what
 is adjacent in each row. CAST is a `CompiledCast` of mxstudy.kernels.cast_any.
@@ -34,7 +34,7 @@ def load(ptr, first, mask, STEP: tl.constexpr, CAST: tl.constexpr):
 
 @triton.jit
 def apart(x, WIDTH: tl.constexpr):
-    """Split x [a, b, WIDTH] into WIDTH tensors [a, b], in order; each halving takes the last bit of the position."""
+    """Split the last axis into WIDTH tensors, in order: x [a, b, WIDTH] into tensors [a, b]."""
     found = (x,)
     HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
     for i in tl.static_range(HALVINGS):

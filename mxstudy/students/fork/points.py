@@ -121,8 +121,8 @@ def check_replay(stack: Stack, first: int, stop: int, recorded: np.ndarray) -> N
     same = np.all(equal_bits(replayed, recorded[first:stop]), axis=(1, 2))
     require(
         bool(same.all()),
-        f"parent: at step {first + leading_true(same)} a replay has other bits than its journal, so a fork would not "
-        "continue the parent; fork where it ran: the same GPU, torch and code",
+        f"parent: the replay differs from the journal at step {first + leading_true(same)}; fork on the same GPU, "
+        "torch and code",
     )
 
 

@@ -85,7 +85,7 @@ def linears_of(name: str, block: StudentBlock) -> dict[str, MXLinear]:
 
 
 def as_probed(linear: MXLinear, values: Tensor, *casts: Cast | None) -> ProbedTensor:
-    """Return the values with the first of these casts that has E8M0 block scales, else with an E4M3 cast.
+    """Return the values with the cast to measure them by: the first with E8M0 block scales, else E4M3.
 
     Stochastic rounding is replaced by rounding to even, because only the range is measured.
     """
