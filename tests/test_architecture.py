@@ -265,6 +265,28 @@ def test_nothing_is_global_in_a_process_that_a_function_changes() -> None:
     complain("values of a module that a function changes", (f"{m}: {line}" for m in inside for line in changes(m)))
 
 
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("TABLE[key] = 1", True),
+        ("del TABLE[key]", True),
+        ("TABLE.update(a=1)", True),
+        ("TABLE.inner.append(key)", True),
+        ("TABLE.name = key", True),
+        ("global TABLE", True),
+        ("TABLE.get(key)", False),
+        ("TABLE = {}; TABLE[key] = 1", False),
+        ("key.update(TABLE)", False),
+    ],
+)
+def test_what_a_function_changes_is_found(
+    line: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.py").write_text(f"TABLE = {{}}\ndef function(key):\n    {line}")
+    monkeypatch.setitem(MODULES, "one", tmp_path / "one.py")
+    assert bool(list(changes("one"))) == is_found
+
+
 MUTATORS = {"append", "extend", "insert", "add", "discard", "update", "setdefault", "pop", "popitem", "remove", "clear"}
 
 
