@@ -29,7 +29,7 @@ ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
 
 OF_RUN = ["arm", "color", "name"]  # what the rows of every figure say of their run, beside its fingerprint
 
-mpl.use("Agg")  # files, no windows
+mpl.use("Agg")  # write files, and open no window
 plt.rcParams.update(
     {
         "figure.constrained_layout.use": True,

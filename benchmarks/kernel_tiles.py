@@ -18,7 +18,7 @@ from benchmarks.compilers import OURS
 from benchmarks.floor import copies, moved_bytes
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import microseconds
-from mxstudy.kernels.norm_codes import CHUNKS, WARP, RowTile, encoding, row_tile, run
+from mxstudy.kernels.norm_codes import CHUNKS, WARP, RowTile, encoding, launch_cuda, row_tile
 from mxstudy.numerics.cast import BlockCast
 
 ELEMENTS_OF_THREAD = range(32, 161)
@@ -39,7 +39,7 @@ def measure(x: torch.Tensor, norm: str, fmt: str, block_size: int, budget_s: flo
     """Return a row per tile, the fastest first."""
     usual = row_tile(x.shape[-1], block_size)
     packed = encoding(OURS[norm], fmt, BlockCast(block_size, "rceil", "even", False))
-    tiled = partial(run, branch=None, tensor_scale=None, packed=packed)
+    tiled = partial(launch_cuda, branch=None, tensor_scale=None, packed=packed)
     calls: dict[str, Callable[[torch.Tensor], object]] = {
         " x ".join(map(str, tile)): partial(tiled, tile=tile) for tile in {usual, *tiles(x.shape[-1], block_size)}
     }

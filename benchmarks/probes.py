@@ -25,7 +25,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.tracking.journal import Journal
-from mxstudy.train.loop import TrainingRun, observed_step, set_precision, step_row
+from mxstudy.train.loop import TrainingRun, recorded_step, set_precision
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -130,13 +130,10 @@ def observe(run: TrainingRun, due: Due | None, folder: Path) -> None:
 
 
 def step_s(run: TrainingRun, step: int) -> float:
-    """Do one step as the training loop does, journal included; returns its seconds."""
+    """Do one step of the training loop, journal included; returns its seconds."""
     synchronize(run.device)
     began_s = time.perf_counter()
-    view = observed_step(run, step)
-    run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
-    if run.spikes and (spike := run.spikes.look(view)):
-        run.recorder.record(spike)
+    recorded_step(run, step)
     synchronize(run.device)
     return time.perf_counter() - began_s
 

@@ -18,6 +18,12 @@ def json_option(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--json", type=Path, default=Path(f"runs/{name}.json"), help=text)
 
 
+def training_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options --eager and --device of a benchmark that trains a decoder."""
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table, one line each, with numbers to four digits."""
     print(pd.DataFrame(rows).to_string(index=False, float_format=lambda x: f"{x:.4g}", na_rep="-"), flush=True)

@@ -29,7 +29,7 @@ import yaml
 
 from benchmarks.kept import Kept
 from benchmarks.probes import RandomTokens
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import json_option, measured, show, training_options
 from mxstudy import config
 from mxstudy.distributed import is_first, largest_over_ranks, world_size
 from mxstudy.probes.stragglers import peak_gib
@@ -215,8 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup-steps", type=int, default=5, help="the first one compiles")
     parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")
-    parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    training_options(parser)
     json_option(parser, "scaling")
     parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)

@@ -27,13 +27,14 @@ import torch
 import yaml
 
 from benchmarks.probes import RandomTokens
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import json_option, measured, show, training_options
 from benchmarks.scaling import LLAMAS, MODELS, Silent, model_of
 from benchmarks.student_teacher import bandwidth
 from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
-from mxstudy.model.decoder import MLPS, Decoder
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.memory import GIB
 from mxstudy.reader import read
@@ -232,8 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     parser.add_argument("--checkpointing", choices=["none", "full"], default="none")
-    parser.add_argument("--eager", action="store_true", help="do not compile")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    training_options(parser)
     parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")
     json_option(parser, "train_step")
     chosen = parser.parse_args(arguments)

@@ -22,14 +22,12 @@ from typing import Any, get_args
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy import config as schemas
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, read_files_once
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Override, parse, read_files_once
 from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
@@ -165,24 +163,23 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     values share one composition, and their values are set on it.
     """
     read_files_once(loader)
-    parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
+    parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
 
     def sets_a_value(override: Override) -> bool:
-        is_plain = override.type is OverrideType.CHANGE and not isinstance(override.value(), dict | list)
-        return is_plain and not override.is_hydra_override() and not is_group(override.key_or_group)
+        return override.changes and not isinstance(override.value, dict | list) and not is_group(override.key)
 
     shared: dict[Any, tuple[DictConfig, dict[str, str]]] = {}
     for job in jobs:
-        overrides = [parse(line) for line in job]
+        overrides = [parsed(line) for line in job]
         values = [o for o in overrides if sets_a_value(o)]
-        key = (tuple(o.input_line for o in overrides if o not in values), tuple(o.key_or_group for o in values))
+        key = (tuple(o.line for o in overrides if o not in values), tuple(o.key for o in values))
         try:
             if key not in shared:
                 shared[key] = compose_fully(loader, master, job)  # with all overrides, so that Hydra reports the errors
             config, choices = shared[key]
             for override in values:
-                OmegaConf.update(config, override.key_or_group, override.value())
+                OmegaConf.update(config, override.key, override.value)
             yield Composed(tuple(job), choices, finish(config, choices))
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             yield Composed(tuple(job), {}, ConfigError(explain(error)))

@@ -38,7 +38,11 @@ def schema(of: type[T]) -> type[T]:
     return dataclass(frozen=True, kw_only=True)(of)
 
 
-type_hints = functools.cache(get_type_hints)
+@functools.cache
+def type_hints(cls: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, in their order."""
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 def require(condition: bool, message: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 Values = dict[str, Any]
 STEPS = 20
-ROADS = ("auto", "modules")  # as it comes, and module by module
+BACKENDS = ("auto", "modules")  # as it comes, and module by module
 
 # The rows of PRECISIONS as they were when the first digests were recorded.
 PRECISIONS = (
@@ -33,7 +33,7 @@ NORMS: dict[str, Values | None] = {
     "none": None,
 }
 OF_DECODERS = ("rmsnorm", "mxnorm_p2", "rmsnorm_folded", "mxnorm_p1", "mxnorm_postround", "layernorm")
-BOTH_ROADS = ("rmsnorm", "mxnorm_p2")  # on CPU too, where a test holds that they are the same
+BOTH_BACKENDS = ("rmsnorm", "mxnorm_p2")  # on CPU too, where a test holds that they are the same
 OF_STUDENTS = ("layernorm_bias", "rmsnorm", "mxnorm_p2", "none")
 ROWS_OF_STUDENTS = ("mxfp8", "mx_mix", "mxfp8_bf16_act", "mxfp6_e2m3", "mxfp4", "bf16", "fp32", "fp8_tensor")
 
@@ -88,16 +88,16 @@ STUDENT_OPTIONS: dict[str, Values] = {
 
 # A few of each kind: what is compiled, for that takes half a minute a case.
 COMPILED = (
-    *(f"decoder/auto/{row}/{norm}" for row in ("mxfp8", "mx_mix", "mxfp4", "bf16") for norm in BOTH_ROADS),
+    *(f"decoder/auto/{row}/{norm}" for row in ("mxfp8", "mx_mix", "mxfp4", "bf16") for norm in BOTH_BACKENDS),
     *(f"decoder/auto/{row}/rmsnorm" for row in ("mxfp8_bf16_act", "mxfp6_e2m3", "fp8_tensor", "nvfp4_forward_only")),
     *(f"decoder/auto/mxfp8/{norm}" for norm in OF_DECODERS[2:]),
-    *(f"decoder/modules/mxfp8/{norm}" for norm in BOTH_ROADS),
+    *(f"decoder/modules/mxfp8/{norm}" for norm in BOTH_BACKENDS),
     *(f"decoder/auto/mxfp8/mxnorm_p2/{option}" for option in ("gelu", "away", "pre_round", "two_layers")),
     *("student/mxfp8/layernorm_bias", "student/mxfp8/mxnorm_p2", "student/mxfp8/layernorm_bias/public_code"),
 )
 # A few seconds of one core: every precision with two norms.
 QUICK = (
-    *(f"decoder/auto/{row}/{norm}" for row in PRECISIONS for norm in BOTH_ROADS),
+    *(f"decoder/auto/{row}/{norm}" for row in PRECISIONS for norm in BOTH_BACKENDS),
     *("student/mxfp8/layernorm_bias", "student/mx_mix/mxnorm_p2", "student/mxfp8/layernorm_bias/public_code"),
 )
 
@@ -157,20 +157,20 @@ def changed(values: Values, options: Values) -> Values:
 
 
 def cases(device: str = "cpu") -> dict[str, tuple[Values, str]]:
-    """{name: (config, road)}; a stack of students knows one road."""
+    """{name: (config, backend)}; a stack of students knows one backend."""
     return dict(itertools.chain(decoders(device), students(device)))
 
 
 def decoders(device: str) -> Iterator[tuple[str, tuple[Values, str]]]:
     plain = [(row, norm, "", {}) for norm in OF_DECODERS for row in PRECISIONS]
     reads = [(row, "mxnorm_postround", f"reads_{fmt}", {"norm.format": fmt}) for row, fmt in READS.items()]
-    small = itertools.product(("mxfp8", "mxfp4"), BOTH_ROADS, DECODER_OPTIONS.items())
+    small = itertools.product(("mxfp8", "mxfp4"), BOTH_BACKENDS, DECODER_OPTIONS.items())
     own = {} if device == "cpu" else SIZES_ON_GPU
     varied = [(row, norm, name, own.get(name, options)) for row, norm, (name, options) in small]
-    for (row, norm, name, options), road in itertools.product([*plain, *reads, *varied], ROADS):
-        if road == "auto" or device != "cpu" or (norm in BOTH_ROADS and row != "mxfp4"):
-            named = "/".join(filter(None, ("decoder", road, row, norm, name)))
-            yield named, (decoder(row, norm, options, device), road)
+    for (row, norm, name, options), backend in itertools.product([*plain, *reads, *varied], BACKENDS):
+        if backend == "auto" or device != "cpu" or (norm in BOTH_BACKENDS and row != "mxfp4"):
+            named = "/".join(filter(None, ("decoder", backend, row, norm, name)))
+            yield named, (decoder(row, norm, options, device), backend)
 
 
 def students(device: str) -> Iterator[tuple[str, tuple[Values, str]]]:

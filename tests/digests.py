@@ -65,17 +65,17 @@ def batches(run: config.Pretrain, device: torch.device) -> Iterable[tuple[Tensor
         yield tokens[:, :-2], tokens[:, 1:-1]
 
 
-def on_road(run: config.Pretrain, road: str) -> config.Pretrain:
+def with_backend(run: config.Pretrain, backend: str) -> config.Pretrain:
     """The run that takes it, where a config can say so."""
-    if road == "auto" or "reference" not in backends():
+    if backend == "auto" or "reference" not in backends():
         return run
     reference = dataclasses.replace(run.precision, backend="reference")  # type: ignore[arg-type]
     return dataclasses.replace(run, precision=reference)
 
 
-def take_road(model: nn.Module, road: str) -> None:
+def set_backend(model: nn.Module, backend: str) -> None:
     """The same where a config cannot, after `apply_precision`."""
-    if road == "modules" and "reference" not in backends():
+    if backend == "modules" and "reference" not in backends():
         for block in model.layers:  # type: ignore[union-attr]
             block.fused = None  # type: ignore[assignment]
 
@@ -84,9 +84,9 @@ def backends() -> tuple[str, ...]:
     return typing.get_args(typing.get_type_hints(config.Precision)["backend"])
 
 
-def train_decoder(run: config.Pretrain, road: str, device: torch.device) -> list[str]:
+def train_decoder(run: config.Pretrain, backend: str, device: torch.device) -> list[str]:
     """Digests of losses, gradients and weights. Raises ConfigError for what cannot be had."""
-    run = on_road(run, road)
+    run = with_backend(run, backend)
     configure_torch(run.train.compile, run.train.deterministic)
     model = build_model(run)
     model.init_weights(run.seed)
@@ -94,7 +94,7 @@ def train_decoder(run: config.Pretrain, road: str, device: torch.device) -> list
     parallelize(model, run.train)
     optimizer = build_optimizer(model, run.optimizer)
     apply_precision(model, run.precision, 0, run.train.compute, device)
-    take_road(model, road)
+    set_backend(model, backend)
     losses = []
     for tokens_BT, targets_BT in batches(run, device):
         optimizer.zero_grad(set_to_none=True)
@@ -131,7 +131,7 @@ def take_no_timings() -> None:
 def run_case(name: str, device: str = "cpu", compile: bool = False) -> str:
     """Its digests in a line, or that it is refused, or the error that it ends in."""
     torch.set_num_threads(1)
-    values, road = cases(device)[name]
+    values, backend = cases(device)[name]
     values["train"] |= {"compile": compile, "device": device}
     if compile:
         take_no_timings()
@@ -139,7 +139,7 @@ def run_case(name: str, device: str = "cpu", compile: bool = False) -> str:
         run = read_run(values)
         if isinstance(run, config.StudentTeacher):
             return " ".join(train_students(run, torch.device(device)))
-        return " ".join(train_decoder(typing.cast(config.Pretrain, run), road, torch.device(device)))
+        return " ".join(train_decoder(typing.cast(config.Pretrain, run), backend, torch.device(device)))
     except ConfigError:
         return REFUSED
     except Exception as error:  # the other cases go on

@@ -81,11 +81,16 @@ def test_a_figure_is_saved_twice_and_its_path_is_printed(
     script: ModuleType, runs: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    check_saved_twice(script, runs, capsys)
+
+
+def check_saved_twice(script: ModuleType, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a new folder: the figure of these runs is a PNG, whose path is printed, and a PDF."""
     script.main(["--runs", str(runs)])
     name = name_of(script)
     assert capsys.readouterr().out == f"figures/{name}.png\n"
-    assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert Path("figures", f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("figures", f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:

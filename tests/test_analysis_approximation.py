@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_analysis import drawn, name_of
+from test_analysis import check_saved_twice, drawn
 from tracked import make_folder, training_row, write_rows
 
 from analysis.mxnorm import fig02_approximation, theorem1_bounds
@@ -42,11 +42,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.mark.parametrize("script", FIGURES)
 def test_figures_are_saved_twice(script, study: RunFolder, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    script.main(["--runs", str(study.path)])
-    name = name_of(script)
-    assert capsys.readouterr().out == f"figures/{name}.png\n"
-    assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    check_saved_twice(script, study.path, capsys)
 
 
 def test_the_study_names_the_figures_that_there_are() -> None:

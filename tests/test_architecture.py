@@ -50,7 +50,7 @@ THIRD_PARTY = {
     "tokenizers": {"mxstudy.data"},
     "submitit": {"mxstudy.launch", "mxstudy.compat"},
     "lm_eval": {"mxstudy.evaluation", "mxstudy.compat"},
-    "torchao": {"mxstudy.kernels", "mxstudy.numerics"},
+    "torchao": {"mxstudy.compat"},
     "triton": {"mxstudy.kernels"},
 }
 
@@ -129,12 +129,47 @@ def is_private(name: str) -> bool:
 
 
 def private_names(module: str) -> Iterator[str]:
-    """Yield what a module uses of the inside of a third-party package: torch._dynamo, or x._y of an imported x."""
+    """Yield what a module uses of the inside of third-party packages, and every name for `getattr` that is private.
+
+    That is torch._dynamo, nn._x after `from torch import nn`, getattr(x, "_y"), and "_y" where `getattr` takes a name
+    from a table.
+    """
     third_party = packages(module) - sys.stdlib_module_names - {"mxstudy", "hydra_plugins", "analysis", "benchmarks"}
+    known = aliases(module)
     attributes = (ast.unparse(node) for node in nodes(module) if isinstance(node, ast.Attribute))
-    for name in {*imports(module), *attributes}:
+    resolved = {known.get(first, first) + dot + rest for first, dot, rest in (a.partition(".") for a in attributes)}
+    for name in {*imports(module), *resolved}:
         if name.partition(".")[0] in third_party and is_private(name):
             yield name
+    yield from filter(is_private, names_for_getattr(module))
+
+
+def aliases(module: str) -> dict[str, str]:
+    """Return the full name of what a module imports by the name that it has there: nn is torch.nn."""
+    found = {}
+    for node in nodes(module):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def names_for_getattr(module: str) -> Iterator[str]:
+    """Yield the strings that getattr, setattr, hasattr and delattr take; if one takes a variable, every tuple's."""
+    takes_a_variable = False
+    for node in nodes(module):
+        match node:
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr" | "delattr"), args=[_, name, *_]):
+                takes_a_variable |= not isinstance(name, ast.Constant)
+                yield from constants([name])
+    if takes_a_variable:
+        tables = (node for node in nodes(module) if isinstance(node, ast.Tuple | ast.List | ast.Set))
+        yield from (name for table in tables for name in constants(table.elts))
+
+
+def constants(expressions: Iterable[ast.expr]) -> Iterator[str]:
+    yield from (e.value for e in expressions if isinstance(e, ast.Constant) and isinstance(e.value, str))
 
 
 def complain(about: str, offenders: Iterable[str]) -> None:
@@ -227,14 +262,91 @@ def is_write(call: ast.Call) -> bool:
     return opened or name in ("write_text", "write_bytes") or ast.unparse(call.func) == "os.replace"
 
 
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("import torch\ntorch._dynamo.reset()", "torch._dynamo.reset"),
+        ("from torch import nn\nnn._x", "torch.nn._x"),
+        ("import torch.nn as layers\nlayers._x", "torch.nn._x"),
+        ("getattr(module, '_hooks')", "_hooks"),
+        ("HOOKS = '_hooks', '_more'\nany(getattr(module, hook) for hook in HOOKS)", "_hooks"),
+    ],
+)
+def test_what_is_private_is_found(lines: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.py").write_text(lines)
+    monkeypatch.setitem(MODULES, "one", tmp_path / "one.py")
+    imports.cache_clear()
+    assert name in private_names("one")
+    imports.cache_clear()
+
+
 def test_nothing_is_global_in_a_process_that_a_function_changes() -> None:
-    changed = (
-        f"{module}: {', '.join(node.names)}"
-        for module in MODULES
-        for node in nodes(module)
-        if isinstance(node, ast.Global)
-    )
-    complain("global statements", changed)
+    inside = [module for module in MODULES if room(module) != "mxstudy.compat"]
+    complain("values of a module that a function changes", (f"{m}: {line}" for m in inside for line in changes(m)))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("TABLE[key] = 1", True),
+        ("del TABLE[key]", True),
+        ("TABLE.update(a=1)", True),
+        ("TABLE.inner.append(key)", True),
+        ("TABLE.name = key", True),
+        ("global TABLE", True),
+        ("TABLE.get(key)", False),
+        ("TABLE = {}; TABLE[key] = 1", False),
+        ("key.update(TABLE)", False),
+    ],
+)
+def test_what_a_function_changes_is_found(
+    line: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.py").write_text(f"TABLE = {{}}\ndef function(key):\n    {line}")
+    monkeypatch.setitem(MODULES, "one", tmp_path / "one.py")
+    assert bool(list(changes("one"))) == is_found
+
+
+MUTATORS = {"append", "extend", "insert", "add", "discard", "update", "setdefault", "pop", "popitem", "remove", "clear"}
+
+
+def changes(module: str) -> Iterator[str]:
+    """Yield the lines in which a function changes a value at the top of its module, or of another module of ours."""
+    tree = ast.parse(MODULES[module].read_text())
+    shared = {name.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) for name in stored(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and own_module(str(node.module)):
+            shared |= {alias.asname or alias.name for alias in node.names}
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.Lambda):
+            continue
+        arguments = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+        own = arguments | {name.id for name in stored(function)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Global):
+                yield ast.unparse(node)
+            base = changed_by(node)
+            while isinstance(base, ast.Attribute | ast.Subscript):
+                base = base.value
+            if isinstance(base, ast.Name) and base.id in shared - own:
+                yield ast.unparse(node)
+
+
+def stored(node: ast.AST) -> Iterator[ast.Name]:
+    """Yield the names that are assigned somewhere in it."""
+    yield from (name for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+
+
+def changed_by(node: ast.AST) -> ast.expr | None:
+    """Return what is changed in place: x of x[i] = y, del x[i], x.a = y, x.append(y); None if nothing is."""
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return value
+        case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()):
+            return value
+        case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in MUTATORS:
+            return value
+    return None
 
 
 def test_results_are_read_without_torch() -> None:

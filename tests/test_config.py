@@ -127,6 +127,11 @@ def test_a_bad_value_is_refused_by_its_full_key(dotted: dict[str, Any], message:
     assert str(caught.value) == message
 
 
+def test_what_belongs_to_a_class_is_no_key() -> None:
+    with pytest.raises(ConfigError, match=r"^compares: no such key; choose from experiment"):
+        read_run(changed(compares=False))
+
+
 def test_a_baseline_that_nothing_would_be_compared_with_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         read_run({"study": "approximation", "baseline": {"norm": "rmsnorm"}})

@@ -52,7 +52,7 @@ def test_every_precision_has_its_bits(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_QUICK if FITTING else [*TWICE_TAKES_LONGER, *NOT_QUICK])
-def test_so_has_every_norm_road_and_option(name: str) -> None:
+def test_so_has_every_norm_backend_and_option(name: str) -> None:
     assert_same(name)
 
 

@@ -10,6 +10,7 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from test_architecture import HEIGHT, MODULES, ROOT, complain, own_imports, room
 
@@ -20,10 +21,6 @@ OURS = {name: path for name, path in MODULES.items() if name.startswith("mxstudy
 DOTTED = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins)(?:\.[A-Za-z_]\w*)+")
 FILE = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins|tests|conf|sweeps|docs|results)/[\w./-]*\w")
 MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that "Adding to it" has its reader make
-
-# Words that the glossary retires, as names of whatever the package defines.
-RETIRED = {"joined", "road", "roads", "aside", "of_checkpoint", "observed"}
-STILL_THERE: dict[str, str] = {}  # retired words that are still names, each with the reason
 
 
 @functools.cache
@@ -112,19 +109,49 @@ def test_the_map_has_the_imports_of_every_room() -> None:
 
 
 def test_the_ways_through_the_house_are_those_of_the_code() -> None:
-    """In docs/architecture.md, each line of a way: the functions that it names are in the files that it names."""
-    ways = (ROOT / "docs/architecture.md").read_text().split("\n## Three ways")[1].split("\n## ")[0]
-    rows = [" ".join(row.split(" | ")[:2]) for row in ways.splitlines() if row.startswith("| `")]
+    """In docs/architecture.md: each function in a line of a way is defined in one of the files of that line."""
+    rows = [" ".join(row.split(" | ")[:2]) for table in ways() for row in table]
     assert len(rows) > 30
     complain("functions that are not in their files", (f"{name}: {row}" for row in rows for name in not_in_files(row)))
 
 
+def test_the_ways_through_the_house_go_down() -> None:
+    heights = {height.removeprefix("mxstudy."): number for height, number in HEIGHT.items()}
+
+    def height(row: str) -> int:
+        file = re.findall(r"`([^`]+)`", row)[0]
+        return heights[file.removesuffix(".py").partition("/")[0]]
+
+    upward = (f"from {a}\n    to {b}" for table in ways() for a, b in pairwise(table) if height(a) < height(b))
+    complain("lines that lead up", upward)
+
+
+def ways() -> list[list[str]]:
+    """Return the tables of the ways in docs/architecture.md, each as its rows."""
+    page = (ROOT / "docs/architecture.md").read_text().split("\n## Three ways")[1].split("\n## ")[0]
+    tables = [[row for row in part.splitlines() if row.startswith("| `")] for part in page.split("\n\n")]
+    return [table for table in tables if table]
+
+
 def not_in_files(row: str) -> Iterator[str]:
-    """Yield the functions in backticks that none of the files in backticks has."""
+    """Yield the names in backticks that none of the files in backticks defines; `A.b` is b in the class A."""
     named = re.findall(r"`([^`]+)`", row)
     files = [name for name in named if re.search(r"/|\.py$", name)]
-    text = "".join((ROOT / ("" if name.startswith("conf/") else "mxstudy") / name).read_text() for name in files)
-    yield from (name for name in named if name not in files and name.rpartition(".")[2] not in text)
+    known = {name for file in files for name in qualified(ast.parse((ROOT / "mxstudy" / file).read_text()))}
+    yield from (name for name in named if name not in files and name not in known)
+
+
+def qualified(tree: ast.AST, inside: str = "") -> Iterator[str]:
+    """Yield the names of the functions, classes and values at a module's top, and of a class's methods as `A.b`."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.ClassDef(name=name):
+                yield inside + name
+                yield from qualified(node, f"{inside}{name}.")
+            case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield inside + name
+            case ast.Assign(targets=targets):
+                yield from (inside + target.id for target in targets if isinstance(target, ast.Name))
 
 
 def test_the_step_in_the_page_is_that_of_the_code() -> None:
@@ -180,10 +207,24 @@ def test_two_classes_share_a_name_only_as_settings_and_what_they_set() -> None:
     assert same(names) == listed
 
 
-def test_retired_words_are_no_names() -> None:
-    complain("retired words that are modules", (m for m in OURS if m.rpartition(".")[2] in RETIRED))
-    found = {f"{module}.{name}" for module in OURS for name in defined(module) if snake_case(name) in RETIRED}
-    complain("retired words", found - STILL_THERE.keys())
-    complain("exceptions that are needed no more", STILL_THERE.keys() - found)
-    earlier = section("Earlier names")
-    complain("words that the glossary does not retire", (w for w in RETIRED - {"roads"} if f"| {w} (" not in earlier))
+def test_words_that_mean_two_things_are_in_the_glossary() -> None:
+    twice = [word[0] for word, *_ in cells(section("Same name, two things"), "one word")]
+    complain(
+        "words without a row", (word for word in twice if f"\n| {word} |" not in GLOSSARY.split("## Same name")[0])
+    )
+    assert len(twice) > 5
+
+
+def test_earlier_words_are_no_names() -> None:
+    words = {word[0].partition(" (")[0] for word, _ in cells(section("Earlier names"), "earlier word")}
+    assert len(words) > 4
+    retired = words | {f"{word}s" for word in words}
+    complain("earlier words", (f"{m}.{name}" for m in OURS for name in defined(m) if snake_case(name) in retired))
+    complain("earlier words as modules", (m for m in OURS if m.rpartition(".")[2] in retired))
+
+
+def test_earlier_modules_do_not_come_back() -> None:
+    rows = list(cells(section("Earlier names"), "earlier module"))
+    assert len(rows) > 5
+    earlier = (f"{room}.{name}" for names, rooms, _ in rows for room in rooms for name in names)
+    complain("earlier modules", (module for module in earlier if module in OURS))

@@ -25,7 +25,7 @@ from mxstudy.results import (
     smoothed,
     write_table,
 )
-from mxstudy.tracking.folder import RunFolder, State
+from mxstudy.tracking.folder import RunFolder, RunStatus
 
 NAMES = {"a" * 12: "norm=rmsnorm", "b" * 12: "norm=mxnorm_p2"}
 
@@ -81,7 +81,7 @@ def test_a_divergence_is_flagged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "diverged", "failed"])
-def test_only_a_finished_run_has_a_final_validation_loss(state: State, tmp_path: Path) -> None:
+def test_only_a_finished_run_has_a_final_validation_loss(state: RunStatus, tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     write_rows(folder, [training_row(0), {"step": 0, "validation_loss": 4.5}])
     folder.update(state=state)

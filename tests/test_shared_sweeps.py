@@ -23,8 +23,8 @@ from analysis.figures import FIGURES, Figure
 from mxstudy import cli, results
 from mxstudy.launch import inline, plan, sweep
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.probe_compatibility import watched
 from mxstudy.reader import ConfigError
+from mxstudy.studies import study_of
 from mxstudy.studies.protocol import Study
 from mxstudy.tracking.columnar_journal import Columns
 from mxstudy.tracking.folder import RunFolder, find_runs
@@ -77,7 +77,11 @@ class Copied(Study[Any]):
         return "finished"
 
     def write(self, folder: RunFolder, config: Any, replicas: int, scale: float = 1.0, **first: Any) -> None:
-        on = {key.removeprefix("probe.") for key, part in watched(config).items() if part.every_steps}
+        on = {
+            key.removeprefix("probe.")
+            for key, part in study_of(config.study).watched(config).items()
+            if part.every_steps
+        }
         on |= {"coupled_gradient_bias"} if "gradient_bias" in on else set()
         rows = [row for row in self.rows[config.study] if row.get("probe", "replicas") in {*on, "replicas"}]
         lines = [json.dumps(changed(row, replicas, scale) | (first if "parameters" in row else {})) for row in rows]
@@ -162,9 +166,11 @@ def test_all_sweeps_share_their_runs_and_every_figure_is_drawn(
             k: r.label for k, r in found.items()
         }.items()
         for job in planned:
-            on = {key for key, part in watched(job.config).items() if part.every_steps}
+            on = {key for key, part in study_of(job.config.study).watched(job.config).items() if part.every_steps}
             assert on <= {
-                key for key, part in watched(found[job.fingerprint[:12]].config()).items() if part.every_steps
+                key
+                for key, part in study_of(job.config.study).watched(found[job.fingerprint[:12]].config()).items()
+                if part.every_steps
             }
     capsys.readouterr()
     assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []

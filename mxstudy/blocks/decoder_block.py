@@ -95,7 +95,7 @@ def before_attention(
 def after_attention(
     x: Tensor, a: Tensor, out: Tensor, affine: Affine, up: Tensor, down: Tensor, keys: Keys, settings: FusedBlock
 ) -> tuple[Tensor, Tensor]:
-    """Return the block's output, of x's shape, and h, which the norm reads and which has no gradient.
+    """Return the block's output and h, the input of the second norm; h carries no gradient.
 
     x [..., D] bf16 is the residual stream, a the attention's heads in the same shape; out, up and down are the weights.
     """

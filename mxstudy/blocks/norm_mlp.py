@@ -28,8 +28,7 @@ from mxstudy.kernels import (
     product,
 )
 from mxstudy.kernels.cast_both import cast_both_with
-from mxstudy.kernels.operators import Held, operand
-from mxstudy.kernels.operators import settings as kernel_settings
+from mxstudy.kernels.operators import Held, checked_casts, operand
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import center, norm_backward, normalize
 
@@ -79,7 +78,7 @@ def norm_mlp(
     b: Tensor | None,
     settings: NormMLP,
 ) -> Tensor:
-    """Return out [S, T, out]: bf16, or x's dtype with b.
+    """Return the MLP's output [S, T, out]: bf16, or x's dtype if b is given.
 
     x [S, T, in] bf16 or fp32; gain, bias and b [S, 1, in]; up [S, up, in]; down [S, out, inner]. A weight may be given
     as its held operands if no gain is folded into it. Without a stack there is no S, and gain, bias and b are [in].
@@ -91,7 +90,7 @@ def norm_mlp(
 
 def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
     """Return the operands of a weight [..., out, in] as it is now. After a change of the weight call `recast`."""
-    how = kernel_settings(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
+    how = checked_casts(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     forward, dgrad = cast_both_with(weight.detach(), how)
     return Held(forward.requires_grad_(), dgrad, how)
 
@@ -125,6 +124,7 @@ class _NormMLP(torch.autograd.Function):
         b: Tensor | None,
         s: NormMLP,
     ) -> Tensor:
+        """Return the MLP's output, and keep for the backward what it reads, its operands cast already."""
         ctx.dtypes = up.dtype, down.dtype
         mean = rms = None
         if s.norm is None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
 
 # Patterns of Hydra's messages with the group they name, for which its errors have no field.
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
@@ -30,6 +31,25 @@ def product(loader: ConfigLoader, lines: Sequence[str]) -> list[list[str]]:
     overrides = OverridesParser.create(config_loader=loader).parse_overrides(list(lines))
     (batch,) = BasicSweeper.split_arguments(overrides, None)
     return batch
+
+
+class Override(NamedTuple):
+    """A line of a job's overrides as Hydra reads it.
+
+    `changes`: the line is KEY=VALUE, without + or ~, and not about Hydra's own config; else `value` is None.
+    """
+
+    line: str
+    key: str
+    changes: bool
+    value: Any
+
+
+def parse(loader: ConfigLoader, line: str) -> Override:
+    """Return an override as Hydra reads it. Why: its parser is not part of its documented interface."""
+    parsed = OverridesParser.create(config_loader=loader).parse_override(line)
+    changes = parsed.type is OverrideType.CHANGE and not parsed.is_hydra_override()
+    return Override(str(parsed.input_line), parsed.key_or_group, changes, parsed.value() if changes else None)
 
 
 def read_files_once(loader: ConfigLoader) -> None:

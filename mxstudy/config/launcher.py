@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mxstudy.reader import ConfigError, read, require, schema, suggest
 
@@ -14,6 +14,7 @@ class Inline:
     """Run one job after another in the process that was started, which ends after the last job."""
 
     kind: Literal["inline"] = "inline"
+    nodes: ClassVar[int] = 1
 
 
 @schema
@@ -26,6 +27,7 @@ class Local:
     """
 
     kind: Literal["local"] = "local"
+    nodes: ClassVar[int] = 1
     gpus_per_node: int | None = None
     array_parallelism: int | None = None
     cpus_per_task: int | None = None

@@ -183,7 +183,7 @@ class Precision:
         return BlockCast(self.block_size, self.scale_rule, self.rounding, self.operand_pre_round, self.pad_blocks)
 
     def canonical(self) -> Mapping[str, Any]:
-        """Return what stands for each recipe name in a fingerprint: a recipe, or a name of NAMED.
+        """Return {recipe name: what a fingerprint hashes in its place}, a recipe or a name of NAMED.
 
         A recipe enters as its casts, filled with the settings. A recipe equal to a row of NAMED enters as that row's
         name, and names of NAMED themselves are left out.

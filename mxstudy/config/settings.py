@@ -19,7 +19,7 @@ OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply
 
 
 class Vain(NamedTuple):
-    """A setting without effect, and the reason; `refused`: wherever it is set, else only on the command line."""
+    """A setting without effect, and the reason. `refused`: wherever it is set, not only on the command line."""
 
     setting: str
     message: str

@@ -54,7 +54,7 @@ class Schedule:
             require(self.initial_ratio == 0, "initial_ratio: there is no warm-up (warmup_fraction is 0); leave it out")
         require(
             self.kind != "wsd" or self.warmup_fraction + self.decay_fraction <= 1,
-            "decay_fraction: warm-up and decay together are longer than the run",
+            "decay_fraction: warm-up and decay together are longer than the run; lower it or warmup_fraction",
         )
 
 

@@ -25,24 +25,24 @@ REPORT_EVERY_S = 10.0
 NOTE_EVERY_S = 10.0  # a kill loses at most this much work
 
 Report = Callable[[str], None]
-Watch = Callable[[Counts, float], None]
+OnCounts = Callable[[Counts, float], None]
 
 
 def ignore_counts(counts: Counts, tokens_per_s: float) -> None:
-    """Do nothing: the default `watch`."""
+    """Do nothing: the default `on_counts`."""
 
 
 @dataclass(frozen=True)
 class How:
     """How to build: `report` receives lines of progress.
 
-    `workers`: number of processes that tokenise; 0 means this process, on all cores. `watch` is called after every
+    `workers`: number of processes that tokenise; 0 means this process, on all cores. `on_counts` is called after every
     batch with the counts and this process's tokens/s.
     """
 
     report: Report
     workers: int = 0
-    watch: Watch = ignore_counts
+    on_counts: OnCounts = ignore_counts
 
 
 def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any], folder: Path, how: How) -> None:
@@ -64,7 +64,7 @@ def build(data: config.Data, tokenizer: config.Tokenizer, origin: dict[str, Any]
         "tokenizer": origin["tokenizer"] | vocabulary | {"sha256": loaded.identity},
         "dtype": dtype_of(loaded).str,
         "splits": partial.counts,
-        "skipped_files": partial.place.skipped,
+        "skipped_files": partial.location.skipped,
         "files": files | {"tokenizer.json": entry},
     }
     partial.finish(manifest)
@@ -74,11 +74,11 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
     """Tokenise the corpus into token files in `folder`; return the growing shards, complete but not yet finished."""
     dtype, source = dtype_of(tokenizer), source_of(data)
     partial = Partial(folder, source.parts, MAX_FILE_TOKENS * dtype.itemsize)
-    if partial.place.rows:
+    if partial.location.rows:
         how.report(f"continuing after {summary(partial.counts)}")
     noted_s = reported_s = started_s = time.monotonic()
     tokens_before = tokens(partial.counts)
-    batches = batched(read_from(source, partial.place))
+    batches = batched(read_from(source, partial.location))
     try:
         for encoded in encode_all(batches, tokenizer, dtype, how.workers):
             partial.add(encoded, data.validation_fraction)
@@ -90,7 +90,7 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
             if now_s - noted_s > NOTE_EVERY_S:
                 partial.note(now_s - noted_s)
                 noted_s = now_s
-            how.watch(partial.counts, rate)
+            how.on_counts(partial.counts, rate)
     except ConfigError:  # it was raised between two batches, so the files are consistent
         partial.note(time.monotonic() - noted_s)
         raise
@@ -112,15 +112,15 @@ def train_texts(data: config.Data) -> Iterator[str]:
 
 def batched(rows: Iterable[tuple[SourceLocation, str]]) -> Iterator[Batch]:
     """Yield documents in batches; the last batch may be empty, and carries the location of the corpus's end."""
-    place, texts, characters = SourceLocation(), [], 0
-    for place, text in rows:
+    location, texts, characters = SourceLocation(), [], 0
+    for location, text in rows:
         if text:
             texts.append(text)
             characters += len(text)
         if characters >= BATCH_CHARACTERS:
-            yield Batch(place, texts)
+            yield Batch(location, texts)
             texts, characters = [], 0
-    yield Batch(place, texts)
+    yield Batch(location, texts)
 
 
 def tokens(counts: Counts) -> int:

@@ -88,21 +88,21 @@ def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
             yield split_of(text, data.validation_fraction), text
 
 
-def read_from(source: Source, place: SourceLocation) -> Iterator[tuple[SourceLocation, str]]:
+def read_from(source: Source, location: SourceLocation) -> Iterator[tuple[SourceLocation, str]]:
     """Yield every row from `place` on, each with the location after it.
 
     After the last part, unless `limit` was reached before, yield the final location once more with an empty text.
     """
-    skipped, rows = place.skipped, place.rows
+    skipped, rows = location.skipped, location.rows
 
     def skip() -> None:
         nonlocal skipped
         skipped += 1
 
-    for part in range(place.part, len(source.parts)):
+    for part in range(location.part, len(source.parts)):
         if rows == source.limit:
             return
-        before = place.row if part == place.part else 0
+        before = location.row if part == location.part else 0
         left = None if source.limit is None else source.limit - rows
         for row, text in enumerate(itertools.islice(source.read(part, before, skip), left), start=before + 1):
             rows += 1

@@ -29,7 +29,7 @@ _own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # set when a p
 class Batch(NamedTuple):
     """Documents that are tokenised together, and the location in the corpus after the last of them."""
 
-    place: SourceLocation
+    location: SourceLocation
     texts: Sequence[str]
 
 
@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
     included, int64 [n]. `ids`: token ids, each document followed by EOS.
     """
 
-    place: SourceLocation
+    location: SourceLocation
     digests: bytes
     sizes: np.ndarray
     lengths: np.ndarray
@@ -48,6 +48,7 @@ class Encoded(NamedTuple):
 
 
 def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
+    """Return a batch's documents as token ids, with their hashes."""
     documents = tokenizer.encode_batch(list(batch.texts))
     lengths = np.array([len(ids) + 1 for ids in documents], np.int64)
     ids = np.full(lengths.sum(), tokenizer.eos_id, dtype)
@@ -55,7 +56,7 @@ def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
     for document, start, end in zip(documents, ends - lengths, ends, strict=True):
         ids[start : end - 1] = document
     sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
-    return Encoded(batch.place, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids)
+    return Encoded(batch.location, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids)
 
 
 def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, workers: int) -> Iterator[Encoded]:
@@ -80,7 +81,11 @@ def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, 
 def begin(tokenizer: Tokenizer, dtype: np.dtype) -> None:
     """Initialise a process of the pool: one thread, ignores Ctrl-C, exits when its parent exits."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):  # the parent decides what is still processed
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGUSR2,
+    ):  # the parent alone decides when to stop
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     _own.set((tokenizer, dtype))

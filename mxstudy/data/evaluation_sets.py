@@ -16,7 +16,7 @@ from mxstudy.data.content_hash import sha256_once
 from mxstudy.data.files import parse
 from mxstudy.reader import ConfigError, require
 
-Rows = list[dict[str, Any]]
+DataSetRows = list[dict[str, Any]]
 SHOTS = "shots"  # the split of a user's own solved examples; it is never on the hub
 
 
@@ -24,7 +24,7 @@ class DataMissing(ConfigError):
     """The rows are not in the folder, or cannot be loaded from the hub."""
 
 
-def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> Rows:
+def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> DataSetRows:
     """Return the rows of one split, in order.
 
     `folder` holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet with the columns of the hub's data set; if None, load the
@@ -90,7 +90,7 @@ READERS = {".jsonl": json_lines, ".jsonl.gz": json_lines, ".parquet": parquet}
 
 
 @functools.cache  # an evaluation needs the rows three times: to check, to fingerprint and to run
-def from_hub(name: str, path: str, subset: str | None, split: str) -> Rows:
+def from_hub(name: str, path: str, subset: str | None, split: str) -> DataSetRows:
     import datasets
 
     datasets.disable_progress_bars()

@@ -70,14 +70,14 @@ class File:
 class Partial:
     """Shards under construction in `folder`: new, or continued from the state that a killed process left.
 
-    `parts`: names of the corpus's parts, which must not change in between. `place`, `counts`, `seconds`: location in
-    the corpus, counts and time so far. Raises ConfigError if a file does not match the state.
+    `parts`: names of the corpus's parts, which must not change in between. `location`, `counts`, `seconds`: how far the
+    corpus has been read, counts and time so far. Raises ConfigError if a file does not match the state.
     """
 
     def __init__(self, folder: Path, parts: Sequence[str], max_file_bytes: int) -> None:
         self.folder, self.max_file_bytes = folder, max_file_bytes
         self.parts = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
-        self.place, self.counts, self.seconds = SourceLocation(), no_counts(), 0.0
+        self.location, self.counts, self.seconds = SourceLocation(), no_counts(), 0.0
         self.files: dict[str, File] = {}
         self.seen = DigestSet()
         state = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {"files": {}}
@@ -90,6 +90,7 @@ class Partial:
             self.files[SEEN] = File(folder / SEEN)
 
     def go_on(self, state: dict[str, Any]) -> None:
+        """Continue from a state: cut every file to its length there, check it, and read the digests of known texts."""
         start_again = f"delete {self.folder} to begin again"
         require(
             state["parts"] == self.parts,
@@ -108,7 +109,7 @@ class Partial:
                 self.files[name].entry() == entry,
                 f"{self.folder / name}: its sha256 is not the one recorded when it was written; {start_again}",
             )
-        self.place, self.counts, self.seconds = SourceLocation(*state["place"]), state["counts"], state["seconds"]
+        self.location, self.counts, self.seconds = SourceLocation(*state["place"]), state["counts"], state["seconds"]
         with (self.folder / SEEN).open("rb") as digests:
             while content := digests.read(2**16 * DIGEST_BYTES):
                 self.seen.add(content)
@@ -125,7 +126,7 @@ class Partial:
             count["duplicates"] += int((chosen & ~new).sum())
             count["bytes"] += int(encoded.sizes[kept].sum())
             self.append(encoded.ids[np.repeat(kept, encoded.lengths)], split)
-        self.place = encoded.place
+        self.location = encoded.location
 
     def append(self, ids: np.ndarray, split: Split) -> None:
         """Append ids to the split's last file, continuing in a new file when it is full."""
@@ -146,7 +147,7 @@ class Partial:
         for file in self.files.values():
             file.sync()
         self.seconds += seconds
-        state = {"parts": self.parts, "place": self.place, "counts": self.counts, "seconds": self.seconds}
+        state = {"parts": self.parts, "place": self.location, "counts": self.counts, "seconds": self.seconds}
         replace_file(self.folder / STATE, json.dumps(state | {"files": self.entries()}, indent=1))
 
     def entries(self) -> dict[str, dict[str, Any]]:

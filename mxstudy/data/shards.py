@@ -28,7 +28,7 @@ from mxstudy import config
 from mxstudy.config import SCHEMA_VERSION, hashed
 from mxstudy.data import corpus
 from mxstudy.data import tokenizer as tokenization
-from mxstudy.data.build_shards import How, Report, Watch, build, ignore_counts
+from mxstudy.data.build_shards import How, OnCounts, Report, build, ignore_counts
 from mxstudy.data.content_hash import Split, sha256_of
 from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.reader import ConfigError, require
@@ -99,13 +99,13 @@ def prepare(
     cache_dir: Path,
     report: Report,
     workers: int = 0,
-    watch: Watch = ignore_counts,
+    on_counts: OnCounts = ignore_counts,
 ) -> Shards:
     """Return the shards of a corpus under a tokenizer: built on the first call, opened on every later one.
 
     Safe to call from several processes at once and to kill at any moment: the shards are built in a temporary folder
     under a lock, which is renamed when complete; the next call continues the work. `report` receives lines of
-    progress; `workers` and `watch` are those of `How`. Raises ConfigError if the corpus or the tokenizer cannot be
+    progress; `workers` and `on_counts` are those of `How`. Raises ConfigError if the corpus or the tokenizer cannot be
     read, or if the corpus has no training text.
     """
     folder, origin = locate(data, tokenizer, cache_dir)
@@ -114,7 +114,7 @@ def prepare(
         with exclusive(folder.with_suffix(".lock"), report):
             if not folder.exists():
                 partial = folder.with_suffix(".partial")
-                build(data, tokenizer, origin, partial, How(report, workers, watch))
+                build(data, tokenizer, origin, partial, How(report, workers, on_counts))
                 partial.rename(folder)
     return open_shards(folder)
 

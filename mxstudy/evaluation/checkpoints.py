@@ -81,7 +81,8 @@ def native(path: Path) -> Trained:
     trained = read_run(about["config"])
     if not isinstance(trained, config.Pretrain):
         raise ConfigError(f"checkpoint: {path} is of study {about['config']['study']!r}, which trains no decoder")
-    tokenizer = tokenizer_of(run.tokenizer_path, getattr(trained.tokenizer, "eos_token", None))
+    own_eos = trained.tokenizer.eos_token if isinstance(trained.tokenizer, config.Pretrained) else None
+    tokenizer = tokenizer_of(run.tokenizer_path, own_eos)
     name = f"{about['fingerprint'][:12]}/{path.name}"
     length, compute = trained.train.sequence_length, trained.train.compute
     model, norm, precision, shapes = trained.model, trained.norm, trained.precision, weight_shapes(path)
@@ -102,7 +103,9 @@ def foreign(path: Path) -> Trained:
 
 
 def tokenizer_of(path: Path, eos_token: str | None) -> Tokenizer:
-    require(path.is_file(), f"checkpoint: its tokenizer is missing: {path}")
+    require(
+        path.is_file(), f"checkpoint: its tokenizer is missing: {path}; copy the tokenizer.json of its training there"
+    )
     return load_pretrained(read(config.Pretrained, {"name": str(path), "eos_token": eos_token}))
 
 
@@ -126,10 +129,10 @@ def step_of(path: Path) -> int:
 
 def title(trained: Trained) -> str:
     """Return how the model is evaluated: 'mxnorm p=2, mxfp8, compute bf16'."""
-    p, folded = getattr(trained.norm, "p", None), getattr(trained.norm, "fold_gain", False)
-    norm = trained.norm.kind + (f" p={p:g}" if p else "") + (" folded" if folded else "")
-    rows = dict.fromkeys(trained.precision.schedule[-1].plan.values())
-    return ", ".join([norm, *rows, f"compute {trained.compute}"])
+    norm, rows = trained.norm, dict.fromkeys(trained.precision.schedule[-1].plan.values())
+    p = f" p={norm.p:g}" if isinstance(norm, config.MXNorm) else ""
+    folded = " folded" if isinstance(norm, config.RMSNorm) and norm.fold_gain else ""
+    return ", ".join([f"{norm.kind}{p}{folded}", *rows, f"compute {trained.compute}"])
 
 
 def build(trained: Trained, device: torch.device) -> Decoder:

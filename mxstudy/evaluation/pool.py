@@ -37,10 +37,10 @@ class Pool(Scorer):
     def __init__(self, path: Path, trained: Trained, devices: Sequence[torch.device], tokens_per_batch: int) -> None:
         self.max_length, self.tokens_per_batch, self.truncated = trained.max_length, tokens_per_batch, 0
         context = get_context("spawn")
-        places = context.Queue()
+        queue = context.Queue()
         for device in devices:
-            places.put(device)
-        arguments = (places, path, trained, tokens_per_batch, len(devices))
+            queue.put(device)
+        arguments = (queue, path, trained, tokens_per_batch, len(devices))
         self.executor = ProcessPoolExecutor(len(devices), context, begin, arguments)
 
     def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[Found]:
@@ -52,8 +52,8 @@ class Pool(Scorer):
         self.executor.shutdown(cancel_futures=True)
 
 
-def begin(places: Queue[torch.device], path: Path, trained: Trained, tokens_per_batch: int, processes: int) -> None:
-    device = places.get()
+def begin(queue: Queue[torch.device], path: Path, trained: Trained, tokens_per_batch: int, processes: int) -> None:
+    device = queue.get()
     configure_torch()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     _own.set(Scorer(load(path, trained, device), trained.max_length, tokens_per_batch))

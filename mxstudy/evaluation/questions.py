@@ -9,7 +9,7 @@ from typing import Any
 
 from mxstudy.config import Evaluation
 from mxstudy.data import evaluation_sets
-from mxstudy.data.evaluation_sets import SHOTS, DataMissing, Rows, load_rows
+from mxstudy.data.evaluation_sets import SHOTS, DataMissing, DataSetRows, load_rows
 from mxstudy.evaluation.olmes import TASKS, Task, subset
 from mxstudy.evaluation.templates import LETTERS, Question, describe_mmlu, with_shots
 from mxstudy.reader import ConfigError, require, suggest
@@ -64,7 +64,7 @@ def build_questions(name: str, form: str, settings: Evaluation) -> dict[str, lis
     return {group: [ask(name, form, row, shots.get(group, [])) for row in own] for group, own in groups.items() if own}
 
 
-def rows_of(name: str, split: str, folder: str | None) -> Rows:
+def rows_of(name: str, split: str, folder: str | None) -> DataSetRows:
     """Return the rows of a split. Raises ConfigError, naming file and row, if one is not a question of the task."""
     task, where = TASKS[name], Path(folder) if folder else None
     rows = load_rows(name, task.path, task.name, split, where)
@@ -118,12 +118,12 @@ def ask(name: str, form: str, row: Mapping[str, object], shots: Sequence[Mapping
     return with_shots(task.template.question(row, form), solved, description)
 
 
-def by_subject(name: str, rows: Rows, limit: int | None) -> dict[str, Rows]:
+def by_subject(name: str, rows: DataSetRows, limit: int | None) -> dict[str, DataSetRows]:
     """Return the rows by NAME_SUBJECT; a `limit` is divided over the subjects, the first ones getting one row more."""
     column = TASKS[name].subjects
     if column is None:
         return {name: rows[:limit]}
-    groups: dict[str, Rows] = defaultdict(list)
+    groups: dict[str, DataSetRows] = defaultdict(list)
     for row in rows:
         groups[f"{name}_{row[column]}"].append(row)
     if limit is None:
@@ -132,7 +132,7 @@ def by_subject(name: str, rows: Rows, limit: int | None) -> dict[str, Rows]:
     return {group: own[: share + (number < more)] for number, (group, own) in enumerate(groups.items())}
 
 
-def shots_of(name: str, settings: Evaluation) -> dict[str, Rows]:
+def shots_of(name: str, settings: Evaluation) -> dict[str, DataSetRows]:
     """Return the shots by name of the task or subject: the first rows of the task's shots split or the user's file."""
     wanted = settings.shots_of(name)
     if wanted == 0:

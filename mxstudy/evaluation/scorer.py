@@ -79,12 +79,12 @@ def plan(requests: Sequence[Request], max_length: int, tokens_per_batch: int) ->
     """Assign each request to one batch. No device is used: batches may run anywhere, in any order."""
     groups: dict[Tokens, dict[Tokens, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     truncated = 0
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         whole = request.context + request.continuation
         truncated += len(whole) > max_length + 1
         whole = whole[-max_length - 1 :]
         start = max(len(whole) - len(request.continuation), 1)
-        groups[whole[:start]][whole[start:-1]].append((place, whole[-1]))
+        groups[whole[:start]][whole[start:-1]].append((index, whole[-1]))
     rows = [row for context, branches in groups.items() for row in rows_of(context, branches)]
     rows.sort(key=lambda row: row.length, reverse=True)
     return BatchPlan(list(batches(rows, tokens_per_batch)), truncated)
@@ -137,7 +137,7 @@ class Scorer:
             scored.update(found)
             if done is not None:
                 done(len(found))
-        return [scored[place] for place in range(len(requests))]
+        return [scored[index] for index in range(len(requests))]
 
     def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[list[tuple[int, Scored]]]:
         """Return what `run` returns for each batch, in any order."""
@@ -155,7 +155,7 @@ class Scorer:
         nats_P, greedy_P = self.predicted(features_BTD[row_P, column_P], wanted_P)
         nats, greedy = torch.stack((nats_P.double(), greedy_P.double())).cpu().numpy()  # the only copy to the CPU
         sums, alls = np.add.reduceat(nats, packed.begins), np.minimum.reduceat(greedy, packed.begins) == 1
-        return list(zip(packed.places, map(Scored, sums.tolist(), alls.tolist()), strict=True))
+        return list(zip(packed.indices, map(Scored, sums.tolist(), alls.tolist()), strict=True))
 
     def predicted(self, features_PD: Tensor, wanted_P: Tensor) -> tuple[Tensor, Tensor]:
         """Return the wanted tokens' log-probabilities, FP32 [P], and whether each is the likeliest token, bool [P].
@@ -175,7 +175,7 @@ class Packed(NamedTuple):
     """A batch as arrays: B rows padded to T tokens, and P predictions, those of one request next to each other.
 
     `branch_BT`: number of the branch, 0 in the context, -1 in the padding. The token `wanted_P` is predicted from the
-    features at `row_P`, `column_P`. `begins`: index of each request's first prediction. `places`: index of each request
+    features at `row_P`, `column_P`. `begins`: index of each request's first prediction. `indices`: of each request
     among all requests.
     """
 
@@ -186,7 +186,7 @@ class Packed(NamedTuple):
     column_P: np.ndarray
     wanted_P: np.ndarray
     begins: np.ndarray
-    places: list[int]
+    indices: list[int]
 
     def tree(self, device: torch.device) -> Tree | None:
         """Return positions and attention mask of the batch; None if plain causal attention is the same.
@@ -210,7 +210,7 @@ def pack(batch: Sequence[BatchRow]) -> Packed:
         texts.append(row.context)
         about.append((number, 0, 0, 0))
         for branch, (tokens, lasts) in enumerate(row.branches, 1):
-            asked += [(place, context, len(texts), (*tokens, last)) for place, last in lasts]
+            asked += [(index, context, len(texts), (*tokens, last)) for index, last in lasts]
             texts.append(tokens)
             about.append((number, branch, column, len(row.context)))
             column += len(tokens)
@@ -225,12 +225,12 @@ def pack(batch: Sequence[BatchRow]) -> Packed:
     branch_BT[row_N, column_N] = branch_N
     position_BT[row_N, column_N] = position_N
 
-    places, contexts, branches, continuations = zip(*asked, strict=True)
+    indices, contexts, branches, continuations = zip(*asked, strict=True)
     request, offset, first = ragged(continuations)
     ends_context = begins[1:][np.array(contexts)[request]] - 1  # a continuation's first token is predicted here
     reads_P = np.where(offset == 0, ends_context, begins[np.array(branches)[request]] + offset - 1)
     row_P, column_P, wanted_P = row_N[reads_P], column_N[reads_P], flat(continuations)
-    return Packed(tokens_BT, branch_BT, position_BT, row_P, column_P, wanted_P, first[:-1], list(places))
+    return Packed(tokens_BT, branch_BT, position_BT, row_P, column_P, wanted_P, first[:-1], list(indices))
 
 
 def flat(texts: Iterable[Tokens]) -> np.ndarray:

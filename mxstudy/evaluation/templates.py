@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-Row = Mapping[str, Any]
+DataSetRow = Mapping[str, Any]
 LETTERS = "ABCDE"
 
 
@@ -46,29 +46,29 @@ class Parsed:
     listed: tuple[str, ...] = ()
 
 
-def labelled(row: Row) -> tuple[tuple[str, ...], int]:
+def labelled(row: DataSetRow) -> tuple[tuple[str, ...], int]:
     """Return the options and the index of the right one; ARC labels some of its options 1, 2, 3."""
     choices = row["choices"]
     return tuple(choices["text"]), list(choices["label"]).index(row["answerKey"])
 
 
-def arc(row: Row) -> Parsed:
+def arc(row: DataSetRow) -> Parsed:
     ask = f"Question: {row['question']}"
     return Parsed(f"{ask}\nAnswer:", ask, *labelled(row))
 
 
-def openbookqa(row: Row) -> Parsed:
+def openbookqa(row: DataSetRow) -> Parsed:
     ask = f"Question: {row['question_stem']}"
     return Parsed(f"{ask}\nAnswer:", ask, *labelled(row))
 
 
-def boolq(row: Row) -> Parsed:
+def boolq(row: DataSetRow) -> Parsed:
     """Parse a row; label 1 means yes, which is option 0."""
     ask = f"{row['passage']}\nQuestion: {row['question']}?"
     return Parsed(f"{ask}\nAnswer:", ask, ("yes", "no"), 1 - int(row["label"]))
 
 
-def hellaswag(row: Row) -> Parsed:
+def hellaswag(row: DataSetRow) -> Parsed:
     """Parse a row with the public columns, or a row whose text is already clean: `query`, `endings`.
 
     The cloze form is cleaned part by part, multiple choice as a whole (`clean_choice`); cleaning the whole keeps spaces
@@ -86,28 +86,28 @@ def clean(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-def mmlu(row: Row) -> Parsed:
+def mmlu(row: DataSetRow) -> Parsed:
     ask = f"Question: {row['question']}"
     return Parsed(f"{ask}\nAnswer:", ask, tuple(row["choices"]), int(row["answer"]))
 
 
-def piqa(row: Row) -> Parsed:
+def piqa(row: DataSetRow) -> Parsed:
     ask = f"Goal: {row['goal']}"
     return Parsed(f"{ask}\nAnswer:", ask, (row["sol1"], row["sol2"]), int(row["label"]))
 
 
-def race(row: Row) -> Parsed:
+def race(row: DataSetRow) -> Parsed:
     ask = f"{row['article']}\nQuestion: {row['question']}"
     return Parsed(f"{ask}\nAnswer:", ask, tuple(row["options"]), LETTERS.index(row["answer"]))
 
 
-def socialiqa(row: Row) -> Parsed:
+def socialiqa(row: DataSetRow) -> Parsed:
     ask = f"Question: {row['context']} {row['question']}"
     options = row["answerA"], row["answerB"], row["answerC"]
     return Parsed(f"{ask}\nAnswer:", ask, options, int(row["label"]) - 1)
 
 
-def winogrande(row: Row) -> Parsed:
+def winogrande(row: DataSetRow) -> Parsed:
     """Parse a row; in cloze form, the sentence up to the filled blank is the context, the rest the continuation."""
     ask = f"Fill in the blank: {row['sentence'].replace('_', '___')}"
     return Parsed(row["sentence"], ask, (row["option1"], row["option2"]), int(row["answer"]) - 1)
@@ -152,9 +152,9 @@ def describe_mmlu(subject: str) -> str:
 
 @dataclass(frozen=True)
 class Template:
-    parse: Callable[[Row], Parsed]
+    parse: Callable[[DataSetRow], Parsed]
     cf: Callable[[Parsed], Question] = cloze
     mcf: Callable[[Parsed], Question] = multiple_choice
 
-    def question(self, row: Row, form: str) -> Question:
+    def question(self, row: DataSetRow, form: str) -> Question:
         return (self.cf if form == "cf" else self.mcf)(self.parse(row))

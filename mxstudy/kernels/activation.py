@@ -19,12 +19,12 @@ from mxstudy.kernels.operators import (
     Casts,
     Tile,
     both,
+    checked_casts,
     constants,
     empty_both,
     empty_operand,
     launch,
     operand,
-    settings,
     tile_of,
     written,
 )
@@ -92,10 +92,10 @@ def activation_cast_both(
     """Cast z for both contractions: h [..., rows, columns] bf16, if gated [..., rows, 2 columns] -> two bf16 operands.
 
     `gate_dtype`, `dtype`: bf16 to round phi(gate) and z to it, float32 for no rounding. Raises ConfigError for an
-    unknown activation, for h that is not bf16, and as `settings` does.
+    unknown activation, for h that is not bf16, and as `checked_casts` does.
     """
     rounded = Rounded(*checked(h, activation), BF16 in (gate_dtype, dtype), dtype == BF16)
-    casts = settings(output_shape(h, rounded.gated), row, column, cast)
+    casts = checked_casts(output_shape(h, rounded.gated), row, column, cast)
     return _activation_cast_both(h, pack(rounded), casts)
 
 
@@ -123,12 +123,12 @@ def activation_backward_cast_both(
         dz.dtype == BF16 and dz.shape == output_shape(h, known.gated),
         f"dz: {dz.dtype} {list(dz.shape)} is no gradient of {activation} of {list(h.shape)}, which is bfloat16",
     )
-    casts, of_z = settings(dz.shape, row, column, cast), settings(dz.shape, UNREAD, again, cast)
+    casts, of_z = checked_casts(dz.shape, row, column, cast), checked_casts(dz.shape, UNREAD, again, cast)
     return _activation_backward_cast_both(dz, h, pack(known), casts, of_z)
 
 
 def checked(h: Tensor, activation: str) -> KernelActivation:
-    require(h.dtype == BF16, f"h: {h.dtype} has no kernel; give bfloat16")
+    require(h.dtype == BF16, f"h: the kernel takes bfloat16, not {h.dtype}")
     return look_up(ACTIVATIONS, activation, "activation")
 
 
@@ -157,7 +157,7 @@ def _(h: Tensor, activation: str, casts: str) -> tuple[Tensor, Tensor]:
 
 
 @_activation_cast_both.register_kernel("cuda")
-def run(h: Tensor, activation: str, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+def launch_cuda(h: Tensor, activation: str, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
     from mxstudy.kernels.device.activation import PHIS as KERNELS
     from mxstudy.kernels.device.activation import activation_cast_both_kernel
 
@@ -203,7 +203,7 @@ def _(dz: Tensor, h: Tensor, activation: str, casts: str, of_z: str) -> tuple[Te
 
 
 @_activation_backward_cast_both.register_kernel("cuda")
-def run_backward(
+def launch_cuda_backward(
     dz: Tensor, h: Tensor, activation: str, casts: str, of_z: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     from mxstudy.kernels.device.activation import PHIS as KERNELS

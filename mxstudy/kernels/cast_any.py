@@ -45,7 +45,7 @@ COLUMN_ELEMENTS = 128  # the most that a thread holds of its columns, which are 
 
 @dataclass(frozen=True)
 class OperandCast:
-    """What is done to one operand, and nothing else.
+    """How one operand is cast.
 
     `fmt`: None only rounds to bf16. `axis`: the contraction axis, -1 or -2. `square`: blocks are block_size x
     block_size with one scale each. `round_first`: round to bf16 before anything else. `pre_round`: round to bf16, ties
@@ -88,19 +88,19 @@ class OperandCast:
         return max(self.transform_size or 0, self.block_size if self.fmt else 0, min(BLOCK_SIZES))
 
     @property
-    def places(self) -> int:
-        """Return how many of a group's elements a thread holds at once, in one row or in each of four columns."""
+    def part_size(self) -> int:
+        """Return the number of elements of a group that one thread holds."""
         limit = 64 if self.axis == -1 else 16 if self.draws else 32  # random words need registers, too
         return min(self.group, limit) if self.fmt else self.group
 
     @property
     def in_two(self) -> bool:
         """Return whether the transform needs its own launch, because its tile leaves no registers for the blocks."""
-        return self.fmt is not None and self.transform_size is not None and self.transform_size > self.places
+        return self.fmt is not None and self.transform_size is not None and self.transform_size > self.part_size
 
 
 class Groups(NamedTuple):
-    """The groups of one program: how many below and beside one another, and its number of warps."""
+    """The tile of one program: its groups down and across, and its warps."""
 
     rows: int
     columns: int
@@ -113,11 +113,11 @@ class Transform(NamedTuple):
     signs_after: bool
 
 
-class Settings(NamedTuple):
+class CompiledCast(NamedTuple):
     """A cast as the kernel is compiled for it. `axis`: 0 for the rows' axis. `random_bits`: 0 rounds to nearest."""
 
     axis: int
-    places: int
+    part_size: int
     parts: int
     groups: Groups
     columns: int
@@ -218,7 +218,7 @@ def _(x: Tensor, *options: object) -> Tensor:
 
 
 @_cast_any.register_kernel("cuda")
-def run(
+def launch_cuda(
     x: Tensor,
     mean: Tensor | None,
     rms: Tensor | None,
@@ -231,15 +231,18 @@ def run(
     packed: str,
     groups: Groups | None = None,
 ) -> Tensor:
-    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks; no bit depends on it."""
+    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.cast_any import cast_any_kernel
 
     cast, (rows, columns) = unpack(OperandCast, packed), x.shape
     if cast.in_two:
         first, second = replace(cast, fmt=None), replace(cast, transform_size=None, round_first=False)
-        y = run(x, mean, rms, gain, bias, signs, None, None, None, pack(first))
-        return run(y, None, None, None, None, None, key, place, None, pack(second), groups)
-    compiled_for = settings(cast, columns, groups)
+        y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, pack(first))
+        return launch_cuda(y, None, None, None, None, None, key, place, None, pack(second), groups)
+    compiled_for = compiled_cast(cast, columns, groups)
     result = x.new_empty(x.shape, dtype=BF16)
     high, wide = (1, cast.group) if cast.axis == -1 else (cast.group, 1)
     tiles = -(-rows // (high * compiled_for.groups.rows)), -(-columns // (wide * compiled_for.groups.columns))
@@ -254,13 +257,13 @@ def run(
     return result
 
 
-def settings(cast: OperandCast, columns: int, groups: Groups | None = None) -> Settings:
+def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None) -> CompiledCast:
     """Return the cast as the kernel is compiled for it. It has no rows, because they differ between micro-batches."""
     size = cast.transform_size
-    return Settings(
+    return CompiledCast(
         axis=cast.axis + 2,
-        places=cast.places,
-        parts=cast.group // cast.places,
+        part_size=cast.part_size,
+        parts=cast.group // cast.part_size,
         groups=groups or groups_of(cast, columns),
         columns=columns,
         round_first=cast.round_first,
@@ -280,5 +283,5 @@ def groups_of(cast: OperandCast, columns: int) -> Groups:
     if cast.axis == -1:
         beside = min(power_of_two_in(columns // cast.group), THREADS // smallest)
         return Groups(THREADS // beside, beside)
-    per_thread = max(1, min(4, COLUMN_ELEMENTS // cast.places))
+    per_thread = max(1, min(4, COLUMN_ELEMENTS // cast.part_size))
     return Groups(1, min(per_thread * THREADS, max(ceil_power_of_two(columns), smallest, 4)))

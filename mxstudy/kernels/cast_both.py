@@ -7,10 +7,10 @@ from torch import Tensor, library
 from mxstudy.kernels.operators import (
     Tile,
     both,
+    checked_casts,
     constants,
     empty_both,
     launch,
-    settings,
     tile_of,
     written,
 )
@@ -21,13 +21,13 @@ def cast_both(x: Tensor, row: str | None, column: str | None, cast: BlockCast) -
     """Cast x [..., rows, columns] bf16 or fp32 for the row-wise and the column-wise contraction: two bf16 operands.
 
     Both have x's shape. The first is in format `row` with blocks along the last axis, the second in format `column`
-    with blocks along the one before it; without a format x is only rounded. Raises ConfigError as `settings` does.
+    with blocks along the one before it; without a format x is only rounded. Raises ConfigError as `checked_casts` does.
     """
-    return cast_both_with(x, settings(x.shape, row, column, cast))
+    return cast_both_with(x, checked_casts(x.shape, row, column, cast))
 
 
 def cast_both_with(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
-    """Cast as `cast_both` does, with casts that `settings` has already checked and packed."""
+    """Cast as `cast_both` does, with casts that `checked_casts` has already checked and packed."""
     return _cast_both(x, casts)
 
 
@@ -42,8 +42,11 @@ def _(x: Tensor, casts: str) -> tuple[Tensor, Tensor]:
 
 
 @_cast_both.register_kernel("cuda")
-def run(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
-    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
+def launch_cuda(x: Tensor, casts: str, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.cast_both import cast_both_kernel
 
     x = x.contiguous()

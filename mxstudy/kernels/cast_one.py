@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, library
 
-from mxstudy.kernels.operators import BF16, FP32, Casts, Tile, constants, launch, operand, settings, tile_of
+from mxstudy.kernels.operators import BF16, FP32, Casts, Tile, checked_casts, constants, launch, operand, tile_of
 from mxstudy.kernels.packing import unpack
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.grid import to_dtype
@@ -30,14 +30,14 @@ def cast_one(
     x [rows, columns] bf16 or fp32, mean and rms float32 [rows, 1], gain and bias [columns]. `round_first`: round x to
     bf16 before anything else. `after` is not read: an argument that depends on a gradient keeps the cast in the
     backward, where a compiler would otherwise move it to the forward and keep the result. A bf16 x without a format is
-    returned as it is. Raises ConfigError for a bias without a gain, another axis, and as `settings` does.
+    returned as it is. Raises ConfigError for a bias without a gain, another axis, and as `checked_casts` does.
     """
     if axis not in (-2, -1):
         raise ConfigError(f"axis: {axis} is not an operand's axis; take -1, along the rows, or -2")
     require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
     if fmt is None and x.dtype == BF16 and rms is None and mean is None and gain is None:
         return x
-    casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
+    casts = checked_casts(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
     return _cast_one(x, mean, rms, gain, bias, after, round_first, axis, casts)
 
 
@@ -66,7 +66,7 @@ def _(x: Tensor, *options: object) -> Tensor:
 
 
 @_cast_one.register_kernel("cuda")
-def run(
+def launch_cuda(
     x: Tensor,
     mean: Tensor | None,
     rms: Tensor | None,
@@ -78,7 +78,10 @@ def run(
     casts: str,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.cast_both import cast_one_kernel
 
     x, columns = x.contiguous(), x.shape[-1]

@@ -12,10 +12,10 @@ from mxstudy.kernels.operators import (
     UNREAD,
     Tile,
     both,
+    checked_casts,
     constants,
     empty_both,
     launch,
-    settings,
     tile_of,
     written,
 )
@@ -39,8 +39,8 @@ def heads_cast_both(
     """Cast dq, dk, dv [B, T, heads, H] bf16 for both contractions: two bf16 operands [B T, all heads' H].
 
     `rope`: the angles by which queries and keys were rotated, float32 [T, H / 2] or [B, T, H / 2]; None if they were
-    not. Rotated gradients are rounded to bf16 before they are cast. Raises ConfigError as `settings` does, and if a
-    block would span two of the three gradients.
+    not. Rotated gradients are rounded to bf16 before they are cast. Raises ConfigError as `checked_casts` does, and
+    if a block would span two of the three gradients.
     """
     for name, part in (("dq", dq), ("dk", dk), ("dv", dv)):
         require(part.dtype == BF16, f"{name}: {part.dtype} is not what attention in bfloat16 gives; give bfloat16")
@@ -48,7 +48,7 @@ def heads_cast_both(
             row in (None, UNREAD) or part.shape[2] * part.shape[3] % cast.block_size == 0,
             f"block_size: {cast.block_size} does not divide the heads of {name}, {list(part.shape)}",
         )
-    return _heads_cast_both(dq, dk, dv, rope, settings(flat_shape(dq, dk, dv), row, column, cast))
+    return _heads_cast_both(dq, dk, dv, rope, checked_casts(flat_shape(dq, dk, dv), row, column, cast))
 
 
 def flat_shape(*parts: Tensor) -> tuple[int, int]:
@@ -69,10 +69,13 @@ def _(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tu
 
 
 @_heads_cast_both.register_kernel("cuda")
-def run(
+def launch_cuda(
     dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks; no bit depends on it."""
+    """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
+
+    The result does not depend on the tile.
+    """
     from mxstudy.kernels.device.heads import heads_cast_both_kernel
 
     shape, known = flat_shape(dq, dk, dv), constants(casts)

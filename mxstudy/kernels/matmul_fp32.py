@@ -47,7 +47,7 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 
 @matmul_fp32.register_kernel("cuda")
-def run(a: Tensor, b: Tensor) -> Tensor:
+def launch_cuda(a: Tensor, b: Tensor) -> Tensor:
     from mxstudy.kernels.device.matmul_fp32 import matmul_fp32_kernel
 
     sizes = (a.shape[-2], a.shape[-1], b.shape[-1])

@@ -5,18 +5,17 @@ The cast is ours, so operands have the same bits as in emulation; only the GEMM 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from mxstudy.compat.torchao import mx_matrix
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.implements import Implements
 from mxstudy.numerics.quantized import CODE_DTYPES, Quantized
 from mxstudy.reader import require
 
 CAPABILITY = (10, 0)
-KERNELS = "AUTO"  # torchao's KernelPreference; EMULATED decodes and multiplies in high precision
+KERNELS = "AUTO"  # or EMULATED, see `mx_matrix`
 PAIRS = (("E4M3", "E4M3"), ("E2M1", "E2M1"))  # formats of the two operands that torchao's GEMM takes
 IMPLEMENTS = Implements(
     cast={
@@ -45,24 +44,12 @@ def mx_tensor(quantized: Quantized, dtype: torch.dtype) -> Tensor:
 
     Blocks along the rows are stored transposed: torchao wants them along the last axis. Raises ConfigError for a stack.
     """
-    from torchao.prototype.mx_formats.mx_tensor import MXTensor
-    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
-
     require(quantized.values.ndim == 2, "backend: torchao's MX GEMM multiplies matrices, not stacks; take reference")
     is_rowwise = quantized.axis == 1
     codes, scales = (t if is_rowwise else t.t() for t in (quantized.codes, quantized.scales))
-    element: Any = CODE_DTYPES[quantized.format.name]
-    codes = codes.contiguous()
-    tensor = MXTensor(
-        codes if quantized.format.bits == 4 else codes.view(element),
-        scales.contiguous().view(torch.float8_e8m0fnu),
-        element,
-        quantized.block_size,
-        dtype,
-        KernelPreference[KERNELS],
-        None,  # activations come quantised
-        False,  # scales are not swizzled yet
-    )
+    codes, scales = codes.contiguous(), scales.contiguous().view(torch.float8_e8m0fnu)
+    codes = codes if quantized.format.bits == 4 else codes.view(CODE_DTYPES[quantized.format.name])
+    tensor = mx_matrix(codes, scales, quantized.block_size, dtype, KERNELS)
     return tensor if is_rowwise else tensor.t()
 
 

@@ -44,7 +44,7 @@ def _(
 
 
 @_norm_backward_add.register_kernel("cuda")
-def run(
+def launch_cuda(
     dy: Tensor,
     x: Tensor,
     mean: Tensor | None,
@@ -54,6 +54,7 @@ def run(
     sums: int = 3,
     most_programs: int = MOST_PROGRAMS,
 ) -> tuple[Tensor, Tensor]:
+    """Launch both kernels: the first returns dx and partial sums over rows, the second adds these up."""
     from mxstudy.kernels.device.norm_backward import add_up_kernel, norm_backward_kernel
 
     rows, columns = x.shape[-2:]

@@ -14,11 +14,11 @@ from mxstudy.kernels.operators import (
     Casts,
     Tile,
     both,
+    checked_casts,
     constants,
     empty_both,
     launch,
     power_of_two_in,
-    settings,
     written,
 )
 from mxstudy.kernels.packing import pack, unpack
@@ -92,7 +92,7 @@ def norm_cast_both(
     and the sum is rounded to x's dtype. gain and bias: [columns], or [S, 1, columns] with one per replica; None if
     there is none or the gain is folded into the weight. The cast reads FP32, or bf16 with `round_output`. UNREAD in
     place of a format leaves that operand out. Raises ConfigError for a bias without a gain, a norm that centers and has
-    p, and as `settings` does.
+    p, and as `checked_casts` does.
     """
     require(gain is not None or bias is None, "bias: it is added after the gain; give a gain too")
     require(norm.p is None or not norm.centers, "norm: MXNorm reads maxima of x itself; give p or centers, not both")
@@ -102,7 +102,7 @@ def norm_cast_both(
         f"block_size: {cast.block_size} does not divide axis -1 of shape {list(x.shape)}",
     )
     known = pack(Normed(norm.p, norm.centers, norm.eps, round_output))
-    casts = settings(x.shape, row, column, cast)
+    casts = checked_casts(x.shape, row, column, cast)
     first, second, total, mean, rms = _norm_cast_both(x, branch, gain, bias, known, casts)
     return NormCast(first, second, x if branch is None else total, mean if norm.centers else None, rms)
 
@@ -139,7 +139,7 @@ def _(x: Tensor, branch: Tensor | None, gain: Tensor | None, bias: Tensor | None
 
 
 @_norm_cast_both.register_kernel("cuda")
-def run(
+def launch_cuda(
     x: Tensor,
     branch: Tensor | None,
     gain: Tensor | None,

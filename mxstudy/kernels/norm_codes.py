@@ -97,7 +97,7 @@ def norm_codes(
     element = look_up(FORMATS, fmt, "format")
     check_settings(cast)
     columns = x.shape[-1]
-    require(x.dtype == BF16, f"x: {x.dtype} has no kernel; give bfloat16")
+    require(x.dtype == BF16, f"x: the kernel takes bfloat16, not {x.dtype}")
     require(
         branch is None or (branch.dtype, branch.shape) == (BF16, x.shape),
         "branch: it is added to x; give its shape and dtype",
@@ -154,7 +154,7 @@ def empty_results(x: Tensor, has_branch: bool, encoding: Encoding) -> Tensors:
 
 
 @_norm_codes.register_kernel("cuda")
-def run(
+def launch_cuda(
     x: Tensor, branch: Tensor | None, tensor_scale: float | None, packed: str, tile: RowTile | None = None
 ) -> Tensors:
     """Launch the kernel. `tile`: a tile other than `row_tile`'s; then the RMS may differ in its last bits."""

@@ -81,7 +81,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-def settings(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> str:
+def checked_casts(shape: Sequence[int], row: str | None, column: str | None, cast: BlockCast) -> str:
     """Return packed `Casts` for an operator on [..., rows, columns].
 
     Raises ConfigError for what no kernel does: formats without E8M0 scales, scale rules not in KERNEL_RULES, roundings
@@ -151,7 +151,7 @@ def is_capable_of(*capability: int) -> bool:
 
 
 def converted(fmt: str) -> str | None:
-    """Return the format if the GPU has conversions to it, else None."""
+    """Return the format if this GPU converts to it in hardware, else None."""
     return fmt if fmt in ("E4M3", "E5M2") and is_capable_of(8, 9) else None
 
 

@@ -28,7 +28,7 @@ def _(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> t
 
 
 @linear_gradients.register_kernel("cuda")
-def run(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
+def launch_cuda(dy_wgrad: Tensor, x_wgrad: Tensor, dy_dgrad: Tensor, w_dgrad: Tensor) -> tuple[Tensor, Tensor]:
     """Compute both, side by side on two CUDA streams where dw leaves multiprocessors idle."""
     device = w_dgrad.device
     if w_dgrad.numel() >= TILE * torch.cuda.get_device_properties(device).multi_processor_count:

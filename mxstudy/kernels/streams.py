@@ -12,9 +12,10 @@ side_of = cache(torch.cuda.Stream)  # one side stream per device
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context whose launches run beside what follows it, until `join_side_stream`; on CPU they run in order.
+    """Return a context that runs its work on a side stream, in parallel with later work, until join_side_stream.
 
-    Tensors that it reads or makes must live until then, because the allocator does not know of the other stream.
+    On CPU the work runs in order. Tensors that it reads or makes must live until then, because the allocator does not
+    know of the other stream.
     """
     if device.type != "cuda":
         return nullcontext()

@@ -12,14 +12,10 @@ from mxstudy.launch.plan import Job
 from mxstudy.launch.processes import gpus_per_node, tasks_per_node
 from mxstudy.launch.table import aligned
 from mxstudy.studies import study_of
-from mxstudy.studies.pretrain.study import GPU, MFU_BF16, MFU_MX
 from mxstudy.studies.protocol import Cost
 from mxstudy.tracking.folder import RunFolder
 
 OF_FLOPS = "FLOPs: forward and backward of the remaining steps, without validation, probes and recomputation."
-OF_HOURS = f"""\
-GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
-arithmetic."""
 
 
 def show(jobs: Sequence[Job], settings: Launcher) -> None:
@@ -34,8 +30,8 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
         rows.append([job.label, "; ".join(job.also), job.state, *cells, str(job.folder)])
     total = sum(costs.values(), Cost())
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
-    notes = [note for value, note in ((total.flops, OF_FLOPS), (total.gpu_hours, OF_HOURS)) if value]
-    print("\n".join([*aligned(rows), *notes]), flush=True)
+    notes = {note for job in todo if (note := study_of(job.config.study).gpu_hours_are)} if total.gpu_hours else set()
+    print("\n".join([*aligned(rows), *([OF_FLOPS] if total.flops else []), *sorted(notes)]), flush=True)
 
 
 def columns(gpus: int, cost: Cost) -> list[str]:
@@ -50,7 +46,7 @@ def gpus_of(job: Job, settings: Launcher) -> int:
     if isinstance(settings, Inline) or per_node is None:
         return world_size() if torch.cuda.is_available() else 0
     tasks_per_node(job.config.study, settings)
-    return getattr(settings, "nodes", 1) * per_node
+    return settings.nodes * per_node
 
 
 def steps_done(job: Job) -> int:

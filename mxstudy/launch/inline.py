@@ -19,7 +19,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 LEFT_ALONE = {"running": "another process runs it", "queued": "it waits in a queue"}
 
 
-def run(jobs: list[Job]) -> int:
+def run_jobs(jobs: list[Job]) -> int:
     """Run every job that is to be run, and print a line per job before it starts; return the exit code.
 
     0: every job has finished or diverged; 1: a job failed or belongs to another process; 128 + signal: stopped by a

@@ -87,11 +87,14 @@ def share(settings: Local) -> tuple[int, int]:
     """Return the number of GPUs of a job and the number of jobs that run at once. Raises ConfigError."""
     available = torch.cuda.device_count()
     gpus = min(1, available) if settings.gpus_per_node is None else settings.gpus_per_node
-    require(gpus <= available, f"hydra.launcher.gpus_per_node: {gpus} per job, and this machine has {available}")
+    require(
+        gpus <= available,
+        f"hydra.launcher.gpus_per_node: {gpus} GPUs per job, but this machine has {available}; lower it",
+    )
     parallel = settings.array_parallelism or (available // gpus if gpus else 1)
     require(
         parallel * gpus <= available or not gpus,
-        f"hydra.launcher.array_parallelism: {parallel} jobs of {gpus} GPUs, and this machine has {available}",
+        f"hydra.launcher.array_parallelism: {parallel} jobs of {gpus} GPUs, but this machine has {available}; lower it",
     )
     return gpus, parallel
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from mxstudy.config import AnyRun, fingerprint, read_run
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.job_arms import with_arms
-from mxstudy.launch.probe_compatibility import asked_otherwise, check_used, off_then, with_probes_of
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import observe
@@ -92,9 +91,9 @@ def plan(composed: list[Composed]) -> list[Job]:
                 identities[key] = study.identity(config)
             digest = fingerprint(config, *identities[key])
             if digest in jobs:
-                for probe in off_then(jobs[digest].config, config):
+                for probe in study.off_then(jobs[digest].config, config):
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run; set both alike")
-                for name in asked_otherwise(jobs[digest].config, config):
+                for name in study.asked_otherwise(jobs[digest].config, config):
                     raise ConfigError(f"{name}: differs in {jobs[digest].label}, which is the same run; set both alike")
                 jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
@@ -111,7 +110,7 @@ def plan(composed: list[Composed]) -> list[Job]:
 
 
 class Valid(NamedTuple):
-    """A job's config, checked as far as that is possible without running it, and the backends that it will run on."""
+    """A valid job: its config, and the backends that its blocks will run on."""
 
     config: AnyRun
     backend: str | None
@@ -124,8 +123,8 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             if isinstance(job.values, ConfigError):
                 raise job.values
             config = read_run(job.values)
-            check_used(config)
             study = study_of(config.study)
+            study.check_watched(config)
             study.check(config)
             yield Valid(study.pinned(config), study.backends(config))
         except ConfigError as error:
@@ -161,20 +160,20 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
     if job.config.rerun:
-        config = job.config
+        config, study = job.config, study_of(job.config.study)
         with suppress(ConfigError):  # nobody can have read what cannot be read
-            config = with_probes_of(found.config(), config)
+            config = study.with_watched_of(found.config(), config)
         return replace(job, config=config, folder=found.path, replaces=found.path)
-    then = found.config()
-    for probe in off_then(then, job.config):
+    study, then = study_of(job.config.study), found.config()
+    for probe in study.off_then(then, job.config):
         raise ConfigError(f"{probe}: was off in {found.path}, so that run has no data of it; rerun=true trains again")
-    for name in asked_otherwise(then, job.config):
+    for name in study.asked_otherwise(then, job.config):
         raise ConfigError(
             f"{name}: differs in {found.path}; +experiment=olmes evaluates its checkpoints, rerun=true trains again"
         )
     if run.state in DONE:
         return replace(job, folder=found.path, state=run.state)
-    return replace(job, config=with_probes_of(then, job.config), folder=found.path, state="resume")
+    return replace(job, config=study.with_watched_of(then, job.config), folder=found.path, state="resume")
 
 
 def labels(composed: list[Composed]) -> list[str]:

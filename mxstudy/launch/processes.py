@@ -23,7 +23,7 @@ def gpus_per_node(settings: Launcher) -> int | None:
 
 def tasks_per_node(study: str, settings: Local | Slurm) -> int:
     """Return the processes per node of a job. Raises ConfigError if its kind of run cannot use the settings."""
-    uses, gpus, nodes = study_of(study).uses, settings.gpus_per_node or 0, getattr(settings, "nodes", 1)
+    uses, gpus, nodes = study_of(study).uses, settings.gpus_per_node or 0, settings.nodes
     require(
         uses == Uses.TASK_EACH or nodes == 1, f"hydra.launcher.nodes: {study} runs in one process; give 1, not {nodes}"
     )
@@ -43,7 +43,7 @@ def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
         "without torchrun or srun",
     )
     for job in jobs:
-        check(job.config, tasks_per_node(job.config.study, settings) * getattr(settings, "nodes", 1))
+        check(job.config, tasks_per_node(job.config.study, settings) * settings.nodes)
 
 
 def check_started(jobs: Sequence[Job]) -> None:

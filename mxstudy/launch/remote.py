@@ -29,7 +29,7 @@ NOT_SUBMITTED = "not submitted"
 SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
 
-def run(jobs: list[Job], settings: Local | Slurm) -> int:
+def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     """Submit the jobs that are to be run, and print where each job is; return the exit code, 0 without `wait`."""
     check_asked(jobs, settings)
     jobs = begin(jobs)
@@ -48,7 +48,7 @@ def run(jobs: list[Job], settings: Local | Slurm) -> int:
         say(f"{len(todo)} of {len(jobs)} jobs submitted; python -m mxstudy +launch=status shows their state")
         return 0
     ended = wait_for(folders)
-    done = [replace(job, state=run.state) for job, run in zip(jobs, ended, strict=True)]
+    done = [replace(job, state=submit_jobs.state) for job, submit_jobs in zip(jobs, ended, strict=True)]
     for job in done:
         if job.state in DONE:
             catch_up(job)

@@ -69,7 +69,7 @@ def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool)
 
 
 def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, str | None]:
-    """Return state and reason of a run that no process runs and no queue has."""
+    """Return the state of a run that has no process and is in no queue, and the reason."""
     if ticket and ticket.cancelled:
         return "cancelled", None
     if status.state == "preempted":

@@ -17,9 +17,9 @@ from mxstudy.train.runtime import planned_for
 
 # By the type of the launcher's settings, the function from planned jobs and settings to an exit code.
 LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
-    Inline: lambda jobs, _: inline.run(jobs),
-    Local: remote.run,
-    Slurm: remote.run,
+    Inline: lambda jobs, _: inline.run_jobs(jobs),
+    Local: remote.submit_jobs,
+    Slurm: remote.submit_jobs,
 }
 
 

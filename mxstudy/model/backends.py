@@ -10,6 +10,8 @@ anything else is a reason not to use it. `auto` chooses, for each block, the fas
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -43,11 +45,23 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
     return blocks | {name: linear for name, linear in outside.items() if linear.gemms != Gemms()}
 
 
+class FastBackend(NamedTuple):
+    """A backend that computes some modules, faster than the reference.
+
+    `why_not`: the reason why it cannot run a module on a target, or None. `use`: use it in a module from now on, or no
+    longer. `is_certain`: whether a backend without a reason will run where the job does; `auto` takes no other.
+    """
+
+    why_not: Callable[[nn.Module, Target], str | None]
+    use: Callable[[nn.Module, bool], None]
+    is_certain: Callable[[], bool]
+
+
 def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
     """Return the backend of one module; raises ConfigError if it cannot run on the one that `backend` names."""
-    refusals = {"native": why_no_native(module, target), "fused": why_not_fused(module, target), "reference": None}
-    if backend in refusals and backend != "reference":
-        reason = refusals[backend]
+    reasons = {fast: row.why_not(module, target) for fast, row in FAST.items()}
+    if backend in FAST:
+        reason = reasons[backend]
         if reason is None:
             return Backend(backend, but=left_of(module, backend))
         is_head = backend == "fused" and isinstance(module, MXLinear)  # a linear outside all blocks is never fused
@@ -57,15 +71,10 @@ def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Ba
             f"precision.backend: {backend} cannot run {name}: {reason}; reference runs everywhere, and auto chooses "
             "the fastest backend that can run"
         )
-    if backend == "reference":
-        return Backend("reference", "precision.backend asks for it" if refusals["fused"] is None else refusals["fused"])
-    if backend == "auto" and refusals["native"] is None and torch.cuda.is_available():  # no GPU here: unconfirmed
-        return Backend("native")
-    return (
-        Backend("fused", but=left_of(module, "fused"))
-        if refusals["fused"] is None
-        else Backend("reference", refusals["fused"])
-    )
+    for fast in CHOICES[backend]:
+        if reasons[fast] is None and FAST[fast].is_certain():
+            return Backend(fast, but=left_of(module, fast))
+    return Backend("reference", reasons["fused"] or "precision.backend asks for it")
 
 
 def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Target) -> None:
@@ -73,10 +82,18 @@ def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Targe
     for name, backend in backends.items():
         module = model.get_submodule(name)
         module.backend = backend  # type: ignore[assignment]
-        for linear in linears_in(module):
-            linear.native = backend.name == "native" and linear.gemms != Gemms()
-        if isinstance(module, Fusable):
-            module.take(backend.name == "fused")
+        for fast, row in FAST.items():
+            row.use(module, backend.name == fast)
+
+
+def use_native(module: nn.Module, on: bool) -> None:
+    for linear in linears_in(module):
+        linear.native = on and linear.gemms != Gemms()
+
+
+def use_fused(module: nn.Module, on: bool) -> None:
+    if isinstance(module, Fusable):
+        module.set_fused(on)
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:
@@ -100,6 +117,17 @@ def why_no_native(module: nn.Module, target: Target) -> str | None:
 def why_not_fused(module: nn.Module, target: Target) -> str | None:
     """Return why the module cannot run in fused kernels, or None if it can."""
     return module.why_not_fused(target) if isinstance(module, Fusable) else "it is outside all blocks"
+
+
+# The backends beside the reference, the fastest first.
+FAST = {
+    "native": FastBackend(
+        why_no_native, use_native, lambda: torch.cuda.is_available()
+    ),  # without a GPU here, nobody knows what the job will have
+    "fused": FastBackend(why_not_fused, use_fused, lambda: True),
+}
+# What a setting that names none of them chooses from.
+CHOICES: dict[str, tuple[str, ...]] = {"auto": tuple(FAST), "emulated": ("fused",), "reference": ()}
 
 
 def backends_of(model: nn.Module) -> dict[str, str]:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_attention, split_heads
+from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
-from mxstudy.model.activation_functions import relu2, swiglu
-from mxstudy.model.fusable import Fusable, Target
-from mxstudy.model.fused_block import fused_block, why_not_fused_block
+from mxstudy.model.feed_forward import INITS, MLPS
+from mxstudy.model.fusable import Fusable, Target, linears_in
+from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
@@ -43,33 +44,6 @@ class Tree(NamedTuple):
 
     positions_BT: Tensor
     mask_BTT: Tensor
-
-
-class Init(NamedTuple):
-    """Standard deviations before truncation at 3 sigma. The head's is D^-0.5; depth shrinks the residual outputs'."""
-
-    embedding: Callable[[config.Decoder], float]
-    linear: Callable[[config.Decoder, int], float]  # by fan-in
-    shrinks_up: bool  # whether depth also shrinks the ungated half of a gated MLP's first linear
-
-
-INITS = {
-    "llama": Init(lambda model: 1.0, lambda model, fan_in: model.init_std, True),  # TorchTitan, which truncates later
-    "mitchell": Init(lambda model: model.hidden_size**-0.5, lambda model, fan_in: fan_in**-0.5, False),  # OLMo
-}
-
-
-class MLP(NamedTuple):
-    up: str  # the name of the first linear
-    parts: int  # how many are fused in it
-    activation: Callable[[Tensor], Tensor]  # [..., parts * ffn_size] -> [..., ffn_size]
-
-
-MLPS = {
-    "swiglu": MLP("w13", 2, swiglu),
-    "gelu": MLP("w1", 1, F.gelu),
-    "relu2": MLP("w1", 1, relu2),  # Nemotron-4
-}
 
 
 class Attention(nn.Module):
@@ -116,29 +90,6 @@ def attend(q_BTNH: Tensor, k_BTNH: Tensor, v_BTNH: Tensor, mask_BTT: Tensor | No
     return out_BNTH.transpose(1, 2).flatten(2)
 
 
-class FeedForward(nn.Module):
-    """Compute w2(activation(up(x))); in a gated MLP, `up` holds the gate's linear and the other one, fused."""
-
-    def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
-        super().__init__()
-        self.kind = model.mlp
-        self.up_name, parts, self.activation = MLPS[model.mlp]
-        init = INITS[model.init]
-        std = init.linear(model, model.hidden_size)
-        up = NormLinear(build_norm(norm, model.hidden_size, cast), parts * model.ffn_size, std)
-        if init.shrinks_up and parts == 2:
-            up.init_stds = (std, output_std)
-        self.add_module(self.up_name, up)
-        self.w2 = MXLinear(model.ffn_size, model.hidden_size, output_std)
-
-    @property
-    def up(self) -> NormLinear:
-        return typing.cast(NormLinear, getattr(self, self.up_name))
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.w2(self.activation(self.up(x_BTD)))
-
-
 class Block(Fusable):
     """One decoder block: attention and an MLP, each with its pre-norm and a residual connection.
 
@@ -155,12 +106,12 @@ class Block(Fusable):
             return INITS[model.init].linear(model, fan_in) / (2 * (layer + 1)) ** 0.5
 
         self.attention = Attention(model, norm, cast, output_std(model.hidden_size))
-        self.feed_forward = FeedForward(model, norm, cast, output_std(model.ffn_size))
+        self.feed_forward = MLPS[model.mlp].module(model, norm, cast, output_std(model.ffn_size))
 
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the block's output and {name: input} of every norm but the first: the backward keeps these anyway."""
+        """Return the block's output and the inputs of its later norms by name."""
         if self.fused is not None:
             return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused)
         attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT)
@@ -171,8 +122,8 @@ class Block(Fusable):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what `forward` does, computed from the modules' weights by the two fused functions."""
-        attention, (wqkv, wo, up, w2) = self.attention, self.linears()
         self.check_hooks()
+        attention, (wqkv, wo, up, w2) = self.attention, fused_linears(self)
         is_normed = attention.q_norm is not None  # the norms come before the rotary embedding
         rope, affine = None if is_normed else rope_TH, wqkv.gain_and_bias(x_BTD)
         q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, keys_of(wqkv), settings)
@@ -187,27 +138,21 @@ class Block(Fusable):
     def why_not_fused(self, target: Target) -> str | None:
         return why_not_fused_block(self, target)
 
-    def take(self, fused: bool) -> None:
+    def set_fused(self, fused: bool) -> None:
         self.fused = fused_block(self) if fused else None
 
     def check_hooks(self) -> None:
         """Raise ConfigError if a linear has a hook: a fused block does not call its linears, so no hook would run."""
-        for linear in self.linears():
+        for linear in linears_in(self):
             require(
-                not any(getattr(linear, hooks) for hooks in HOOKS),
+                not has_hooks(linear),
                 "precision.backend: a hook of a linear is never called in a fused block; set it to reference",
             )
-
-    def linears(self) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
-        return self.attention.wqkv, self.attention.wo, self.feed_forward.up, self.feed_forward.w2
 
     def reader(self, norm: str) -> nn.Module:
         """Return the linear that a norm is fused with, or the norm if it stands on its own."""
         linears = {"attention_norm": self.attention.wqkv, "ffn_norm": self.feed_forward.up}
         return linears.get(norm) or self.get_submodule(norm)
-
-
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:

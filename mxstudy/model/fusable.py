@@ -13,7 +13,7 @@ from mxstudy.model.linear import MXLinear
 
 @dataclass(frozen=True)
 class Backend:
-    """A block's backend; `why`: the reason if it is not the fastest one; `but`: what it leaves to the reference."""
+    """A block's backend. `why`: why it is not the fastest one. `but`: the part that it leaves to the reference."""
 
     name: str
     why: str | None = None
@@ -41,8 +41,8 @@ class Fusable(nn.Module):
         """Return which part of the block fused kernels leave to the reference, or None if they compute everything."""
         return None
 
-    def take(self, fused: bool) -> None:
-        """From now on run in fused kernels, in the linears' current formats, or else module by module."""
+    def set_fused(self, fused: bool) -> None:
+        """Switch to fused kernels, in the linears' current formats, or back to running module by module."""
         raise NotImplementedError
 
 

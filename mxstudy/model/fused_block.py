@@ -10,16 +10,25 @@ import torch
 from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
+from mxstudy.model.feed_forward import FeedForward
 from mxstudy.model.fusable import Target, is_plain
+from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 
 if TYPE_CHECKING:
     from mxstudy.model.decoder import Block
 
 
+def fused_linears(block: Block) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
+    """Return the four linears of a block whose MLP is a FeedForward, in the order in which they run."""
+    return block.attention.wqkv, block.attention.wo, block.feed_forward.up, block.feed_forward.w2
+
+
 def why_not_fused_block(block: Block, target: Target) -> str | None:
     """Return the first reason why a decoder's block cannot run in two fused functions, or None if it can."""
-    linears = block.linears()
+    if type(block.feed_forward) is not FeedForward:
+        return f"its MLP is a {type(block.feed_forward).__name__}, which has no kernel"
+    linears = fused_linears(block)
     wqkv, _, up, w2 = linears
     if target.compute != torch.bfloat16:
         return f"kernels compute in bf16, and train.compute is {target.compute}"
@@ -50,7 +59,7 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
 
 def fused_block(block: Block) -> FusedBlock:
     """Return the settings of the block's two fused functions, for its linears' current formats."""
-    linears = block.linears()
+    linears = fused_linears(block)
     wqkv = linears[0]
     activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes
     gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)

@@ -1,12 +1,11 @@
-"""The precision plan: assign a recipe to every linear by patterns of module names, check it, and describe it."""
+"""The precision plan: assign a recipe to every linear by patterns of module names, and check it."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -14,12 +13,12 @@ import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
+from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
-from mxstudy.config.settings import vain_settings, written
-from mxstudy.model.backends import apply_backends, describe_backends, plan_backends
+from mxstudy.config.settings import vain_settings
+from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
-from mxstudy.model.fusable import Target
+from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
@@ -72,20 +71,20 @@ def apply_precision(
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Within the block, a model in training computes as in evaluation (see `for_evaluation`).
+    """Run a training model with its evaluation recipes inside the `with` block (see `for_evaluation`).
 
     Afterwards the very same recipe objects are restored. Nothing else changes: a linear whose recipe is the same in
     both keeps its compiled code, and every block keeps its backend.
     """
     linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
-    blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(m.linears())]
+    blocks = [m for m in model.modules() if isinstance(m, Block) and before.keys() & set(linears_in(m))]
     fused = {block: block.fused for block in blocks if block.fused is not None}
     try:
         for linear in before:
             linear.gemms = linears[linear]
         for block in fused:
-            block.take(True)
+            block.set_fused(True)
         yield
     finally:
         for linear, gemms in before.items():
@@ -210,7 +209,7 @@ def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -
         if size % divisor.size:
             remedy = f"choose sizes that it divides{divisor.remedy}"
             raise ConfigError(
-                f"{origin.key(*divisor.place)}: {divisor.size} does not divide {name}'s {side} size {size}; {remedy}"
+                f"{origin.key(*divisor.field)}: {divisor.size} does not divide {name}'s {side} size {size}; {remedy}"
             )
 
 
@@ -226,18 +225,18 @@ AXES = {
 
 
 class Divisor(NamedTuple):
-    """A size that must divide an axis (in, out, tokens); `place`: the operand or transform, and its field."""
+    """A size that must divide an axis (in, out, tokens); `field`: the operand or transform, and its field."""
 
-    place: tuple[str, str]
+    field: tuple[str, str]
     axis: str
     size: int
 
     @property
     def remedy(self) -> str:
-        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.place[0] in OPERANDS else ""
+        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.field[0] in OPERANDS else ""
 
     def __str__(self) -> str:
-        return f"blocks of {self.size}" if self.place[0] in OPERANDS else f"a Hadamard transform of {self.size}"
+        return f"blocks of {self.size}" if self.field[0] in OPERANDS else f"a Hadamard transform of {self.size}"
 
 
 def divisors(gemms: Gemms) -> list[Divisor]:
@@ -268,7 +267,7 @@ def token_block(model: nn.Module) -> int:
 def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
     """Raise ConfigError if blocks or transforms do not divide `number`; `tokens` begins its message, 'KEY: 48'."""
     for divisor in token_divisors(model):
-        where = f" ({divisor.place[0]})" if divisor.place[0] in TRANSFORMS else ""
+        where = f" ({divisor.field[0]})" if divisor.field[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")
 
 
@@ -298,103 +297,3 @@ def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> No
         f"norm: PostRoundMXNorm reads the scales of 1 x {own[0]} blocks by {own[1]}, but {name} casts its output to "
         "others; use mxnorm_p2",
     )
-
-
-def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
-    """Return the plan as applied, one line per recipe (number of linears, casts of each GEMM) and one per backend.
-
-    `forward_only`: describe the forward GEMM alone, for a model that is evaluated and not trained.
-    """
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
-    applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
-    groups = Counter((row, applied[name]) for name, row in rows.items())
-    plan = [
-        f"{count} linears in {row}: {describe_gemms(gemms, forward_only)}" for (row, gemms), count in groups.items()
-    ]
-    notes = [
-        f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
-        for row in {row: None for row, gemms in groups if spans_micro_batch(gemms)}
-    ]
-    settings = next((linear.cast for linear in linears.values()), BlockCast())
-    notes += describe_settings(settings, groups, norm_settings(model))
-    return "\n".join([*plan, *notes, *describe_backends(model)])
-
-
-def forward_of(gemms: Gemms) -> Gemms:
-    """Return the recipe of the forward GEMM alone."""
-    return Gemms(forward_x=gemms.forward_x, forward_w=gemms.forward_w, forward_transform=gemms.forward_transform)
-
-
-def describe_settings(
-    settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
-) -> list[str]:
-    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
-    casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
-    lines, vain = [], []
-    for field, setting in SETTINGS.items():
-        value = getattr(settings, setting)
-        if value == getattr(BlockCast, setting):
-            continue
-        assigned = f"precision.{setting}={written(value)}"
-        having = {place: getattr(cast, field) for place, cast in casts.items() if cast.has(field)}
-        if not having and setting not in norm_reads:
-            vain.append(assigned)
-        keeping: dict[str, list[str]] = defaultdict(list)
-        for (row, operand), own in having.items():
-            if own != value:
-                keeping[row].append(f"{operand} keeps {written(own)}")
-        lines += [f"{row}: {assigned} fills what is left open; {', '.join(own)}" for row, own in keeping.items()]
-    if vain:
-        lines.append(f"{', '.join(vain)}: no operand here takes {'it' if len(vain) == 1 else 'them'}")
-    return lines
-
-
-def spans_micro_batch(gemms: Gemms) -> bool:
-    """Return whether a scale of activations or gradients, or random signs, are shared by a micro-batch's tokens."""
-    spans = any(cast.outer_scale == "tensor" and "tokens" in AXES[name] for name, cast in gemms.casts())
-    transforms = (getattr(gemms, name) for name in TRANSFORMS)
-    return spans or any(transform.signs == "call" for transform in transforms if transform is not None)
-
-
-def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
-    pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
-    parts = []
-    for name, gemm in pairs[:1] if forward_only else pairs:
-        rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
-        parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
-    return ", ".join(parts)
-
-
-def describe_cast(cast: Cast | None) -> str:
-    """Return the cast's format and whatever is unusual about it, e.g. 'E2M1 (16x16, stochastic)'."""
-    if cast is None:
-        return "-"
-    has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
-    said = {
-        "two_dimensional": f"{cast.block_size}x{cast.block_size}",
-        "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
-        "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
-        "rounding": cast.rounding,
-        "source": "from the forward's cast",
-        "mask_clipped": "gradients masked",
-        "headroom": f"headroom {cast.headroom:.4g}",
-        "candidates": f"candidates {', '.join(f'{factor:g}' for factor in cast.candidates)}",
-        "block_size": "" if cast.two_dimensional or cast.scale == "none" else f"blocks of {cast.block_size}",
-        "statistic": f"range by {cast.statistic}",
-    }
-    notes = [said.get(name, f"{name} {getattr(cast, name)}") for name in unusual(cast)]
-    return f"{cast.format} ({', '.join(filter(None, notes))})" if any(notes) else cast.format
-
-
-def unusual(cast: Cast) -> list[str]:
-    """Return the names of the fields in which a cast differs from its format's plain cast under default settings."""
-    usual = Cast(format=cast.format, block_size=FORMATS[cast.format].block_size).filled(BlockCast())
-    values = {field.name: getattr(cast, field.name) for field in fields(cast)}
-    return [name for name, value in values.items() if value is not None and value != getattr(usual, name, None)]
-
-
-def describe_transform(transform: Hadamard) -> str:
-    """Return the transform's size and signs, e.g. 'Hadamard 16 (signs by seed)'."""
-    signs = "written signs" if transform.vector else f"signs by {transform.signs}" if transform.signs != "none" else ""
-    notes = ", ".join(filter(None, (signs, "after it" if transform.signs_after else "")))
-    return f"Hadamard {transform.size} ({notes})" if notes else f"Hadamard {transform.size}"

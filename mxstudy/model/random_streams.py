@@ -34,7 +34,7 @@ def give_streams(model: nn.Module, linears: Mapping[str, MXLinear], seeds: Seque
 
 
 def places_of(model: nn.Module) -> Tensor | None:
-    """Return the places (see `Random`) that the model's linears share, or None if none draws random numbers."""
+    """Return the tensor of places (see `Random`) that all linears share, or None if no linear draws random numbers."""
     linears = (module for module in model.modules() if isinstance(module, MXLinear))
     return next((linear.random.places for linear in linears if linear.random is not None), None)
 

@@ -294,7 +294,7 @@ def check_format(cast: Cast, element: ElementFormat) -> None:
         )
         require(
             cast.scale_rule != CODE_BUMP or len(cast.candidates) == 1,
-            f"candidates: a block chooses among them, and {CODE_BUMP} gives each element a scale; leave them out",
+            f"candidates: cannot be used with {CODE_BUMP}, whose scales are per element; leave them out",
         )
         if cast.scale_rule != CODE_BUMP:
             look_up(SCALE_RULES, str(cast.scale_rule), "scale_rule")

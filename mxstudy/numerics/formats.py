@@ -13,7 +13,7 @@ from torch import Tensor
 from mxstudy.config.casts import TRANSFORMS, Cast, Gemms
 from mxstudy.reader import ConfigError, suggest
 
-Row = TypeVar("Row")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def look_up_mx(name: str) -> ElementFormat:
     return element
 
 
-def look_up(table: Mapping[str, Row], name: str, what: str) -> Row:
+def look_up(table: Mapping[str, R], name: str, what: str) -> R:
     """Return the table's row of that name. Raises ConfigError, with the nearest name, if there is none."""
     if name not in table:
         raise ConfigError(f"{what}: {name!r} is not a choice; {suggest(name, table)}")

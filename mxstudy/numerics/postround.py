@@ -32,7 +32,7 @@ def cutoff(fmt: ElementFormat, scale_rule: str) -> float:
 
 
 def mean_rounded_absmax(std: Tensor, block_size: int, cutoff: float) -> Tensor:
-    """Return f(std) of the module's docstring, float64, std's shape."""
+    """Return the mean rounded block absmax of N(0, std^2): float64, std's shape."""
     powers = 2.0 ** torch.arange(-40, 41, dtype=torch.float64, device=std.device)
     below = torch.erf(cutoff * powers / (std.double().unsqueeze(-1) * 2**0.5)) ** block_size
     return (powers[:-1] * below.diff(dim=-1)).sum(-1)
@@ -40,7 +40,7 @@ def mean_rounded_absmax(std: Tensor, block_size: int, cutoff: float) -> Tensor:
 
 @constant
 def inverse_table(block_size: int, cutoff: float, device: torch.device) -> Tensor:
-    """Return f^-1 at 1, 1 + 1/256, ..., 2: float32 [257]."""
+    """Return the std for mean rounded absmax 1, 1 + 1/256, ..., 2: float32 [257]."""
     return _inverse_table(block_size, cutoff, device)
 
 
@@ -53,7 +53,7 @@ def _inverse_table(block_size: int, cutoff: float, device: torch.device) -> Tens
 
 
 def rms_post_round(x: Tensor, fmt: str, cast: BlockCast, eps: float) -> Tensor:
-    """Return f^-1 of the mean of a row's rounded block absmax, plus eps: float32, [..., 1].
+    """Return the RMS estimated from each row's rounded block absmax, plus eps: float32 [..., 1].
 
     Scales are taken relative to the row's largest, so that every exponent stays in range.
     """

@@ -42,7 +42,7 @@ def outcome(losses: Sequence[float], jump: float = 100.0, recovery: float = 10.0
     require(within >= 1, f"within: must be at least 1 step, not {within}")
     curve = np.array(losses, dtype=np.float64)
     curve[~np.isfinite(curve)] = np.inf
-    require(not (curve < 0).any(), "losses: must not be negative, because spikes are ratios of losses")
+    require(not (curve < 0).any(), "losses: must not be negative, because spikes are ratios; leave such runs out")
     limits = recovery * np.minimum.accumulate(np.concatenate(([np.inf], curve)))[:-1]
     spikes = 1 + np.flatnonzero(curve[1:] > jump * curve[:-1])
     judged = spikes[spikes < len(curve) - within]

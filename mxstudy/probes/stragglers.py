@@ -54,7 +54,7 @@ class Ranks(Timing):
 
 
 def slowdowns_of(steps_ms: torch.Tensor, owns_ms: torch.Tensor, matmuls_ms: torch.Tensor) -> torch.Tensor:
-    """Return, per rank, the step's time with it over that with the (lower) median rank, by own work or by speed."""
+    """Return for each rank how much longer a step takes because of it than with the median rank."""
     late_ms = owns_ms - owns_ms.median()
     late = late_ms / (steps_ms.max() - late_ms.max()).clamp_min(1e-3)
     return torch.maximum(1 + late, matmuls_ms / matmuls_ms.median())

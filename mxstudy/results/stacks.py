@@ -26,16 +26,16 @@ def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, 
     """
     state, values = folder.status().state, read_columns(folder.columns, len(config.replicas))
     rows = []
-    for replica, identity in enumerate(replica_identities(folder, config)):
+    for replica, about in enumerate(replica_columns(folder, config)):
         losses, grad_norms = values[:, 0, replica], values[:, 1, replica]
         finite = np.isfinite(losses) & np.isfinite(grad_norms)
         ended = bool(len(finite)) and not finite[-1]
         rows.append(
             of_stack
-            | identity
+            | about
             | {
-                "config.seed": identity["seed"],
-                "config.lr": identity["lr"],
+                "config.seed": about["seed"],
+                "config.lr": about["lr"],
                 "state": "diverged" if ended and state == "finished" else state,
                 "loss": losses[-1] if len(losses) else math.nan,
                 "best_loss": losses[finite].min() if finite.any() else math.nan,
@@ -47,8 +47,8 @@ def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, 
     return rows
 
 
-def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
-    """Return the identity of each replica: the columns with which its rows begin."""
+def replica_columns(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
+    """Return the columns with which the rows of each replica begin: which run and replica it is."""
     fingerprint, label = folder.status().fingerprint, folder.label
     return [
         {
@@ -64,26 +64,26 @@ def replica_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[s
 
 
 def replica_metrics(folder: RunFolder) -> pd.DataFrame:
-    config: Any = folder.config()
+    config = folder.config_of(StudentTeacher)
     values = read_columns(folder.columns, len(config.replicas))
-    identities = pd.DataFrame(short_identities(folder, config))
-    frame = identities.loc[identities.index.repeat(len(values))].reset_index(drop=True)
+    replicas = pd.DataFrame(short_columns(folder, config))
+    frame = replicas.loc[replicas.index.repeat(len(values))].reset_index(drop=True)
     columns = {name: values[:, number].T.ravel() for number, name in enumerate(NAMES)}
-    return frame.assign(step=np.tile(np.arange(len(values)), len(identities)), **columns)
+    return frame.assign(step=np.tile(np.arange(len(values)), len(replicas)), **columns)
 
 
 def replica_probe(folder: RunFolder, rows: Sequence[Row]) -> pd.DataFrame:
     """Return one row per measurement and replica from a probe's rows, whose values are lists [S]."""
-    config: Any = folder.config()
+    config = folder.config_of(StudentTeacher)
     return pd.DataFrame(
         [
-            identity | {"step": row["step"]} | {key: numbers[replica] for key, numbers in row["values"].items()}
+            about | {"step": row["step"]} | {key: numbers[replica] for key, numbers in row["values"].items()}
             for row in rows
-            for replica, identity in enumerate(short_identities(folder, config))
+            for replica, about in enumerate(short_columns(folder, config))
         ]
     )
 
 
-def short_identities(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
-    identities = replica_identities(folder, config)
-    return [{key: one[key] for key in ("fingerprint", "label", "replica", "seed")} for one in identities]
+def short_columns(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
+    names = ("fingerprint", "label", "replica", "seed")
+    return [{name: columns[name] for name in names} for columns in replica_columns(folder, config)]

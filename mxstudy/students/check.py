@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
@@ -13,11 +15,9 @@ from mxstudy.numerics.formats import is_random
 from mxstudy.reader import ConfigError, require
 from mxstudy.students.stack import apply_run_precision, build_student, quantized
 from mxstudy.students.teacher import Teacher
+from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
-
-# The backends by checked config: stacks that differ only in seeds or learning rates have the same.
-_passed: dict[str, str | None] = {}
 
 
 def backends_on(config: StudentTeacher, device: torch.device | None = None) -> str | None:
@@ -25,19 +25,18 @@ def backends_on(config: StudentTeacher, device: torch.device | None = None) -> s
 
     `device`: by default the config's own.
     """
-    device = device or resolve_device(config.train.device)
     models = config.model, config.norm, config.precision, config.student, config.teacher
-    parts = repr((*models, config.train, len(config.replicas), device))
-    if parts not in _passed:
-        _passed[parts] = check_models(config, device)
-    return _passed[parts]
+    read = repr((*models, config.train, len(config.replicas)))
+    return check_models(Keyed(read, config), device or resolve_device(config.train.device))
 
 
-def check_models(config: StudentTeacher, device: torch.device) -> str | None:
+@functools.cache  # stacks that differ only in seeds or learning rates have the same
+def check_models(keyed: Keyed[StudentTeacher], device: torch.device) -> str | None:
     """Check models, precision and train against each other; returns the students' backends over the schedule.
 
-    Raises ConfigError.
+    `keyed`: a config by all sections but data and optimizer, and by the number of replicas. Raises ConfigError.
     """
+    config = keyed.value
     precision, train = config.precision, config.train
     try:
         with torch.device("meta"):

@@ -36,9 +36,10 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 class VectorOps(NamedTuple):
-    """How a norm's output is rounded, and the dtypes of silu of swiglu's gate, activation, sum with b, sum with A_k.
+    """How vector operations are rounded.
 
-    An attention's softmax is rounded as the activation.
+    `norm`: the norm's output. The dtypes of the others' results: `gate`, silu of swiglu's gate; `activation`, also that
+    of attention's softmax; `bias`, the sum with b; `residual`, the sum with A_k.
     """
 
     norm: Output
@@ -145,8 +146,8 @@ class StudentBlock(Fusable):
         up, down = self.held or (self.up.weight, self.down.weight)
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
 
-    def take(self, fused: bool) -> None:
-        """From now on run with kernels, in the linears' current formats, or else by the reference."""
+    def set_fused(self, fused: bool) -> None:
+        """Switch to kernels, in the linears' current formats, or back to the reference."""
         self.fused = self.held = None
         for linear in (self.up, self.down):
             linear.on_tensor_cores = fused and self.has_fp32_kernel(linear)
@@ -169,9 +170,9 @@ class StudentBlock(Fusable):
     def left_to_reference(self) -> str | None:
         return None if self.attention is None else "the MLP; attention runs by the reference"
 
-    def join(self) -> None:
-        """Run with kernels if there are any for this block, on any device."""
-        self.take(self.why_no_kernel() is None)
+    def use_kernels(self) -> None:
+        """Switch to kernels if this block has any, on any device."""
+        self.set_fused(self.why_no_kernel() is None)
 
     def why_not_fused(self, target: Target) -> str | None:
         return self.why_no_kernel() if target.device.type == "cuda" else "the kernels of students run on a GPU"
@@ -268,10 +269,10 @@ class ResidualMLP(nn.Module):
             x = layer(x)
         return x.to(FP32)
 
-    def join(self) -> None:
-        """Call `StudentBlock.join` on every block."""
+    def use_kernels(self) -> None:
+        """Call `StudentBlock.use_kernels` on every block."""
         for layer in self.layers:
-            typing.cast(StudentBlock, layer).join()
+            typing.cast(StudentBlock, layer).use_kernels()
 
     def hold(self) -> dict[Tensor, Held]:
         """Call `StudentBlock.hold` on every block; returns {weight: operands} of all blocks."""

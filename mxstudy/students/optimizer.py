@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from mxstudy.kernels.operators import Held
 from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.numerics.grid import to_dtype
 
-State = tuple[Tensor, ...]
+Moments = tuple[Tensor, ...]
 
 
-def adam(g: Tensor, state: State, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, State]:
+def adam(g: Tensor, state: Moments, step: Tensor, optimizer: config.Adam) -> tuple[Tensor, Moments]:
     """Return Adam's update and the new state (m, v); `step` is int64 and counts from 0."""
     m, v = state
     m = m + (g - m) * (1 - optimizer.betas[0])
@@ -37,7 +37,7 @@ def unbias(step: Tensor, betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
     return (1 - betas[0] ** t).reciprocal().to(torch.float32), (1 - betas[1] ** t).rsqrt().to(torch.float32)
 
 
-def sgd(g: Tensor, state: State, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, State]:
+def sgd(g: Tensor, state: Moments, step: Tensor, optimizer: config.SGD) -> tuple[Tensor, Moments]:
     """Return SGD's update and the new state: the momentum buffer, or nothing without momentum."""
     if not optimizer.momentum:
         return g, ()
@@ -45,12 +45,22 @@ def sgd(g: Tensor, state: State, step: Tensor, optimizer: config.SGD) -> tuple[T
     return buffer, (buffer,)
 
 
-RULES: dict[type, Any] = {config.Adam: adam, config.SGD: sgd}
+class Rule(NamedTuple):
+    """How a config's optimizer updates a parameter.
+
+    `update`: gradient, state, step and config to update and new state. `moments`: the number of tensors of the state.
+    `has_kernel`: whether `StackOptimizer.kernel_step` does the same on a GPU.
+    """
+
+    update: Callable[..., tuple[Tensor, Moments]]
+    moments: Callable[[Any], int]
+    has_kernel: bool
 
 
-def state_tensors(optimizer: config.StudentOptimizer) -> int:
-    """Return the number of state tensors per parameter."""
-    return 2 if isinstance(optimizer, config.Adam) else int(optimizer.momentum > 0)
+RULES: dict[type, Rule] = {
+    config.Adam: Rule(adam, moments=lambda optimizer: 2, has_kernel=True),
+    config.SGD: Rule(sgd, moments=lambda optimizer: int(optimizer.momentum > 0), has_kernel=False),
+}
 
 
 def is_vector(p: Tensor) -> bool:
@@ -68,14 +78,13 @@ class StackOptimizer:
     def __init__(
         self, optimizer: config.StudentOptimizer, parameters: Sequence[Tensor], compiled: Callable[[Any], Any]
     ) -> None:
-        self.config, self.parameters = optimizer, parameters
-        self.states = [tuple(torch.zeros_like(p) for _ in range(state_tensors(optimizer))) for p in parameters]
+        self.config, self.parameters, rule = optimizer, parameters, RULES[type(optimizer)]
+        self.states = [tuple(torch.zeros_like(p) for _ in range(rule.moments(optimizer))) for p in parameters]
         self.starts: list[Tensor | None] = [None] * len(parameters)
         self.held: list[Held | None] = [None] * len(parameters)
-        self.rule = partial(RULES[type(optimizer)], optimizer=optimizer)
+        self.rule = partial(rule.update, optimizer=optimizer)
         self.unbias, self.plain_step = compiled(unbias), compiled(self._plain_step)
-        has_kernel = isinstance(optimizer, config.Adam) and parameters[0].is_cuda
-        self.step = self.kernel_step if has_kernel else self.cast_step
+        self.step = self.kernel_step if rule.has_kernel and parameters[0].is_cuda else self.cast_step
 
     def kernel_step(self, gradients: Sequence[Tensor], lrs: Tensor, step: Tensor, alive: Tensor) -> None:
         """Update the parameters by Adam's kernel; `lrs` and `alive` are [S], `step` is 0-dim or [S].

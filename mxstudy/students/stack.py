@@ -126,9 +126,9 @@ class Stack:
         return rows
 
     def use_kernels(self) -> None:
-        """Use kernels wherever there are some; a weight is then represented by the operand that the optimizer casts."""
+        """Switch to kernels where there are any; gradients are then taken by held operands instead of their weights."""
         if self.config.precision.backend != "reference":
-            self.teacher.mlp.join()
+            self.teacher.mlp.use_kernels()
         held = self.model.hold()
         self.optimizer.held = [held.get(p) for p in self.parameters]
         self.leaves = [held[p].forward if p in held else p for p in self.parameters]

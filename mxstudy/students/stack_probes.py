@@ -12,7 +12,7 @@ from mxstudy import config
 from mxstudy.config.model import BLOCKS
 from mxstudy.probes.gradient_bias import WHOLE
 from mxstudy.reader import plain, require
-from mxstudy.students.probes.bias import Rows, gradient_bias
+from mxstudy.students.probes.bias import PerReplica, gradient_bias
 from mxstudy.students.probes.last_bin import last_bin
 from mxstudy.students.probes.shadow import gradients, in_fp32
 from mxstudy.students.probes.sharpness import Vector, hessian, largest_eigenvalue, preconditioned, stability
@@ -36,7 +36,7 @@ class StackProbes:
         self.eigenvectors: dict[str, Vector] = {}  # the next measurement starts from them
 
     def measure(self, step: int) -> list[dict[str, Any]]:
-        """Return a row {"step", "probe", "values"} per due probe; `values` is {'<place>/<quantity>': S numbers}.
+        """Return a row {"step", "probe", "values"} per due probe; `values` is {'<tensor>/<quantity>': S numbers}.
 
         Call it before `train_step`: probes use the weights before that step, and its batch.
         """
@@ -50,7 +50,7 @@ class StackProbes:
         batch = self.stack.batch()
         return [{"step": step, "probe": name, "values": values} for name, values in self.measured(due, step, *batch)]
 
-    def measured(self, due: set[str], step: int, x_STD: Tensor, target_STD: Tensor) -> Iterator[tuple[str, Rows]]:
+    def measured(self, due: set[str], step: int, x_STD: Tensor, target_STD: Tensor) -> Iterator[tuple[str, PerReplica]]:
         """Yield the name and the values of every due probe."""
         model, twin = self.stack.model, self.twin
         if "last_bin" in due:
@@ -67,7 +67,7 @@ class StackProbes:
             own = {}  # free the gradients: the Hessian needs the memory
             yield "sharpness", self.sharpness(step, bias[f"{WHOLE}/ratio"], x_STD, target_STD)
 
-    def sharpness(self, step: int, zeta: list[float], x_STD: Tensor, target_STD: Tensor) -> Rows:
+    def sharpness(self, step: int, zeta: list[float], x_STD: Tensor, target_STD: Tensor) -> PerReplica:
         """Return eigenvalue, residual and stability as 'hessian/...', and 'preconditioned/...' after an Adam update.
 
         stability is the left side of Eq. 10 (`mxstudy.students.probes.sharpness`) with the eigenvalue as lambda and, as

@@ -10,7 +10,15 @@ from mxstudy.config import StudentTeacher
 from mxstudy.reader import changed
 from mxstudy.students.check import backends_on
 from mxstudy.students.stack import build_student
-from mxstudy.studies.protocol import Cost, Identity, Study, on_planned_device, settings_in_vain
+from mxstudy.studies.protocol import (
+    Cost,
+    Identity,
+    Study,
+    Watched,
+    on_planned_device,
+    probes_of,
+    settings_in_vain,
+)
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import resolve_device
@@ -34,6 +42,13 @@ class StudentTeacherStudy(Study[StudentTeacher]):
 
     def vain_settings(self, config: StudentTeacher) -> dict[str, str]:
         return settings_in_vain(config.precision, config.norm)
+
+    def watched(self, config: StudentTeacher) -> dict[str, Watched]:
+        return probes_of(config.probe)
+
+    def off_then(self, then: StudentTeacher, now: StudentTeacher) -> list[str]:
+        coupled = now.probe.gradient_bias.coupled > then.probe.gradient_bias.coupled
+        return super().off_then(then, now) + (["probe.gradient_bias.coupled"] if coupled else [])
 
     def cost(self, config: StudentTeacher, done: int) -> Cost:
         """Return the cost of the remaining steps, without GPU hours: the GPU waits more than it computes."""

@@ -39,7 +39,10 @@ TEACHERS = {
 
 
 class TeacherRounding(NamedTuple):
-    """The block cast settings and compute dtype of the student; the formats are set by apply_precision, as for it."""
+    """The student's cast settings and compute dtype, by which a quantised teacher rounds.
+
+    `apply_precision` sets its formats, as it does the student's.
+    """
 
     cast: BlockCast
     compute: torch.dtype

@@ -15,7 +15,7 @@ import torch
 
 from mxstudy.config import StudentTeacher
 from mxstudy.model.backends import backends_of
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.reader import plain
 from mxstudy.students.stack import Stack
 from mxstudy.students.stack_probes import StackProbes, fp32_twin
@@ -26,7 +26,7 @@ from mxstudy.tracking.journal import Row
 from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.loop import is_due
 from mxstudy.train.progress import Progress
-from mxstudy.train.recorder import Recorder, State, record_end
+from mxstudy.train.recorder import Recorder, TensorsOf, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 
@@ -136,7 +136,7 @@ class StackRecorder(Recorder):
         label: str,
         start: int,
         checkpoints: Checkpoints,
-        tensors: State,
+        tensors: TensorsOf,
     ) -> None:
         self.columns, self.names = Columns(folder.columns, len(config.replicas), start), replica_names(config)
         progress = Progress(label, config.train.steps, rate="replica_steps_per_s")

@@ -130,7 +130,7 @@ def rows_of(shards: Shards) -> list[tuple[str, ...]]:
 
 def summary_of(folder: RunFolder) -> tuple[str, ...]:
     manifest = json.loads((folder.path / "shards.json").read_text())
-    config: Any = folder.config()
+    config = folder.config_of(PrepareData)
     where = locate(config.data, config.tokenizer, Path(config.cache_dir))[0]
     shards = str(where) if where.exists() else "deleted; rerun=true makes them again"
     return *(f"{value:,}" for value in totals(manifest["splits"]).values()), shards

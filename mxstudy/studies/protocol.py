@@ -1,6 +1,7 @@
 """The interface of a kind of run: one class, whose methods are called in the order of their definition here.
 
 plan        check, pinned, identity_key, identity, backends, cost       write nothing and train nothing
+            watched, check_watched, off_then, asked_otherwise           what is measured beside the run
 run         run                                                         writes in the run's folder and nowhere else
 afterwards  summarise, tell_others                                      for all runs of a sweep; for one run
 """
@@ -8,20 +9,25 @@ afterwards  summarise, tell_others                                      for all 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from mxstudy.config import Run
+from mxstudy.config.evaluation import EvaluationDuringTraining
 from mxstudy.config.model import AnyNorm, Precision
+from mxstudy.config.observation import Probes, Scheduled
 from mxstudy.config.settings import vain_settings
-from mxstudy.reader import changed
+from mxstudy.config.student import StudentProbes
+from mxstudy.reader import changed, require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import is_planned, resolve_device
 
 C = TypeVar("C", bound=Run)
+PROBE = "probe."
+Watched = Scheduled | EvaluationDuringTraining
 Identity = tuple[str, dict[str, Any]]  # the device's type, and what else a fingerprint hashes besides the config
 
 
@@ -59,6 +65,7 @@ class Study(ABC, Generic[C]):
     """A kind of run; a subclass overrides only the methods that it needs."""
 
     uses: ClassVar[Uses] = Uses.ONE_GPU
+    gpu_hours_are: ClassVar[str] = ""  # at which rate `cost` counts them, as a sentence below a dry run's table
 
     @abstractmethod
     def check(self, config: C, ranks: int = 1) -> None:
@@ -87,6 +94,37 @@ class Study(ABC, Generic[C]):
         """Return {config key: message that says why} for each precision setting that has no effect in this run."""
         return {}
 
+    def watched(self, config: C) -> dict[str, Watched]:
+        """Return what is measured on a schedule of its own, by config key: probes, and an evaluation while training."""
+        return {}
+
+    def check_watched(self, config: C) -> None:
+        """Raise ConfigError for a setting of something watched that is off.
+
+        Only when a run is planned: a stored config is read back as it was trained.
+        """
+        for key, part in self.watched(config).items():
+            check_off(key, part, vars(part))
+
+    def off_then(self, then: C, now: C) -> list[str]:
+        """Return the keys of what config `now` watches and the earlier config `then` of the same run did not."""
+        earlier = self.watched(then)
+        return [key for key, part in self.watched(now).items() if part.every_steps and not earlier[key].every_steps]
+
+    def with_watched_of(self, then: C, now: C) -> C:
+        """Return config `now` with all that the earlier config `then` watched: who asked for it still wants it."""
+        watched, earlier = self.watched(now), self.watched(then)
+        on = {key: part for key, part in earlier.items() if part.every_steps and not watched[key].every_steps}
+        probes = {key.removeprefix(PROBE): part for key, part in on.items() if key.startswith(PROBE)}
+        parts: dict[str, Any] = {key: part for key, part in on.items() if not key.startswith(PROBE)}
+        if probes:
+            parts["probe"] = changed(now.probe, **probes)  # type: ignore[attr-defined]  # it has what it watches
+        return changed(now, **parts)
+
+    def asked_otherwise(self, then: C, now: C) -> list[str]:
+        """Return the keys of an evaluation in which two configs of the same run differ, so that their scores do too."""
+        return []
+
     def cost(self, config: C, done: int) -> Cost:
         """Return the cost of the training steps after the first `done`; an empty cost if the run does not train."""
         return Cost()
@@ -105,16 +143,48 @@ class Study(ABC, Generic[C]):
 
 
 def settings_in_vain(precision: Precision, norm: AnyNorm | None) -> dict[str, str]:
-    """Return the result of `Study.vain_settings` for a model with this precision and norm."""
+    """Return {config key: message} for each setting of this precision without effect in a model with this norm."""
     unused = vain_settings(precision, () if norm is None else norm.reads)
     return {f"precision.{vain.setting}": vain.message for vain in unused}
 
 
+def probes_of(section: Probes | StudentProbes) -> dict[str, Watched]:
+    """Return the probes of a config by their keys."""
+    return {f"{PROBE}{name}": probe for name, probe in vars(section).items()}
+
+
+def check_off(key: str, part: Watched, names: Iterable[str]) -> None:
+    """Raise ConfigError for a setting of those names that is not at its default although the part is off."""
+    unset = type(part)()
+    for name in names if not part.every_steps else ():
+        is_unset = getattr(part, name) == getattr(unset, name)
+        require(is_unset, f"{key}.{name}: has no effect while {key} is off; set {key}.every_steps too")
+
+
 T = TypeVar("T")
+D = TypeVar("D", bound="HasDevice")
 
 
-def on_planned_device(part: T, key: str = "train.device") -> T:
+@dataclass(frozen=True)
+class Keyed(Generic[T]):
+    """A value that equals any other with the same key, so that `functools.cache` keeps one result for all of them.
+
+    Why: configs have dicts in them and cannot be hashed, and most checks read only a part of a config.
+    """
+
+    key: Hashable
+    value: T = field(compare=False)
+
+
+class HasDevice(Protocol):
+    """A frozen config with a field `device`."""
+
+    @property
+    def device(self) -> str: ...
+
+
+def on_planned_device(part: D, key: str = "train.device") -> D:
     """Return `part` with its job's device type as `device` if another process will run the job, else unchanged."""
     if not is_planned():
         return part
-    return changed(part, device=resolve_device(part.device, key).type)  # type: ignore[attr-defined]
+    return changed(part, device=resolve_device(part.device, key).type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,9 +17,9 @@ from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.pool import Pool, devices_of
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.model.backends import backends_of
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.reader import changed
-from mxstudy.studies.protocol import Identity, Study, Uses, on_planned_device, settings_in_vain
+from mxstudy.studies.protocol import Identity, Keyed, Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal, Row, read_journal
 from mxstudy.tracking.mixed_backends import all_backends
@@ -40,10 +41,7 @@ class TrainedModelStudy(Study[C]):
         return on_planned_device(changed(config, checkpoint=str(path)), "device")
 
     def backends(self, config: C) -> str | None:
-        key = built_key(config)
-        if key not in _built:
-            check_model(config)
-        return _built[key]
+        return built_backends(by_model(config))
 
     def vain_settings(self, config: C) -> dict[str, str]:
         if config.precision is None or not any(vain_settings(config.precision)):
@@ -69,23 +67,24 @@ def identity_of(config: TrainedModelRun, **asked: Any) -> Identity:
     return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
 
 
-# The backends of the models that `check_model` has built, by `built_key`.
-_built: dict[str, str | None] = {}
-
-
 def check_model(config: TrainedModelRun) -> Trained:
     """Return the checkpoint's description; raises ConfigError if it, norm, precision or devices are not available."""
-    device, trained = resolve_device(config.device, "device"), described(config)[1]
-    model = checkpoints.build(trained, device)
-    _built[built_key(config)] = all_backends(backends_of(model).values())
-    devices_of(device, config.processes)
-    return trained
+    built_backends(by_model(config))
+    devices_of(resolve_device(config.device, "device"), config.processes)
+    return described(config)[1]
 
 
-def built_key(config: TrainedModelRun) -> str:
-    """Return a key of everything that determines the model that is built, and its device."""
+def by_model(config: TrainedModelRun) -> Keyed[TrainedModelRun]:
+    """Return the config by everything that determines the model that is built, and its device."""
     path, device = checkpoints.find(config.checkpoint, Path(config.runs_dir)), resolve_device(config.device, "device")
-    return repr((path, config.norm, config.precision, config.compute, device))
+    return Keyed(repr((path, config.norm, config.precision, config.compute, device)), config)
+
+
+@functools.cache  # building a model takes 10 ms, and `check` and `backends` both need it
+def built_backends(keyed: Keyed[TrainedModelRun]) -> str | None:
+    """Build the evaluated model on the meta device, and return its blocks' backends. Raises ConfigError."""
+    model = checkpoints.build(described(keyed.value)[1], resolve_device(keyed.value.device, "device"))
+    return all_backends(backends_of(model).values())
 
 
 def plan_of(config: TrainedModelRun, trained: Trained) -> tuple[str, Row]:

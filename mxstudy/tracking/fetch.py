@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import shutil
 import tempfile
@@ -21,7 +20,6 @@ DEFAULT_URI = f"{FILE}mlflow.db"
 NEEDED = {"status.json", "config.yaml", "provenance.json"}
 
 
-@functools.cache
 def fetch(name: str) -> list[RunFolder]:
     """Return the ended runs of an experiment or sweep, in temporary folders that are deleted when this process exits.
 

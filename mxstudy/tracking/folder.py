@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
@@ -33,6 +33,8 @@ from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.whole_files import replace_file
+
+C = TypeVar("C", bound=schemas.Run)
 
 STALE_AFTER_S = 60.0
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
@@ -48,7 +50,7 @@ ARTIFACTS = (
     *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
-State = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
+RunStatus = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
 DONE = ("finished", "diverged")  # states with a result: no step is superseded any more
 REPLACED = ".old-"  # after the name of a folder that a rerun replaces, followed by a number
 
@@ -63,7 +65,7 @@ class Status:
 
     fingerprint: str
     started_s: float
-    state: State = "queued"
+    state: RunStatus = "queued"
     reason: str | None = None
     step: int = 0
     steps: int | None = None
@@ -156,6 +158,13 @@ class RunFolder:
             return schemas.read_run(yaml.safe_load(self.config_path.read_text()))
         except (OSError, yaml.YAMLError, ConfigError) as error:
             raise ConfigError(f"{self.config_path}: {error}") from None
+
+    def config_of(self, kind: type[C]) -> C:
+        """Return the run's config. Raises ConfigError if the run is of another kind."""
+        config = self.config()
+        if not isinstance(config, kind):
+            raise ConfigError(f"{self.path}: is a run of study {config.study}; one with a {kind.__name__} was expected")
+        return config
 
     def provenance(self) -> dict[str, Any]:
         return json.loads((self.path / "provenance.json").read_text())

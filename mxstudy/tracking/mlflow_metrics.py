@@ -20,7 +20,7 @@ Values = dict[str, Any]
 Quantities = dict[str, tuple[str, ...]]  # quantity -> the statistics that are worth a chart
 
 # For rows without a probe's name: the metric of each key that is not called train/KEY.
-PLACES = {
+METRIC_NAMES = {
     "validation_loss": "val/loss",
     "unigram_entropy_nats": "val/unigram_entropy_nats",
     "tokens_per_s": "system/tokens_per_s",
@@ -54,17 +54,19 @@ def metrics_of(row: Row, spikes: int = 0) -> Iterator[tuple[str, float]]:
     """Yield MLflow's (name, value) for each number of a row; `spikes`: number of spikes so far, this row's included."""
     if "probe" in row:
         folder, select = PROBES.get(row["probe"], (row["probe"], everything))
-        named = {place(folder, key): value for key, value in select(row["values"]).items()}
+        named = {metric_name(folder, key): value for key, value in select(row["values"]).items()}
     elif "spike" in row:
         named = {"train/spikes": spikes, "train/spike_loss": row["spike"]["loss"]}
     else:
-        named = {PLACES.get(key, f"train/{key}"): value for key, value in row.items() if key not in ("step", "time_s")}
+        named = {
+            METRIC_NAMES.get(key, f"train/{key}"): value for key, value in row.items() if key not in ("step", "time_s")
+        }
     for name, value in named.items():
         if isinstance(value, int | float):
             yield allowed(name), float(value)
 
 
-def place(folder: str | None, key: str) -> str:
+def metric_name(folder: str | None, key: str) -> str:
     """Return the metric's name FOLDER/REST.OF.KEY; without a folder, the first part of the key is the folder."""
     own, _, rest = key.partition("/") if folder is None else (folder, "", key)
     return f"{own}/{rest.replace('/', '.')}"
@@ -85,12 +87,12 @@ def whole_model(values: Values) -> Values:
 
 
 def over(group: Callable[[str], str], quantities: Quantities, values: Values) -> Values:
-    """Reduce '<place>/<quantity>' to '<group>/<quantity>_<statistic>' over the finite values of a group's places."""
+    """Reduce '<tensor>/<quantity>' to '<group>/<quantity>_<statistic>' over the finite values of a group's tensors."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for key, value in values.items():
-        place, quantity = key.rsplit("/", 1)
+        tensor, quantity = key.rsplit("/", 1)
         if quantity in quantities and math.isfinite(value):
-            found[group(place), quantity].append(value)
+            found[group(tensor), quantity].append(value)
     return {
         f"{where}/{quantity if quantity.endswith(statistic) else f'{quantity}_{statistic}'}": STATISTICS[statistic](
             numbers
@@ -100,14 +102,14 @@ def over(group: Callable[[str], str], quantities: Quantities, values: Values) ->
     }
 
 
-def operand_of(place: str) -> str:
+def operand_of(tensor: str) -> str:
     """Return OPERAND of '<linear>/<operand>', to group a GEMM's operand over all linears."""
-    return place.rsplit("/", 1)[1]
+    return tensor.rsplit("/", 1)[1]
 
 
-def without_layer(place: str) -> str:
+def without_layer(tensor: str) -> str:
     """Return 'layers.3.attention.wo.weight' as 'layers.attention.wo.weight', to group a parameter over all layers."""
-    return re.sub(r"\blayers\.\d+\.", "layers.", place)
+    return re.sub(r"\blayers\.\d+\.", "layers.", tensor)
 
 
 # Probe name -> its folder (None: the first part of each key) and a function that selects what of its rows goes there.

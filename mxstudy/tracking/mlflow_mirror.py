@@ -35,10 +35,10 @@ from mxstudy.tracking.mlflow_store import (
     create_run,
     find_run,
     get_experiment,
-    identity,
     membership_tags,
     one_line,
     origin,
+    own_tags,
 )
 from mxstudy.whole_files import replace_file
 
@@ -176,7 +176,7 @@ class Mirror:
         experiment_id = get_experiment(client, self.experiment)
         # by the recorded id, or by tags if a kill came before the id was recorded
         run = active_run(client, before.run_id) if before else None
-        run = run or find_run(client, experiment_id, identity(self.folder)) or self._create(client, experiment_id)
+        run = run or find_run(client, experiment_id, own_tags(self.folder)) or self._create(client, experiment_id)
         run_id = run.info.run_id
         position = before if before and before.run_id == run_id else Position(self.uri, run_id)
         session = Session(client, self.folder, position)
@@ -185,7 +185,7 @@ class Mirror:
 
     def _create(self, client: Any, experiment_id: str) -> Any:
         """Create an MLflow run that starts when the folder was created, and return it."""
-        tags = origin(self.folder.provenance()) | self.tags | identity(self.folder) | membership_tags(self.folder)
+        tags = origin(self.folder.provenance()) | self.tags | own_tags(self.folder) | membership_tags(self.folder)
         return create_run(client, experiment_id, self.run_name, self.folder.status().started_s, tags)
 
     def _check_wanted(self) -> None:
@@ -202,12 +202,11 @@ def mirror_of(config: Run, folder: RunFolder, label: str) -> Mirror | None:
     """
     if config.tracking.uri is None:
         return None
-    facts = {key: str(getattr(config, key)) for key in TAGS if hasattr(config, key)}
-    about = folder.provenance()
+    about, values = folder.provenance(), plain(config)
+    facts = {key: str(values[key]) for key in TAGS if key in values}
     tags = about["choices"] | facts | ({COLOR: about["color"]} if "color" in about else {})
-    return Mirror(
-        config.tracking.uri, folder, config.mlflow_experiment, about.get("name", label), flatten(plain(config)), tags
-    )
+    name = about.get("name", label)
+    return Mirror(config.tracking.uri, folder, config.mlflow_experiment, name, flatten(values), tags)
 
 
 def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:

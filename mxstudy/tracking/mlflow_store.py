@@ -67,8 +67,8 @@ def get_experiment(client: Any, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            place = artifact_location(client.tracking_uri, name)
-            return client.create_experiment(name, artifact_location=place, tags=shared_view(VIEW, COLUMNS))
+            location = artifact_location(client.tracking_uri, name)
+            return client.create_experiment(name, artifact_location=location, tags=shared_view(VIEW, COLUMNS))
         except MlflowException:  # another process has just created it; otherwise the error is raised below
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
@@ -130,7 +130,7 @@ def member_of(name: str) -> str:
     return f"tags.`{MEMBER}{name}` LIKE '%'"
 
 
-def identity(folder: RunFolder) -> dict[str, str]:
+def own_tags(folder: RunFolder) -> dict[str, str]:
     """Return the tags that identify a folder's run.
 
     The start time is one of them, because `rerun=true` trains the same fingerprint again in a new folder.

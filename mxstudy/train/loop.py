@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +21,18 @@ from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.describe_precision import describe
+from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
+from mxstudy.tracking.journal import Row
 from mxstudy.train.optimizer import set_learning_rate
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
-
-Row = dict[str, Any]
 
 
 class StepRecorder(Protocol):
@@ -91,10 +91,10 @@ class TrainingRun:
         return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
 
 
-def set_precision(model: Decoder, run: config.Pretrain, step: int, device: torch.device) -> Row:
+def set_precision(model: Decoder, config: config.Pretrain, step: int, device: torch.device) -> Row:
     """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
-    where = run.train.compute, device
-    rows = apply_precision(model, run.precision, step, *where, (run.seed,), run.train.compile)
+    where = config.train.compute, device
+    rows = apply_precision(model, config.precision, step, *where, (config.seed,), config.train.compile)
     return {"precision": rows, "backends": backends_of(model)}
 
 
@@ -139,11 +139,7 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             run.recorder.record({"step": step} | plan)
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
-        began_s = time.perf_counter()
-        view = observed_step(run, step)
-        run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
-        if run.spikes and (spike := run.spikes.look(view)):
-            run.recorder.record(spike)
+        view = recorded_step(run, step)
         if not view.is_finite():
             run.recorder.save(step)
             return "diverged"
@@ -162,6 +158,16 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
 
 def is_due(step: int, every_steps: int) -> bool:
     return every_steps > 0 and step % every_steps == 0
+
+
+def recorded_step(run: TrainingRun, step: int) -> StepView:
+    """Do the step, record its row and that of a spike, and return its view."""
+    began_s = time.perf_counter()
+    view = observed_step(run, step)
+    run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
+    if run.spikes and (spike := run.spikes.look(view)):
+        run.recorder.record(spike)
+    return view
 
 
 def observed_step(run: TrainingRun, step: int) -> StepView:

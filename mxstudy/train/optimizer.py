@@ -1,23 +1,26 @@
-"""Build and set up the optimizer: AdamW over all parameters, in FP32."""
+"""Build and set up the optimizer, a row of `OPTIMIZERS`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from mxstudy import config
 
+# The optimizer of each config: parameters and config to the optimizer, with its state in FP32.
+OPTIMIZERS: dict[type, Callable[[Iterable[nn.Parameter], Any], torch.optim.Optimizer]] = {
+    config.AdamW: lambda parameters, adamw: torch.optim.AdamW(
+        parameters, lr=adamw.lr, betas=adamw.betas, eps=adamw.eps, weight_decay=adamw.weight_decay, fused=True
+    ),
+}
 
-def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on every parameter, gains included, as in TorchTitan."""
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=optimizer.lr,
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        fused=True,
-    )
+
+def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.Optimizer:
+    """Return the optimizer of all parameters; weight decay is on every one, gains included, as in TorchTitan."""
+    return OPTIMIZERS[type(optimizer)](model.parameters(), optimizer)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -11,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from mxstudy import config
+from mxstudy.compat.torch_fsdp import allow_views
 from mxstudy.distributed import world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
@@ -38,7 +37,7 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         if train.compile:
             block.compile(fullgraph=True)
     if mesh is not None:
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # the logits, never written to
+        allow_views()
         policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)
         for block in model.layers:
             fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -17,7 +17,7 @@ from mxstudy.train.checkpoint import Checkpoints
 from mxstudy.train.progress import Progress
 from mxstudy.train.signals import Leave
 
-State = Callable[[], dict[str, Tensor]]
+TensorsOf = Callable[[], dict[str, Tensor]]
 
 
 class Recorder:
@@ -33,7 +33,7 @@ class Recorder:
         progress: Progress,
         start: int,
         checkpoints: Checkpoints,
-        tensors: State,
+        tensors: TensorsOf,
     ) -> None:
         self.folder, self.checkpoints, self.tensors, self.progress = folder, checkpoints, tensors, progress
         self.status_s = 0.0
@@ -90,7 +90,7 @@ class Recorder:
 class Follower:
     """The recorder of every rank but the first: it writes its shards of the checkpoints and nothing else."""
 
-    def __init__(self, checkpoints: Checkpoints, tensors: State) -> None:
+    def __init__(self, checkpoints: Checkpoints, tensors: TensorsOf) -> None:
         self.checkpoints, self.tensors = checkpoints, tensors
 
     def __enter__(self) -> Self:

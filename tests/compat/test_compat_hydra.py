@@ -14,7 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra.errors import ConfigCompositionException
 
-from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Remembered, product, read_files_once
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Remembered, parse, product, read_files_once
 
 QUICK = "+experiment=quickstart"
 
@@ -99,3 +99,11 @@ def test_hydra_starts_without_anything_of_ours_that_is_slow() -> None:
 @pytest.mark.integration
 def test_a_sweep_is_composed_by_ours(tmp_path: Path) -> None:
     assert [one.values["seed"] for one in compose(QUICK, "seed=3,4")] == [3, 4]
+
+
+def test_an_override_is_read_as_hydra_reads_it() -> None:
+    loader, _, _ = handed_over(QUICK)
+    assert parse(loader, "seed=3") == ("seed=3", "seed", True, 3)
+    assert parse(loader, "+a.b=[1,2]") == ("+a.b=[1,2]", "a.b", False, None)
+    assert parse(loader, "~norm") == ("~norm", "norm", False, None)
+    assert parse(loader, "hydra.verbose=true").changes is False

@@ -74,7 +74,7 @@ def stop_after(batches: int):
 def interrupted(data, cache: Path, batches: int) -> Path:
     """The folder of a preparation that left after so many batches."""
     with pytest.raises(KeyboardInterrupt):
-        prepare(data, BPE, cache, silent, watch=stop_after(batches))
+        prepare(data, BPE, cache, silent, on_counts=stop_after(batches))
     return locate(data, BPE, cache)[0].with_suffix(".partial")
 
 
@@ -176,7 +176,9 @@ def test_workers_change_no_byte(tmp_path, data, small):
 def test_what_watches_is_told(tmp_path, data, small):
     told = []
     began_s = time.monotonic()
-    shards = prepare(data, BPE, tmp_path, silent, watch=lambda counts, rate: told.append((build.tokens(counts), rate)))
+    shards = prepare(
+        data, BPE, tmp_path, silent, on_counts=lambda counts, rate: told.append((build.tokens(counts), rate))
+    )
     total = sum(split["tokens"] for split in shards.manifest["splits"].values())
     assert told[-1][0] == total
     assert told[-1][1] >= total / (time.monotonic() - began_s)

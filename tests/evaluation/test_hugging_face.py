@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_decoder import random_decoder
 
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer, Tokenizer
@@ -33,14 +34,7 @@ TOKENS = torch.randint(0, 257, (2, 32), generator=torch.Generator().manual_seed(
 
 
 def decoder(norm: config.Norm = RMSNORM, model: config.Decoder = MODEL) -> Decoder:
-    built = Decoder(model, norm, BlockCast(), torch.float32)
-    built.init_weights(3)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():  # gains that count
-        for name, parameter in built.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
-    return built
+    return random_decoder(model, norm, seed=3)
 
 
 @torch.no_grad()

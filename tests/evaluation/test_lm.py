@@ -10,6 +10,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 from quiz import ROWS
+from random_decoder import random_decoder
 
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer
@@ -19,7 +20,6 @@ from mxstudy.evaluation.olmes import TASKS
 from mxstudy.evaluation.scorer import Scorer
 from mxstudy.evaluation.tasks import OlmesTask
 from mxstudy.model.decoder import Decoder
-from mxstudy.numerics.cast import BlockCast
 
 MAX_LENGTH = 256
 RMSNORM = config.RMSNorm()
@@ -43,18 +43,10 @@ OTHER_ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 def decoder() -> Decoder:
-    """With weights and gains that count."""
     shape = config.Decoder(
         hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=257, init="mitchell"
     )
-    model = Decoder(shape, RMSNORM, BlockCast(), torch.float32)
-    model.init_weights(1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return random_decoder(shape, RMSNORM, seed=1)
 
 
 def results_of(lm: Any, form: str) -> Any:

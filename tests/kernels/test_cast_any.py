@@ -11,7 +11,7 @@ from blocks import every_kind
 from fused import BF16, FP32, every_dtype, norm_inputs, normalized
 from interpreter import DEVICE
 
-from mxstudy.kernels.cast_any import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast, cast_any, run
+from mxstudy.kernels.cast_any import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast, cast_any, launch_cuda
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.random_bits import Draws, random_signs, stream_key
@@ -29,7 +29,7 @@ def kernel(x, cast, groups=None, **given):
     of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
     key, place = DRAWS if cast.draws else (None, None)
     there = (None if t is None else t.to(DEVICE) for t in (*of.values(), key, place))
-    got = run(x.to(DEVICE), *there, None, pack(cast), groups).cpu()
+    got = launch_cuda(x.to(DEVICE), *there, None, pack(cast), groups).cpu()
     assert_same_bits(got, cast_any(x.contiguous(), cast, **given, draws=DRAWS))
     return got
 

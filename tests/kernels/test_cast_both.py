@@ -12,8 +12,8 @@ from blocks import every_kind
 from interpreter import DEVICE
 
 from mxstudy.kernels import operators as operands
-from mxstudy.kernels.cast_both import run
-from mxstudy.kernels.operators import Tile, settings
+from mxstudy.kernels.cast_both import launch_cuda
+from mxstudy.kernels.operators import Tile, checked_casts
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.formats import FORMATS
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 def kernel(x, row, column, cast, tile=None):
     """As CPU tensors."""
-    return [operand.cpu() for operand in run(x.to(DEVICE), settings(x.shape, row, column, cast), tile)]
+    return [operand.cpu() for operand in launch_cuda(x.to(DEVICE), checked_casts(x.shape, row, column, cast), tile)]
 
 
 def regimes(fmt: str, block_size: int = 32) -> torch.Tensor:

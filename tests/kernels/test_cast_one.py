@@ -9,8 +9,8 @@ from fused import BF16, FP32, every_dtype, norm_inputs, normalized
 from interpreter import DEVICE
 
 from mxstudy.kernels import cast_one
-from mxstudy.kernels.cast_one import run
-from mxstudy.kernels.operators import Tile, settings
+from mxstudy.kernels.cast_one import launch_cuda
+from mxstudy.kernels.operators import Tile, checked_casts
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.reader import ConfigError
 
@@ -22,8 +22,8 @@ def kernel(x, fmt, axis, cast, mean=None, rms=None, gain=None, bias=None, round_
     """As a CPU tensor; that of the operator away from GPUs has to be the same."""
     of = {"mean": mean, "rms": rms, "gain": gain, "bias": bias}
     there = (None if t is None else t.to(DEVICE) for t in of.values())
-    casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
-    got = run(x.to(DEVICE), *there, None, round_first, axis, casts, tile).cpu()
+    casts = checked_casts(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, cast)
+    got = launch_cuda(x.to(DEVICE), *there, None, round_first, axis, casts, tile).cpu()
     assert_same_bits(got, cast_one(x.contiguous(), fmt, axis, cast, **of, round_first=round_first))
     return got
 

@@ -8,8 +8,8 @@ from bits import assert_same_bits
 from fused import BF16, FP32
 from interpreter import DEVICE
 
-from mxstudy.kernels.heads import flat_shape, run
-from mxstudy.kernels.operators import UNREAD, Tile, settings
+from mxstudy.kernels.heads import flat_shape, launch_cuda
+from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
 from mxstudy.numerics.cast import BlockCast, block_cast
 
 pytestmark = pytest.mark.integration
@@ -41,9 +41,9 @@ def gradient(qkv, d_qkv, rope):
 
 
 def kernel(d_qkv, rope, row, column, cast=BlockCast(), tile=None):  # noqa: B008
-    casts = settings(flat_shape(*d_qkv), row, column, cast)
+    casts = checked_casts(flat_shape(*d_qkv), row, column, cast)
     at = (*(d.to(DEVICE) for d in d_qkv), None if rope is None else rope.to(DEVICE))
-    return [x.cpu() for x in run(*at, casts, tile)]
+    return [x.cpu() for x in launch_cuda(*at, casts, tile)]
 
 
 @pytest.mark.parametrize("rotates", [False, True])

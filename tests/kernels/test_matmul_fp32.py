@@ -6,7 +6,7 @@ import pytest
 import torch
 from interpreter import DEVICE
 
-from mxstudy.kernels.matmul_fp32 import linear_fp32, run
+from mxstudy.kernels.matmul_fp32 import launch_cuda, linear_fp32
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ def test_beside_float64(shapes, transposed):
     if transposed:
         a, b = (t.mT.contiguous().mT for t in (a, b))
     exact = a.double() @ b.double()
-    assert (run(a, b) - exact).abs().max() <= 2.0**-22 * a.shape[-1] ** 0.5 * exact.abs().max()
+    assert (launch_cuda(a, b) - exact).abs().max() <= 2.0**-22 * a.shape[-1] ** 0.5 * exact.abs().max()
 
 
 @pytest.mark.parametrize("size", [64, pytest.param(512, marks=pytest.mark.gpu)])
@@ -29,9 +29,9 @@ def test_no_bit_depends_on_the_stack(size):
     """Alone they have smaller tiles: 16 of 128 x 128 are too few, and 10 times as many are not."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(10, size, size, generator=generator).to(DEVICE) for _ in range(2))
-    whole = run(a, b)
+    whole = launch_cuda(a, b)
     for replica in range(3):
-        assert torch.equal(run(a[replica], b[replica]), whole[replica])
+        assert torch.equal(launch_cuda(a[replica], b[replica]), whole[replica])
 
 
 def test_gradients():

@@ -7,7 +7,7 @@ import torch
 from interpreter import DEVICE
 
 from mxstudy.kernels import RowNorm
-from mxstudy.kernels.norm_backward import norm_backward_add, run
+from mxstudy.kernels.norm_backward import launch_cuda, norm_backward_add
 from mxstudy.kernels.norm_cast import norm_cast_both
 from mxstudy.numerics.cast import BlockCast
 
@@ -26,7 +26,7 @@ def inputs(shape, dtype, centers, seed=0):
 
 
 def kernel(*tensors):
-    return [t.cpu() for t in run(*(None if t is None else t.to(DEVICE) for t in tensors))]
+    return [t.cpu() for t in launch_cuda(*(None if t is None else t.to(DEVICE) for t in tensors))]
 
 
 def by_autograd(dy, x, gain, dout, centers):
@@ -58,7 +58,7 @@ def test_many_rows(most_programs, sums, columns):
     """Then a program has several tiles, the last one fewer than the others; dx is the same."""
     at = inputs((2, 7 * 8, columns), torch.bfloat16, True)
     dx, all_sums = kernel(*at)
-    same, some_sums = [t.cpu() for t in run(*(t.to(DEVICE) for t in at), sums, most_programs)]
+    same, some_sums = [t.cpu() for t in launch_cuda(*(t.to(DEVICE) for t in at), sums, most_programs)]
     assert torch.equal(same, dx)
     torch.testing.assert_close(some_sums, all_sums[:sums], rtol=1e-5, atol=1e-4)
     cpu_dx, cpu_sums = norm_backward_add(*at, sums=sums)

@@ -11,8 +11,8 @@ from fused import BF16, FP32, every_dtype, every_norm, norm_inputs, normalized, 
 from interpreter import DEVICE
 
 from mxstudy.kernels import RowNorm, norm_cast_both
-from mxstudy.kernels.norm_cast import Normed, run
-from mxstudy.kernels.operators import UNREAD, Tile, settings
+from mxstudy.kernels.norm_cast import Normed, launch_cuda
+from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
 from mxstudy.kernels.packing import pack
 from mxstudy.numerics.cast import BlockCast, block_cast
 
@@ -24,7 +24,7 @@ def kernel(x, norm, row, column, cast, *, gain=None, bias=None, branch=None, rou
     """As CPU tensors."""
     x, gain, bias, branch = (None if t is None else t.to(DEVICE) for t in (x, gain, bias, branch))
     known = pack(Normed(norm.p, norm.centers, norm.eps, round_output))
-    return [t.cpu() for t in run(x, branch, gain, bias, known, settings(x.shape, row, column, cast), tile)]
+    return [t.cpu() for t in launch_cuda(x, branch, gain, bias, known, checked_casts(x.shape, row, column, cast), tile)]
 
 
 @every_norm

@@ -10,7 +10,7 @@ from fused import BF16, norm_inputs, rms_of
 from interpreter import DEVICE, fused
 
 from mxstudy.kernels import RowNorm, norm_codes
-from mxstudy.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, encoding, row_tile, run
+from mxstudy.kernels.norm_codes import CODED, MAX_COLUMNS, RowTile, encoding, launch_cuda, row_tile
 from mxstudy.numerics.cast import BlockCast, block_cast
 from mxstudy.numerics.norm_linear import normalize, rms_coefficient, rms_estimate, rms_exact
 
@@ -28,7 +28,7 @@ def kernel(x, norm, fmt, cast, tensor_scale=None, tile=None, branch=None):
         usual = row_tile(x.shape[-1], cast.block_size)
         tile = usual._replace(rows=16 * usual.rows, warps=16 * usual.warps)
     x, branch = x.to(DEVICE), None if branch is None else branch.to(DEVICE)
-    found = [t.cpu() for t in run(x, branch, tensor_scale, encoding(norm, fmt, cast), tile)]
+    found = [t.cpu() for t in launch_cuda(x, branch, tensor_scale, encoding(norm, fmt, cast), tile)]
     return found[: 3 if branch is None else 4]
 
 
@@ -97,7 +97,7 @@ def test_nvfp4_roundings(rounding):
 
 @pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
 def test_gpus_without_instructions_for_pairs(fmt, monkeypatch):
-    monkeypatch.setitem(run.__globals__, "is_capable_of", lambda *_: False)
+    monkeypatch.setitem(launch_cuda.__globals__, "is_capable_of", lambda *_: False)
     x, _, _ = norm_inputs((37, 256), BF16)
     for rule in ("floor", "rceil"):
         assert_codes(x, RowNorm(p=2.0), fmt, BlockCast(32, rule))

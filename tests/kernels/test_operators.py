@@ -37,7 +37,7 @@ from mxstudy.kernels import (
 from mxstudy.kernels.activation import ACTIVATIONS, Rounded
 from mxstudy.kernels.norm_cast import Normed
 from mxstudy.kernels.norm_codes import encoding
-from mxstudy.kernels.operators import UNREAD, settings
+from mxstudy.kernels.operators import UNREAD, checked_casts
 from mxstudy.kernels.packing import pack
 from mxstudy.numerics import quantize
 from mxstudy.numerics.cast import BlockCast, block_cast
@@ -51,7 +51,7 @@ def test_cast_both_is_an_operator(dtype):
     """Schema, fake tensors and tracing, and compiled without a break."""
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     cast = BlockCast()
-    library.opcheck(torch.ops.mxstudy.cast_both, (x, settings(x.shape, "E4M3", None, cast)))
+    library.opcheck(torch.ops.mxstudy.cast_both, (x, checked_casts(x.shape, "E4M3", None, cast)))
     compiled = torch.compile(cast_both, fullgraph=True)(x, "E4M3", "E5M2", cast)
     for one, other in zip(compiled, cast_both(x, "E4M3", "E5M2", cast), strict=True):
         assert_same_bits(one, other)
@@ -68,10 +68,10 @@ def test_activations_are_operators(name):
 
     for one, other in zip(torch.compile(step, fullgraph=True)(h, dz), step(h, dz), strict=True):
         assert_same_bits(one, other)
-    casts, known = settings(dz.shape, "E4M3", None, BlockCast()), pack(Rounded(*ACTIVATIONS[name], True, True))
+    casts, known = checked_casts(dz.shape, "E4M3", None, BlockCast()), pack(Rounded(*ACTIVATIONS[name], True, True))
     library.opcheck(torch.ops.mxstudy.activation_cast_both, (h, known, casts))
     for again in (UNREAD, "E4M3"):
-        at = (dz, h, known, casts, settings(dz.shape, UNREAD, again, BlockCast()))
+        at = (dz, h, known, casts, checked_casts(dz.shape, UNREAD, again, BlockCast()))
         library.opcheck(torch.ops.mxstudy.activation_backward_cast_both, at)
 
 
@@ -82,7 +82,7 @@ def test_norm_cast_both_is_an_operator(norm, with_branch):
     x, gain, _ = (t.to(DEVICE) for t in norm_inputs())
     branch = x if with_branch else None
     known = pack(Normed(norm.p, norm.centers, norm.eps, False))
-    casts = settings(x.shape, "E4M3", None, BlockCast())
+    casts = checked_casts(x.shape, "E4M3", None, BlockCast())
     library.opcheck(torch.ops.mxstudy.norm_cast_both, (x, branch, gain, None, known, casts))
 
     def cast(x, gain):
@@ -100,7 +100,7 @@ def test_cast_one_is_an_operator(fmt, axis):
     """Schema, fake tensors and tracing, and compiled without a break."""
     x, gain, bias = (t.to(DEVICE) for t in norm_inputs())
     mean, rms = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True).sqrt()
-    casts = settings(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, BlockCast())
+    casts = checked_casts(x.shape, fmt if axis == -1 else None, fmt if axis == -2 else None, BlockCast())
     for of in ((None, None, None, None), (None, rms, gain, None), (mean, rms, gain, bias)):
         library.opcheck(torch.ops.mxstudy.cast_one, (x, *of, x, True, axis, casts))
 
@@ -115,7 +115,7 @@ def test_heads_cast_both_is_an_operator(with_rope):
     """Schema, fake tensors and tracing, and compiled without a break."""
     dq, dk, dv = (torch.randn(2, 32, heads, 16).bfloat16().to(DEVICE) for heads in (4, 2, 2))
     rope = torch.randn(32, 8, device=DEVICE) if with_rope else None
-    casts = settings((64, 128), "E4M3", None, BlockCast())
+    casts = checked_casts((64, 128), "E4M3", None, BlockCast())
     library.opcheck(torch.ops.mxstudy.heads_cast_both, (dq, dk, dv, rope, casts))
 
     def cast(dq, dk, dv):
@@ -142,7 +142,7 @@ def test_an_operand_that_nobody_reads_has_no_elements():
     x = torch.ones(48, 64)
     row, column = cast_both(x, "E4M3", UNREAD, BlockCast())  # whose blocks need not divide anything
     assert (row.shape, column.shape) == (x.shape, (0,))
-    library.opcheck(torch.ops.mxstudy.cast_both, (x, settings(x.shape, "E4M3", UNREAD, BlockCast())))
+    library.opcheck(torch.ops.mxstudy.cast_both, (x, checked_casts(x.shape, "E4M3", UNREAD, BlockCast())))
 
 
 @pytest.mark.parametrize(("fmt", "scale"), [("E4M3", None), ("E2M1", None), ("NVFP4", 0.05)])

@@ -11,6 +11,7 @@ from mxstudy.config import Pretrain
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, claim
 from mxstudy.reader import ConfigError, changed
+from mxstudy.studies.pretrain.study import PretrainStudy
 from mxstudy.studies.protocol import Study, Uses, on_planned_device, settings_in_vain
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
@@ -22,6 +23,9 @@ class FakeStudy(Study[Pretrain]):
     """Stands in for mxstudy.studies.pretrain; what a job does is told by the label it runs under."""
 
     uses = Uses.TASK_EACH
+    watched = PretrainStudy.watched
+    check_watched = PretrainStudy.check_watched
+    asked_otherwise = PretrainStudy.asked_otherwise
 
     def __init__(self) -> None:
         self.invalid: set[int] = set()  # seeds that check() refuses

@@ -87,13 +87,13 @@ def test_where_no_gpu_is_seen_nobody_takes_it_for_one_with_an_mx_gemm() -> None:
         assert backend("mxfp8", backend="native") == "native"  # asked again where it runs
 
 
-def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
+def test_a_backend_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
     alone = {}
     for one in three(tmp_path):
-        pretrain._passed.clear()
+        pretrain.check_model.cache_clear()
         (planned,) = plan([one])
         alone[planned.fingerprint] = planned.backend
-    pretrain._passed.clear()
+    pretrain.check_model.cache_clear()
     together = plan(three(tmp_path))
     assert {one.fingerprint: one.backend for one in together} == alone
     assert [one.backend for one in together] == ["reference", "fused", "fused"]
@@ -101,7 +101,7 @@ def test_a_road_does_not_depend_on_what_else_is_planned(tmp_path: Path) -> None:
 
 
 def test_a_model_is_built_once_for_all_jobs_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretrain._passed.clear()
+    pretrain.check_model.cache_clear()
     built, build = [], pretrain.build_model
     monkeypatch.setattr(pretrain, "build_model", lambda config: built.append(config) or build(config))
     jobs = [job(tmp_path, "mxfp8") for _ in range(20)]
@@ -134,14 +134,14 @@ def test_an_explicit_choice_is_in_the_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_students_have_a_road_too(students: RunFolder) -> None:
+def test_students_have_a_backend_too(students: RunFolder) -> None:
     config: Any = students.config()
     assert student_teacher.backends_on(config, torch.device("cpu")) == students.backend() == "reference"
     assert student_teacher.backends_on(config, torch.device("cuda")) == "fused"
 
 
 @pytest.mark.integration
-def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, evaluation_sets: Path) -> None:
+def test_a_checkpoint_has_the_backend_that_it_will_be_asked_on(trained: RunFolder, evaluation_sets: Path) -> None:
     def asked(study: str, **values: Any) -> str | None:
         about = {"study": study, "checkpoint": str(trained.path), "tracking": {"uri": None}, "device": "cpu"}
         return backend_of(read_run(about | values))
@@ -154,7 +154,7 @@ def test_a_checkpoint_has_the_road_that_it_will_be_asked_on(trained: RunFolder, 
         asked("evaluate", precision=in_own_formats | {"backend": "fused"}, compute="fp32")
 
 
-def test_forks_have_the_road_of_what_is_changed(students: RunFolder) -> None:
+def test_forks_have_the_backend_of_what_is_changed(students: RunFolder) -> None:
     students_on = {
         change: backend_of(
             read_run(
@@ -176,7 +176,7 @@ def test_the_plan_is_what_is_applied(trained: RunFolder, students: RunFolder) ->
 # ------------------------------------------------------------------------------------------------- kept, and said
 
 
-def test_a_run_keeps_its_road_and_that_of_each_resumption(tmp_path: Path) -> None:
+def test_a_run_keeps_its_backend_and_that_of_each_resumption(tmp_path: Path) -> None:
     (planned,) = plan([job(tmp_path, "mxfp8")])
     folder = claim(planned)
     assert folder.provenance()["backend"] == "fused"
@@ -211,7 +211,7 @@ def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     assert sentence is not None
     assert SENTENCE in sentence
     assert "precision.backend=reference puts all on one" in sentence
-    assert inline.run(jobs) == 0
+    assert inline.run_jobs(jobs) == 0
     assert capsys.readouterr().out.count(sentence) == 1
     summary = sweep.summarise(plan(three(tmp_path)))
     assert summary["pretrain"].markdown == f"3 arms\n\n{sentence}"

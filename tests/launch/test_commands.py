@@ -273,7 +273,7 @@ def test_a_refused_launch_leaves_what_was_there(
     there = claim(plan(seeds(tmp_path / "runs", 1))[0])
     there.update(state="finished", step=10)
     with pytest.raises(ConfigError, match="invalid partition"):
-        remote.run(plan(seeds(tmp_path / "runs", 1, 2, rerun=True)), Slurm())
+        remote.submit_jobs(plan(seeds(tmp_path / "runs", 1, 2, rerun=True)), Slurm())
     names = sorted(path.name for path in there.path.parent.iterdir())
     assert (there.status().state, there.status().step, len(names)) == ("finished", 10, 2)
     assert launch(tmp_path, "retry") == (0, "")

@@ -42,7 +42,7 @@ def test_jobs_run_in_order_with_a_line_each(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = plan(seeds(tmp_path, 1, 2))
-    assert inline.run(jobs) == 0
+    assert inline.run_jobs(jobs) == 0
     assert study.ran == ["seed=1", "seed=2"]
     assert capsys.readouterr().out.splitlines() == [
         f"[1/2] seed=1  {jobs[0].folder}",
@@ -54,10 +54,10 @@ def test_jobs_run_in_order_with_a_line_each(
 def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inline.run(plan(seeds(tmp_path, 1)))
+    inline.run_jobs(plan(seeds(tmp_path, 1)))
     assert study.summarized == []
     capsys.readouterr()
-    assert inline.run(plan(seeds(tmp_path, 1, 2, baseline={"norm": "rmsnorm"}))) == 0
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, baseline={"norm": "rmsnorm"}))) == 0
     assert study.ran == ["norm=rmsnorm", "seed=2"]
     assert capsys.readouterr().out.splitlines()[0].endswith("  skipped: finished")
     assert study.summarized == [("bf16 rmsnorm seed=1", "finished"), ("bf16 rmsnorm seed=2", "finished")]
@@ -66,7 +66,7 @@ def test_what_is_there_is_skipped_and_summed_up_with_the_rest(
 
 def test_a_divergence_is_a_result(tmp_path: Path, study: FakeStudy) -> None:
     study.outcomes["seed=1"] = lambda folder: "diverged"
-    assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2))) == 0
     assert study.summarized == [("bf16 rmsnorm seed=1", "diverged"), ("bf16 rmsnorm seed=2", "finished")]
 
 
@@ -75,7 +75,7 @@ def test_a_failure_is_kept_and_the_others_go_on(
 ) -> None:
     study.outcomes["seed=1"] = fail
     jobs = plan(seeds(tmp_path, 1, 2))
-    assert inline.run(jobs) == 1
+    assert inline.run_jobs(jobs) == 1
     assert study.ran == ["seed=1", "seed=2"]
     assert study.summarized == [("bf16 rmsnorm seed=2", "finished")]
     after = status(tmp_path, 1)
@@ -98,7 +98,7 @@ def test_what_another_process_runs_is_left_alone_and_not_done(
 
     study.outcomes["seed=2"] = taken_meanwhile
     with theirs.lock():
-        assert inline.run(jobs) == 1
+        assert inline.run_jobs(jobs) == 1
     assert study.ran == ["seed=2", "seed=3"]
     assert theirs.status().state == "running"
     said = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_what_another_process_runs_is_left_alone_and_not_done(
 def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, study: FakeStudy) -> None:
     jobs = plan(seeds(tmp_path, 1, 2))
     claim(jobs[1]).update(state="finished")
-    assert inline.run(jobs) == 0
+    assert inline.run_jobs(jobs) == 0
     assert study.ran == ["seed=1"]
 
 
@@ -124,14 +124,14 @@ def test_a_signal_ends_the_sequence_and_the_same_command_goes_on(
 ) -> None:
     study.outcomes["seed=1"] = outcome
     jobs = plan(seeds(tmp_path, 1, 2))
-    assert inline.run(jobs) == code
+    assert inline.run_jobs(jobs) == code
     after = status(tmp_path, 1)
     assert (after.state, after.reason) == ("preempted", reason)
     assert not jobs[1].folder.exists()
     assert study.summarized == []
     assert f"stopped by {reason} in job 1 of 2" in capsys.readouterr().out
     study.outcomes.clear()
-    assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2))) == 0
     assert f"goes on: was preempted at step {after.step} of 10" in capsys.readouterr().out
 
 
@@ -145,19 +145,19 @@ def test_a_signal_that_comes_too_late_for_its_job_ends_the_sequence_too(
 ) -> None:
     study.outcomes = dict.fromkeys(("seed=1", "seed=2"), signalled_too_late)
     jobs = plan(seeds(tmp_path, 1, 2))
-    assert inline.run(jobs) == 143
+    assert inline.run_jobs(jobs) == 143
     assert study.ran == ["seed=1"]
     assert study.summarized == []
     said = capsys.readouterr().out
     assert f"stopped by SIGTERM in job 1 of 2; the same command continues after {jobs[0].folder}" in said
-    assert inline.run(plan(seeds(tmp_path, 1, 2))) == 0  # nothing is left that it could stop
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2))) == 0  # nothing is left that it could stop
     assert study.ran == ["seed=1", "seed=2"]
 
 
 def test_handlers_are_put_back(tmp_path: Path, study: FakeStudy) -> None:
     before = [signal.getsignal(s) for s in worker.STOPPING]
     study.outcomes["norm=rmsnorm"] = fail
-    inline.run(plan(seeds(tmp_path, 1)))
+    inline.run_jobs(plan(seeds(tmp_path, 1)))
     assert [signal.getsignal(s) for s in worker.STOPPING] == before
 
 
@@ -172,7 +172,7 @@ def test_each_tracking_database_is_made_once_and_may_be_away(
         return f"{uri} does not answer"
 
     monkeypatch.setattr(sweep, "create_store", unreachable)
-    assert inline.run(plan(seeds(tmp_path, 1, 2, tracking={"uri": "http://localhost:1"}))) == 0
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, tracking={"uri": "http://localhost:1"}))) == 0
     assert asked == ["http://localhost:1"]
     assert "tracking: http://localhost:1 does not answer; the runs go on" in capsys.readouterr().out
     assert study.ran == ["seed=1", "seed=2"]

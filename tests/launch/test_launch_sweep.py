@@ -79,22 +79,22 @@ def test_folders_know_their_parent_before_their_jobs_run(tmp_path: Path, study: 
         return "finished"
 
     study.outcomes |= {"seed=1": look, "seed=2": look}
-    assert inline.run(tracked(tmp_path, 1, 2)) == 0
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
     assert known == ["parent of quick: seed"] * 2
     assert store.ended == {"quick: seed": ("finished", "2 arms")}
 
 
 def test_what_is_skipped_is_summed_up_for_the_parent_again(tmp_path: Path, study: FakeStudy, store: Store) -> None:
-    inline.run(tracked(tmp_path, 1, 2))
+    inline.run_jobs(tracked(tmp_path, 1, 2))
     store.ended.clear()
-    assert inline.run(tracked(tmp_path, 1, 2)) == 0
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
     assert store.begun == ["quick: seed"] * 2
     assert store.ended == {"quick: seed": ("finished", "2 arms")}
 
 
 def test_a_failure_is_in_the_summary(tmp_path: Path, study: FakeStudy, store: Store) -> None:
     study.outcomes |= {"seed=1": lambda folder: "failed", "seed=2": lambda folder: "diverged"}
-    assert inline.run(tracked(tmp_path, 1, 2)) == 1
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 1
     assert store.ended == {"quick: seed": ("failed", "1 arms\n\nNot done:\n\n- failed: seed=1")}
 
 
@@ -103,10 +103,10 @@ def test_a_signal_leaves_the_sweep_preempted_and_a_resumed_job_its_parent(
 ) -> None:
     store.away = True
     study.outcomes["seed=1"] = lambda folder: "preempted"
-    assert inline.run(tracked(tmp_path, 1, 2)) == 143
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 143
     assert (store.begun, store.ended) == ([], {})
     store.away = False
-    assert inline.run(tracked(tmp_path, 1, 2)) == 143
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 143
     state, markdown = store.ended["quick: seed"]
     assert state == "preempted"
     assert markdown.splitlines()[-2:] == ["- preempted: seed=1", "- new: seed=2"]
@@ -118,7 +118,7 @@ def test_a_server_that_is_away_is_a_line_at_the_start_and_one_at_the_end(
     tmp_path: Path, study: FakeStudy, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.away = True
-    assert inline.run(tracked(tmp_path, 1, 2)) == 0
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tracking: ")]
     assert said == [
         "tracking: away; the runs go on with their journals",
@@ -132,5 +132,5 @@ def test_a_sweep_with_jobs_that_never_began_has_not_finished(tmp_path: Path, stu
         return "finished"
 
     study.outcomes["seed=1"] = end_too_late
-    assert inline.run(tracked(tmp_path, 1, 2)) == 143
+    assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 143
     assert store.ended["quick: seed"] == ("preempted", "\n\nNot done:\n\n- new: seed=2")

@@ -66,9 +66,9 @@ def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shares == {0: (0, 1), 1: (1, 1), 8: (1, 8)}
     assert local.share(Local(gpus_per_node=4)) == (4, 2)
     assert local.share(Local(gpus_per_node=0, array_parallelism=3)) == (0, 3)
-    with pytest.raises(ConfigError, match=r"gpus_per_node: 9 per job, and this machine has 8"):
+    with pytest.raises(ConfigError, match=r"gpus_per_node: 9 GPUs per job, but this machine has 8; lower it"):
         local.share(Local(gpus_per_node=9))
-    with pytest.raises(ConfigError, match=r"array_parallelism: 3 jobs of 4 GPUs, and this machine has 8"):
+    with pytest.raises(ConfigError, match=r"array_parallelism: 3 jobs of 4 GPUs, but this machine has 8; lower it"):
         local.share(Local(gpus_per_node=4, array_parallelism=3))
 
 

@@ -21,8 +21,10 @@ from mxstudy import config
 from mxstudy.blocks import operands as block_operands
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.kernels.implements import Implements
+from mxstudy.model.activation_functions import swiglu
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.feed_forward import FeedForward
 from mxstudy.model.fusable import Backend, Target
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision
@@ -155,7 +157,7 @@ def fused_or_reason(model: Decoder, reference: list[Tensor], named: str) -> None
 
 @pytest.mark.integration
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_field_counts_on_every_road_or_is_refused(field: str) -> None:
+def test_a_field_counts_on_every_backend_or_is_refused(field: str) -> None:
     @each(("name", "one", "other", "counts"), [case for case in CASES if case[0].split(".")[1] == field])
     def counts_or_is_refused(name: str, one: Gemms, other: Gemms, counts: bool) -> None:
         model = decoder(other)
@@ -243,15 +245,25 @@ def test_a_field_that_is_added_to_a_norm_is_a_reason() -> None:
 
 
 def test_an_activation_that_is_added_or_replaced_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mxstudy.model import decoder as decoders
+    from mxstudy.model import feed_forward
 
     plain = step(decoder(recipe()))
     monkeypatch.setitem(
-        decoders.MLPS, "swiglu", decoders.MLPS["swiglu"]._replace(activation=lambda h: decoders.swiglu(h) * 1.5)
+        feed_forward.MLPS, "swiglu", feed_forward.MLPS["swiglu"]._replace(activation=lambda h: swiglu(h) * 1.5)
     )
     model = decoder(recipe())
     assert not same(step(model), plain)
     assert "activation (swiglu) has no kernel" in str(backend_of(model).why)
+
+
+def test_an_mlp_of_another_class_is_not_fused() -> None:
+    class Experts(FeedForward):
+        """Computes something else, with linears of its own."""
+
+    model = decoder(recipe())
+    assert backend_of(model).name == "fused"
+    model.layers[0].feed_forward.__class__ = Experts
+    assert "its MLP is a Experts, which has no kernel" in str(backend_of(model).why)
 
 
 def test_backends_are_those_of_the_block_alone() -> None:

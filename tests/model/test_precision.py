@@ -10,8 +10,9 @@ from mxstudy.config import PRECISIONS, BlockCast, Cast, Gemms, hashed
 from mxstudy.config.casts import Hadamard
 from mxstudy.model import Decoder
 from mxstudy.model.backends import backends_of, plan_backends
-from mxstudy.model.fusable import Backend, Target
-from mxstudy.model.precision import apply_precision, describe, describe_cast, match_plan
+from mxstudy.model.describe_precision import describe, describe_cast
+from mxstudy.model.fusable import Backend, Target, linears_in
+from mxstudy.model.precision import apply_precision, match_plan
 from mxstudy.reader import ConfigError
 
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=50)
@@ -180,7 +181,7 @@ def test_blocks_that_only_a_part_of_the_plan_has_may_be_set():
     plan = {"layers.*": "mxfp8", "*.wo": "fp8_tensor"}
     decoder, _ = applied(plan, block_size=64, pad_blocks=True)
     found = [
-        {(cast.block_size, cast.pad) for _, cast in linear.gemms.casts()} for linear in decoder.layers[0].linears()
+        {(cast.block_size, cast.pad) for _, cast in linear.gemms.casts()} for linear in linears_in(decoder.layers[0])
     ]
     assert found == [{(64, True)}, {(None, None)}, {(64, True)}, {(64, True)}]
 

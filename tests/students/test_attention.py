@@ -30,7 +30,8 @@ from small_students import (
 from torch import Tensor
 
 from mxstudy import config
-from mxstudy.model.precision import apply_precision, describe
+from mxstudy.model.describe_precision import describe
+from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
 from mxstudy.students.model import ResidualMLP
 

@@ -9,7 +9,6 @@ import torch
 from each import each
 from student_runs import configured
 
-from mxstudy.launch.probe_compatibility import check_used, off_then
 from mxstudy.reader import ConfigError
 from mxstudy.students import study as student_teacher
 
@@ -127,11 +126,15 @@ def test_it_is_not_refused(dotted: dict[str, Any]) -> None:
 
 
 def test_what_was_not_watched_cannot_be_had_by_going_on() -> None:
+    off_then = student_teacher.STUDY.off_then
     coupled = configured(probe={"gradient_bias": {"every_steps": 5, "coupled": True}})
     same = configured(probe={"gradient_bias": {"every_steps": 5}})
-    assert off_then(configured(), coupled) == ["probe.gradient_bias", "probe.gradient_bias.coupled"]
+    assert off_then(configured(), coupled) == [
+        "probe.gradient_bias",
+        "probe.gradient_bias.coupled",
+    ]
     assert off_then(same, coupled) == ["probe.gradient_bias.coupled"]
     assert off_then(coupled, same) == off_then(coupled, configured()) == []
-    check_used(coupled)
+    student_teacher.STUDY.check_watched(coupled)
     with pytest.raises(ConfigError, match=r"^probe\.gradient_bias\.coupled: has no effect while"):
-        check_used(configured(probe={"gradient_bias": {"coupled": True}}))
+        student_teacher.STUDY.check_watched(configured(probe={"gradient_bias": {"coupled": True}}))

@@ -22,7 +22,7 @@ def both(norm="layernorm", activation="gelu", vector_ops="fp32", row="mxfp8", co
     mlp = student(small(activation=activation), NORMS[norm], [0, 1], row, compute, vector_ops=vector_ops, **options)
     x, dy = samples(2, TOKENS, 64), samples(2, TOKENS, 64).flip(0)
     apart = run(mlp, x, dy)
-    mlp.join()
+    mlp.use_kernels()
     return mlp, apart, run(mlp, x, dy)
 
 
@@ -85,13 +85,13 @@ def test_rounded_gains(gain):
 @each("row", ["bf16", "fp8_tensor", "nvfp4_forward_only"])
 def test_what_has_no_kernel_stays_apart(row):
     mlp = student(small(), NORMS["layernorm"], [0], row, BF16)
-    mlp.join()
+    mlp.use_kernels()
     assert not any(block.fused for block in blocks(mlp))
 
 
 def test_a_norm_that_rounds_every_operation_stays_apart():
     mlp = student(small(), NORMS["layernorm"], [0], "mxfp8", BF16, vector_ops="code")
-    mlp.join()
+    mlp.use_kernels()
     assert not any(block.fused for block in blocks(mlp))
 
 

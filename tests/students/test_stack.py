@@ -204,7 +204,7 @@ def test_weights_by_their_operands(norm: dict[str, Any], optimizer: str) -> None
     }
     casts, holds = (stack([0, 1], **options) for _ in range(2))
     for one in (casts, holds):
-        one.model.join()
+        one.model.use_kernels()
     holds.use_kernels()
     assert any(leaf.dtype == torch.bfloat16 for leaf in holds.leaves) == (norm["kind"] == "layernorm")
     for _ in range(5):

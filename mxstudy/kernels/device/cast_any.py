@@ -5,7 +5,7 @@ groups, part by part, as a tuple: one tensor [groups below, groups beside one an
 butterflies and maxima are elementwise for either axis, and one thread's registers hold what belongs together.
 
 A group whose elements do not fit in registers has several parts (rows of a block). They are read twice: for the block's
-maximum, and to be rounded. CAST is a `Settings` of that module.
+maximum, and to be rounded. CAST is a `CompiledCast` of that module.
 """
 
 import triton
@@ -18,7 +18,7 @@ from mxstudy.kernels.device.cast_both import (
     scales,
     through_bf16,
 )
-from mxstudy.kernels.device.places import load, store
+from mxstudy.kernels.device.parts import load, store
 from mxstudy.kernels.device.random_bits import philox, round_stochastically
 
 WORDS = tl.constexpr(4)  # random words per counter
@@ -41,12 +41,12 @@ def cast_any_kernel(
     """Cast x [rows, columns] to one operand in bf16; a step whose pointer is None is left out."""
     AXIS: tl.constexpr = CAST.axis
     COLUMNS: tl.constexpr = CAST.columns
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     PARTS: tl.constexpr = CAST.parts
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
-    HEIGHT: tl.constexpr = PLACES * PARTS if AXIS == 0 else 1
-    WIDTH: tl.constexpr = PLACES * PARTS if AXIS == 1 else 1
+    HEIGHT: tl.constexpr = PART * PARTS if AXIS == 0 else 1
+    WIDTH: tl.constexpr = PART * PARTS if AXIS == 1 else 1
     ACROSS: tl.constexpr = (COLUMNS + BESIDE * WIDTH - 1) // (BESIDE * WIDTH)
     row = ((tl.program_id(0) // ACROSS).to(tl.int64) * BELOW + tl.arange(0, BELOW)[:, None]) * HEIGHT
     column = (tl.program_id(0) % ACROSS * BESIDE + tl.arange(0, BESIDE)[None, :]) * WIDTH
@@ -63,11 +63,11 @@ def cast_any_kernel(
     else:
         bits = tl.zeros((BELOW, BESIDE), tl.int32)
         for part in range(PARTS):
-            x = prepared(pointers, row + part * PLACES, column, mask, CAST)
+            x = prepared(pointers, row + part * PART, column, mask, CAST)
             bits = tl.maximum(bits, maxima(x, CAST)[0])
         scale_of_all = scales_of((bits,), CAST)
         for part in range(PARTS):
-            here = row + part * PLACES
+            here = row + part * PART
             y = prepared(pointers, here, column, mask, CAST)
             y = quantized(y, scale_of_all, here, quad, key_ptr, place_ptr, CAST)
             store(result_ptr, here * COLUMNS + column, mask, y, CAST)
@@ -93,7 +93,7 @@ def prepared(pointers, row, column, mask, CAST: tl.constexpr):
 @triton.jit
 def normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST: tl.constexpr):
     """Return (x - mean) / rms * gain + bias, after x is rounded to bf16 if the cast rounds first."""
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     AXIS: tl.constexpr = CAST.axis
     of_rows = mask if AXIS == 1 else None
     of_columns = mask if AXIS == 0 else None
@@ -110,7 +110,7 @@ def normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST: tl
     if bias_ptr is not None:
         bias = load(bias_ptr, column, of_columns, AXIS, CAST)
     places = ()
-    for i in tl.static_range(PLACES):
+    for i in tl.static_range(PART):
         y = through_bf16(x[i], CAST.round_first)
         if mean_ptr is not None:
             y = y - mean[i]
@@ -127,7 +127,7 @@ def normed(x, mean_ptr, rms_ptr, gain_ptr, bias_ptr, row, column, mask, CAST: tl
 @triton.jit
 def transformed(x, signs_ptr, CAST: tl.constexpr):
     """Apply the Hadamard transform to each tile of a group, sums at strides 1, 2, 4, ..., and round to bf16."""
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     SIZE: tl.constexpr = CAST.transform.size
     if not CAST.transform.signs_after:
         x = signed(x, signs_ptr, CAST)
@@ -135,7 +135,7 @@ def transformed(x, signs_ptr, CAST: tl.constexpr):
         if (1 << stage) < SIZE:
             x = butterfly(x, 1 << stage, CAST)
     y = ()
-    for i in tl.static_range(PLACES):
+    for i in tl.static_range(PART):
         y += (through_bf16(x[i] * CAST.transform.scale, True),)
     if CAST.transform.signs_after:
         y = signed(y, signs_ptr, CAST)
@@ -145,9 +145,9 @@ def transformed(x, signs_ptr, CAST: tl.constexpr):
 @triton.jit
 def butterfly(x, STRIDE: tl.constexpr, CAST: tl.constexpr):
     """Map (a, b) to (a + b, a - b) for elements that are STRIDE apart."""
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     y = ()
-    for i in tl.static_range(PLACES):
+    for i in tl.static_range(PART):
         if i & STRIDE == 0:
             y += (x[i] + x[i + STRIDE],)
         else:
@@ -158,9 +158,9 @@ def butterfly(x, STRIDE: tl.constexpr, CAST: tl.constexpr):
 @triton.jit
 def signed(x, signs_ptr, CAST: tl.constexpr):
     """Multiply x by the signs of its elements in a tile of the transform, if there are signs."""
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     y = ()
-    for i in tl.static_range(PLACES):
+    for i in tl.static_range(PART):
         if signs_ptr is None:
             y += (x[i],)
         else:
@@ -173,9 +173,9 @@ def signed(x, signs_ptr, CAST: tl.constexpr):
 
 @triton.jit
 def pre_rounded(x, CAST: tl.constexpr):
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     y = ()
-    for i in tl.static_range(PLACES):
+    for i in tl.static_range(PART):
         y += (round_to_bf16_away(x[i]),)
     return y
 
@@ -183,10 +183,10 @@ def pre_rounded(x, CAST: tl.constexpr):
 @triton.jit
 def maxima(x, CAST: tl.constexpr):
     """Return the bits of the largest magnitude of every block of a part, or of the part of a block."""
-    PLACES: tl.constexpr = CAST.places
-    BLOCK: tl.constexpr = min(CAST.block, PLACES)
+    PART: tl.constexpr = CAST.part_size
+    BLOCK: tl.constexpr = min(CAST.block, PART)
     found = ()
-    for block in tl.static_range(PLACES // BLOCK):
+    for block in tl.static_range(PART // BLOCK):
         bits = magnitude_bits(x[block * BLOCK])
         for i in tl.static_range(1, BLOCK):
             bits = tl.maximum(bits, magnitude_bits(x[block * BLOCK + i]))
@@ -213,14 +213,14 @@ def scales_of(maxima, CAST: tl.constexpr):
 @triton.jit
 def quantized(x, scale, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
     """Return a part rounded to the grid and decoded, float32. `first_quad`: the tile's first column / 4."""
-    PLACES: tl.constexpr = CAST.places
-    BLOCK: tl.constexpr = min(CAST.block, PLACES)
+    PART: tl.constexpr = CAST.part_size
+    BLOCK: tl.constexpr = min(CAST.block, PART)
     FORMAT: tl.constexpr = CAST.format
     AWAY: tl.constexpr = CAST.away
     BITS: tl.constexpr = CAST.random_bits
     inverse, power = scale
     decoded = ()
-    for quad in tl.static_range(PLACES // WORDS):
+    for quad in tl.static_range(PART // WORDS):
         words = ()
         if BITS > 0:
             words = drawn(quad, row, first_quad, key_ptr, place_ptr, CAST)
@@ -249,7 +249,7 @@ def over_squares(bits, CAST: tl.constexpr):
 @triton.jit
 def drawn(quad, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
     """Return the random words of the quad-th four elements of a part: uint32, equal to `random_bits.random_words`."""
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
     k0 = tl.load(key_ptr).to(tl.uint32)
@@ -258,7 +258,7 @@ def drawn(quad, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
     of_row = tl.load(place_ptr + 1) + row
     words = ()
     if CAST.axis == 1:  # four columns of a row
-        column = first_quad + tl.arange(0, BESIDE)[None, :] * (PLACES // WORDS) + quad
+        column = first_quad + tl.arange(0, BESIDE)[None, :] * (PART // WORDS) + quad
         words = philox(column, of_row, step, k0, k1)
     else:  # a column of four rows
         column = first_quad + tl.arange(0, BESIDE // WORDS)[None, :]

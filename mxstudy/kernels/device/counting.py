@@ -18,8 +18,8 @@ WHOLE = tl.constexpr(0x01800180)  # mask of a pair's whole binades, up to three
 
 
 @triton.jit
-def summands(rms, inverse, CAST: tl.constexpr):
-    """Return the four summands that turn bits of magnitudes into counts, for scales 2^-127: int32 pairs [rows, 1]."""
+def addends(rms, inverse, CAST: tl.constexpr):
+    """Return four addends that turn magnitude bits into threshold counts at scale 2^-127: int32 pairs [rows, 1]."""
     EVEN: tl.constexpr = not CAST.away  # then the ties 0.25, 1.25, 2.5 and 5 are rounded down
     first = threshold(0.25, EVEN, rms, inverse, CAST) - 1
     second = threshold(0.75, False, rms, inverse, CAST) - 1
@@ -30,7 +30,7 @@ def summands(rms, inverse, CAST: tl.constexpr):
 
 @triton.jit
 def less(x):
-    """Return the pair of 127 * 128 - x, for 0 < x < 2^15: a scale of 2^-127 is 127 binades below one of 2^0."""
+    """Return 127 * 128 - x for both halves of a pair: move a bound 0 < x < 2^15 from scale 2^0 to 2^-127."""
     return 2**16 - (x - 127 * BINADE) * TWICE
 
 
@@ -49,7 +49,7 @@ def threshold(b, ABOVE: tl.constexpr, rms, inverse, CAST: tl.constexpr):
 
 @triton.jit
 def count_e2m1(word, terms):
-    """Return the uint8 codes of a word's two numbers. `terms`: their blocks' summands, broadcast with the word."""
+    """Return the uint8 codes of a word's two numbers. `terms`: their blocks' addends, broadcast with the word."""
     magnitudes = word & MAGNITUDES
     low = sums_up_to(magnitudes, terms[2], 4 * BINADE - 1) & WHOLE
     high = sums_up_to(magnitudes, terms[3], 3 * BINADE - 1)

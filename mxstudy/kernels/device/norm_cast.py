@@ -101,6 +101,7 @@ def gather_squares(x, BLOCK: tl.constexpr, NORM: tl.constexpr):
 
 @triton.jit
 def merge_squares(a, b, c, d, SEEN, NEW: tl.constexpr, NORM: tl.constexpr):
+    """Add this chunk's squares to the running sum; the mean stays 0."""
     return a, b + d
 
 
@@ -146,7 +147,7 @@ def root(x, P: tl.constexpr):
 
 @triton.jit
 def relative(bits, largest_bits):
-    """Return a magnitude / another that is no smaller, both given as bits; 0 / 0 is 0."""
+    """Return a / b for magnitudes a <= b given as bits; 0 / 0 gives 0."""
     largest = tl.where(largest_bits == 0, 1.0, largest_bits.to(tl.float32, bitcast=True))
     return tl.div_rn(bits.to(tl.float32, bitcast=True), largest)
 

@@ -21,7 +21,7 @@ from mxstudy.kernels.device.codes import (
     encode_e4m3_scales,
     encode_e8m0_scales,
 )
-from mxstudy.kernels.device.counting import count_e2m1, summands
+from mxstudy.kernels.device.counting import addends, count_e2m1
 from mxstudy.kernels.device.pairs import MAGNITUDES, TWICE, largest_magnitude, numbers
 from mxstudy.kernels.device.row_rms import rms_of_rows
 
@@ -74,7 +74,7 @@ def norm_codes_kernel(
         codes_of_scales = ()
         counted = ()
         if CAST.counted:
-            counted = summands(rms, inverse, CAST)
+            counted = addends(rms, inverse, CAST)
         for near_chunk in tl.static_range(8):
             if near_chunk < CHUNKS:
                 y = (chunks[near_chunk], maxima[near_chunk], rms, inverse, tensor_scale, counted)
@@ -157,7 +157,7 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
     """Store the codes of a chunk and return the codes of its scales, uint8 [rows, blocks].
 
     y: the chunk's vectors, its blocks' maxima [rows, blocks], rms and 1 / rms [rows, 1], the tensor scale, and the
-    summands for counting, or nothing.
+    addends for counting, or nothing.
     """
     if len(y[5]) > 0:
         scale, codes = counted_codes(y, CAST, SHAPE)
@@ -170,13 +170,13 @@ def store_codes(y, codes_ptr, i, left, NEAR: tl.constexpr, CAST: tl.constexpr, S
 @triton.jit
 def counted_codes(y, CAST: tl.constexpr, SHAPE: tl.constexpr):
     FORMAT: tl.constexpr = CAST.format
-    vectors, maxima, rms, inverse, _, summands = y
+    vectors, maxima, rms, inverse, _, addends = y
     absmax = divide(maxima.to(tl.float32, bitcast=True), rms, inverse, True, CAST)
     scale, power_of_two, _ = encode_e8m0_scales(absmax, True, FORMAT)
     moved = (power_of_two.to(tl.int32, bitcast=True) >> 16) * TWICE
     terms = ()
     for i in tl.static_range(4):
-        terms += (for_spans(summands[i] - moved, SHAPE),)
+        terms += (for_spans(addends[i] - moved, SHAPE),)
     return scale, (count_e2m1(vectors[0], terms), count_e2m1(vectors[1], terms))
 
 

@@ -38,7 +38,7 @@ def round_stochastically(v, word, FORMAT: tl.constexpr, BITS: tl.constexpr):
     """
     MANTISSA: tl.constexpr = FORMAT.mantissa_bits
     STEP: tl.constexpr = 2.0**BITS
-    ANCHOR: tl.constexpr = 3.0 * 2.0 ** (22 + BITS)  # its last place is the step
+    ANCHOR: tl.constexpr = 3.0 * 2.0 ** (22 + BITS)  # floats of this size are one step apart: adding it rounds
     magnitude = tl.abs(v)
     if FORMAT.limit is not None:
         magnitude = tl.minimum(magnitude, FORMAT.limit)

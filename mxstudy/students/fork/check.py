@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mxstudy.config import Fork, StudentTeacher
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import RunFolder, named_run
 
@@ -16,8 +15,9 @@ from mxstudy.tracking.folder import RunFolder, named_run
 def parent_of(config: Fork) -> tuple[RunFolder, StudentTeacher]:
     """Return the parent run's folder and config. Raises ConfigError if it is no finished student-teacher run."""
     parent = named_run(config.parent, Path(config.runs_dir), "parent")
-    of_parent: Any = parent.config()
-    require(isinstance(of_parent, StudentTeacher), f"parent: {parent.path} is not a student-teacher run")
+    of_parent = parent.config()
+    if not isinstance(of_parent, StudentTeacher):
+        raise ConfigError(f"parent: {parent.path} is not a student-teacher run; name one")
     state = parent.status().state
     require(state in ("finished", "diverged"), f"parent: {parent.path} is {state}; let it finish")
     return parent, of_parent

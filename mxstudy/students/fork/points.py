@@ -15,7 +15,7 @@ from mxstudy.reader import ConfigError, plain, require
 from mxstudy.students.stack import Stack
 from mxstudy.tracking.columnar_journal import ROWS
 
-State = dict[str, Tensor]  # of one replica, with the names of Stack.named_state()
+ReplicaState = dict[str, Tensor]  # of one replica, with the names of Stack.named_state()
 
 # The section of a run's config that holds each key of an intervention.
 GROUPS = {
@@ -92,12 +92,12 @@ def changed(parent: config.StudentTeacher, intervention: config.Intervention) ->
     return cast(config.StudentTeacher, config.read_run(values))
 
 
-def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> dict[ForkPoint, State]:
+def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> dict[ForkPoint, ReplicaState]:
     """Train the parent's stack on to each fork point, and return {point: the replica's state there}.
 
     `recorded` [steps, 2, S]: the parent's journal. Raises ConfigError at the first step whose bits differ from it.
     """
-    states: dict[ForkPoint, State] = {}
+    states: dict[ForkPoint, ReplicaState] = {}
     first, last = int(stack.step), max(point.step for point in points)
     for step in range(first, last + 1):
         for point in points:
@@ -111,7 +111,7 @@ def replay(stack: Stack, points: Sequence[ForkPoint], recorded: np.ndarray) -> d
     return states
 
 
-def state_of(stack: Stack, replica: int) -> State:
+def state_of(stack: Stack, replica: int) -> ReplicaState:
     return {name: tensor[replica].clone() for name, tensor in stack.named_state().items() if name != "step"}
 
 
@@ -121,8 +121,8 @@ def check_replay(stack: Stack, first: int, stop: int, recorded: np.ndarray) -> N
     same = np.all(equal_bits(replayed, recorded[first:stop]), axis=(1, 2))
     require(
         bool(same.all()),
-        f"parent: at step {first + leading_true(same)} a replay has other bits than its journal, so a fork would not "
-        "continue the parent; fork where it ran: the same GPU, torch and code",
+        f"parent: the replay differs from the journal at step {first + leading_true(same)}; fork on the same GPU, "
+        "torch and code",
     )
 
 
@@ -146,7 +146,7 @@ def forked(
     run: config.StudentTeacher,
     parent: config.StudentTeacher,
     wave: Sequence[ForkPoint],
-    states: Sequence[State],
+    states: Sequence[ReplicaState],
     new_optimizer: bool = False,
 ) -> Stack:
     """Return a stack of the parent's width that continues from the replicas' states; spare slots repeat the first.

@@ -16,7 +16,7 @@ import torch
 from mxstudy import results
 from mxstudy.config import Fork, StudentTeacher
 from mxstudy.model.backends import backends_of
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.probes.outcomes import outcome_of
 from mxstudy.reader import plain
 from mxstudy.results.terminal import markdown, show

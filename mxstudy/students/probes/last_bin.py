@@ -19,7 +19,7 @@ from mxstudy.numerics.gaussian_bins import gaussian_last_bin
 from mxstudy.numerics.quality import is_max, overflows
 from mxstudy.probes.weights import gains_of
 from mxstudy.students.model import ResidualMLP, StudentBlock
-from mxstudy.students.probes.bias import Rows
+from mxstudy.students.probes.bias import PerReplica
 from mxstudy.students.probes.shadow import blocks_of
 
 PAPERS_RULE = "floor"  # the scale rule by which the instability paper counts; with rceil and ceil nothing overflows
@@ -34,58 +34,58 @@ class ProbedTensor(NamedTuple):
 
 
 @torch.no_grad()
-def last_bin(model: ResidualMLP, x_TD: Tensor) -> Rows:
+def last_bin(model: ResidualMLP, x_TD: Tensor) -> PerReplica:
     """Return last-bin fractions and the gains' statistics, one value per replica, for the batch x.
 
-    '<place>/<scale rule>/overflow_fraction': strictly |v| > max * 2^k (instability paper, Eq. 2, and the count of its
+    '<tensor>/<scale rule>/overflow_fraction': strictly |v| > max * 2^k (instability paper, Eq. 2, and the count of its
     public code). '.../max_fraction': became max by clamping or rounding. Both by the run's scale rule and by floor.
-    '<place>/literal_fraction': |v| > 0.875 absmax of its block, as Eq. 2 is printed; for N(0, 1) six times as many.
+    '<tensor>/literal_fraction': |v| > 0.875 absmax of its block, as Eq. 2 is printed; for N(0, 1) six times as many.
     'gaussian.<format>/...': the exact fractions of N(0, 1). '<gain>/mean', std (ddof 0), min, max.
 
-    Places: parameters by name; 'layers.N.up.input' and so on, what the linears quantise (up and down, with attention
+    Tensors: parameters by name; 'layers.N.up.input' and so on, what the linears quantise (up and down, with attention
     also attention.qkv and attention.out); 'layers.N.output', the residual stream. The format is the forward's. A tensor
     that the run does not quantise (the public code quantises no gains) is measured as if it did: in the format of the
     linear's other operand, else in E4M3. A folded gain is also in the weight.
     """
     measured: dict[str, Tensor] = {}
     gaussian: dict[str, float] = {}
-    for name, place in places(model, x_TD):
-        measured[f"{name}/literal_fraction"] = share(near_absmax(place))
-        for rule in dict.fromkeys((place.cast.scale_rule, PAPERS_RULE)):
-            quantized = block_cast(place.values, place.fmt, -1, replace(place.cast, scale_rule=rule))
-            values = pre_rounded(place.values.float(), place.cast)
+    for name, probed in probed_tensors(model, x_TD):
+        measured[f"{name}/literal_fraction"] = share(near_absmax(probed))
+        for rule in dict.fromkeys((probed.cast.scale_rule, PAPERS_RULE)):
+            quantized = block_cast(probed.values, probed.fmt, -1, replace(probed.cast, scale_rule=rule))
+            values = pre_rounded(probed.values.float(), probed.cast)
             measured[f"{name}/{rule}/overflow_fraction"] = share(overflows(quantized, values))
             measured[f"{name}/{rule}/max_fraction"] = share(is_max(quantized))
             if rule == CODE_BUMP:  # its scales depend on the number of neighbouring blocks
                 continue
-            expected = gaussian_last_bin(place.fmt, place.cast.block_size, rule)
-            gaussian[f"gaussian.{place.fmt}/{rule}/overflow_fraction"] = expected.overflow
-            gaussian[f"gaussian.{place.fmt}/{rule}/max_fraction"] = expected.max
+            expected = gaussian_last_bin(probed.fmt, probed.cast.block_size, rule)
+            gaussian[f"gaussian.{probed.fmt}/{rule}/overflow_fraction"] = expected.overflow
+            gaussian[f"gaussian.{probed.fmt}/{rule}/max_fraction"] = expected.max
     for name, gain in gains_of(model).items():
         measured |= {f"{name}/{statistic}": value for statistic, value in spread(gain).items()}
     lists = torch.stack(list(measured.values())).tolist()
     return dict(zip(measured, lists, strict=True)) | {name: [x] * len(lists[0]) for name, x in gaussian.items()}
 
 
-def places(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, ProbedTensor]]:
-    """Yield every place's name and tensor, see `last_bin`."""
+def probed_tensors(model: ResidualMLP, x_TD: Tensor) -> Iterator[tuple[str, ProbedTensor]]:
+    """Yield the name and tensor of everything that `last_bin` measures."""
     captured = activations(model, x_TD)
     for name, block in blocks_of(model).items():
         for part, linear in linears_of(name, block).items():
             x, weight = linear.gemms.forward_x, linear.gemms.forward_w
-            yield f"{part}.input", place(linear, operand_of(linear, captured[part]), x, weight)
-            yield f"{part}.weight", place(linear, weight_of(linear), weight, x)
+            yield f"{part}.input", as_probed(linear, operand_of(linear, captured[part]), x, weight)
+            yield f"{part}.weight", as_probed(linear, weight_of(linear), weight, x)
             for gain_name, gain in gains_of(linear).items():
-                yield f"{part}.{gain_name}", place(linear, gain, weight, x)
-        yield f"{name}.output", place(block.up, captured[name], block.up.gemms.forward_x, block.up.gemms.forward_w)
+                yield f"{part}.{gain_name}", as_probed(linear, gain, weight, x)
+        yield f"{name}.output", as_probed(block.up, captured[name], block.up.gemms.forward_x, block.up.gemms.forward_w)
 
 
 def linears_of(name: str, block: StudentBlock) -> dict[str, MXLinear]:
     return {part: module for part, module in block.named_modules(prefix=name) if isinstance(module, MXLinear)}
 
 
-def place(linear: MXLinear, values: Tensor, *casts: Cast | None) -> ProbedTensor:
-    """Return the values with the first of these casts that has E8M0 block scales, else with an E4M3 cast.
+def as_probed(linear: MXLinear, values: Tensor, *casts: Cast | None) -> ProbedTensor:
+    """Return the values with the cast to measure them by: the first with E8M0 block scales, else E4M3.
 
     Stochastic rounding is replaced by rounding to even, because only the range is measured.
     """
@@ -127,11 +127,11 @@ def weight_of(linear: MXLinear) -> Tensor:
     return linear.weight
 
 
-def near_absmax(place: ProbedTensor) -> Tensor:
+def near_absmax(probed: ProbedTensor) -> Tensor:
     """Return where |v| exceeds 0.875 times its block's absmax: bool, in the values' shape."""
-    axis = place.values.ndim - 1
-    blocks = split_blocks(place.values.float().abs(), place.cast.block_size, axis, pad=True)
-    return join_blocks(blocks > 0.875 * blocks.amax(-1, keepdim=True), axis, place.values.shape[-1])
+    axis = probed.values.ndim - 1
+    blocks = split_blocks(probed.values.float().abs(), probed.cast.block_size, axis, pad=True)
+    return join_blocks(blocks > 0.875 * blocks.amax(-1, keepdim=True), axis, probed.values.shape[-1])
 
 
 def share(holds: Tensor) -> Tensor:

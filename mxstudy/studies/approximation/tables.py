@@ -30,7 +30,7 @@ from mxstudy.numerics.quality import (
     underflow_fraction,
 )
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 EPS = 1e-5
 POWERS = (1.0, 2.0)
 ELEMENTS_A_DRAW = 2**17  # where the row length varies: longer rows mean fewer rows
@@ -54,7 +54,7 @@ def cast_of(config: Approximation, block_size: int | None = None) -> BlockCast:
 # ---------------------------------------------------------------------------- figure 2, left and middle: distributions
 
 
-def distributions(config: Approximation) -> Iterator[Row]:
+def distributions(config: Approximation) -> Iterator[TableRow]:
     """Yield counts of scale exponents and of element values, after each norm and without one."""
     for std in config.stds:
         x = std * gaussian((config.rows, config.hidden_size), generator(config, "distributions", std))
@@ -76,7 +76,7 @@ def distributions(config: Approximation) -> Iterator[Row]:
 # --------------------------------------------------------------------------------------------- figure 2, right: r^2
 
 
-def fidelity(config: Approximation) -> Iterator[Row]:
+def fidelity(config: Approximation) -> Iterator[TableRow]:
     """Yield r^2 of decoded MXNorm against decoded RMSNorm + MXCast, by block size, p and number of blocks in a row."""
     for block_size, blocks, draw in itertools.product((16, 32, 64), lengths(config.max_blocks), range(config.draws)):
         size = block_size * blocks
@@ -108,7 +108,7 @@ def rows_of(size: int) -> int:
 # ---------------------------------------------------------------------------------------------------------- Theorem 1
 
 
-def convergence(config: Approximation) -> Iterator[Row]:
+def convergence(config: Approximation) -> Iterator[TableRow]:
     """Yield estimated RMS / true RMS for rows of K blocks: mean and std over rows, and the limit for long rows."""
     for name, blocks in itertools.product(ROWS_OF, lengths(16 * config.max_blocks)):
         size = blocks * config.block_size
@@ -159,7 +159,7 @@ def limit(distribution: str, p: float, block_size: int) -> float:
 # ----------------------------------------------------------------------------------------------------- Lemmas 1 and 2
 
 
-def bounds(config: Approximation) -> Iterator[Row]:
+def bounds(config: Approximation) -> Iterator[TableRow]:
     """Yield the largest |x / rms| and its bound, estimated RMS / true RMS, and the fraction cast to zero."""
     for input_name, x in bounded_inputs(config).items():
         true_rms = x.double().square().mean(-1, keepdim=True).sqrt()
@@ -192,7 +192,7 @@ def bounded_inputs(config: Approximation) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------- what a cast does to a tensor: quality
 
 
-def quality(config: Approximation) -> Iterator[Row]:
+def quality(config: Approximation) -> Iterator[TableRow]:
     """Yield gain, SQNR, last bin and underflow (means over draws) by format, scale rule, rounding and pre-rounding."""
     shape = (config.elements // 1024, 1024)
     for input_name in GRADED:
@@ -236,7 +236,7 @@ def graded(x: Tensor, fmt: str, cast: BlockCast) -> dict[str, float]:
     }
 
 
-def formats(config: Approximation) -> Iterator[Row]:
+def formats(config: Approximation) -> Iterator[TableRow]:
     """Yield the properties of every format (MXFP8 recipe, table 1)."""
     for fmt in FORMATS.values():
         yield {
@@ -249,7 +249,7 @@ def formats(config: Approximation) -> Iterator[Row]:
         }
 
 
-TABLES: dict[str, Callable[[Approximation], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[Approximation], Iterator[TableRow]]] = {
     "distributions": distributions,
     "fidelity": fidelity,
     "convergence": convergence,

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from mxstudy import results
+from mxstudy.config import Evaluate
 from mxstudy.evaluation.paired import Difference, difference
 from mxstudy.results.terminal import markdown, show
 from mxstudy.tracking.folder import RunFolder
@@ -26,7 +27,7 @@ def show_scores(folder: RunFolder) -> None:
 
 def no_shots(folder: RunFolder) -> bool:
     """Return whether every task of the run is asked zero-shot."""
-    evaluation: Any = getattr(folder.config(), "evaluation", None)
+    evaluation = folder.config_of(Evaluate).evaluation
     return not any(evaluation.shots_of(task) for task in evaluation.tasks)
 
 
@@ -78,12 +79,15 @@ def score_table(label: str, folder: RunFolder) -> str:
 
 
 def baseline_arm(arms: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> str:
-    """Return the label of the first arm with those choices, or of the first arm if none has them."""
+    """Return the label of the first arm with those choices; if no arm has them, print a line and return the first."""
     for label, folder in arms.items():
         choices = folder.membership().choices
         if baseline and all(choices.get(group) == choice for group, choice in baseline.items()):
             return label
-    return next(iter(arms))
+    first = next(iter(arms))
+    if baseline:
+        print(f"baseline: no arm has {dict(baseline)}; using {first}")
+    return first
 
 
 def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[tuple[str, str, Difference, Difference]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from operator import attrgetter
 
 import torch
@@ -14,15 +15,12 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
+from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import resolve_device
 
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
-
-# The backends by checked config: building a model takes 10 ms, and jobs that differ only in seed or learning rate have
-# the same.
-_passed: dict[str, str | None] = {}
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
@@ -44,18 +42,17 @@ def check(config: Pretrain, ranks: int = 1) -> None:
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
     """Return the blocks' backends over all rows of the precision schedule. Raises ConfigError as `check_model` does."""
-    device = resolve_device(config.train.device)
-    parts = repr((config.model, config.norm, config.precision, config.train, device, ranks))
-    if parts not in _passed:
-        _passed[parts] = check_model(config, device, ranks)
-    return _passed[parts]
+    read = repr((config.model, config.norm, config.precision, config.train))
+    return check_model(Keyed(read, config), resolve_device(config.train.device), ranks)
 
 
-def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | None:
+@functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
+def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str | None:
     """Check model, norm, precision and train against each other; returns the blocks' backends over the schedule.
 
-    Raises ConfigError.
+    `keyed`: a config by these four sections. Raises ConfigError.
     """
+    config = keyed.value
     check_starts(config.precision, config.train.steps)
     backends: list[tuple[int, str | None]] = []
     with torch.device("meta"):
@@ -69,8 +66,7 @@ def check_model(config: Pretrain, device: torch.device, ranks: int) -> str | Non
             row.from_step,
             config.train.compute,
             device,
-            (config.seed,),
-            config.train.compile,
+            compiled=config.train.compile,
         )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)

@@ -23,7 +23,7 @@ from mxstudy.data.batches import Batches
 from mxstudy.data.shards import Shards, prepare, verify
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.precision import describe
+from mxstudy.model.describe_precision import describe
 from mxstudy.probes.base import Probe
 from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.probes.spike_watch import SpikeWatch
@@ -38,7 +38,7 @@ from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import process_group
 from mxstudy.train.progress import Progress
-from mxstudy.train.recorder import Follower, Recorder, State, record_end
+from mxstudy.train.recorder import Follower, Recorder, TensorsOf, record_end
 from mxstudy.train.runtime import configure_torch, resolve_device
 from mxstudy.train.signals import Leave
 from mxstudy.whole_files import replace_file
@@ -164,7 +164,7 @@ def check_journal(folder: RunFolder, start: int) -> None:
 
 
 def recorder_of(
-    config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: State
+    config: Pretrain, folder: RunFolder, label: str, start: int, checkpoints: Checkpoints, tensors: TensorsOf
 ) -> Recorder | Follower:
     """Return the recorder of this rank: on the first one that writes and mirrors to MLflow, else a `Follower`."""
     if not is_first():

@@ -7,22 +7,36 @@ from typing import ClassVar
 
 import torch
 
-from mxstudy.config import Pretrain
+from mxstudy.config import OutlierFeatures, Pretrain
 from mxstudy.data import corpus, tokenizer
-from mxstudy.reader import changed
+from mxstudy.reader import changed, require
 from mxstudy.studies.pretrain.check import backends_over, build_model, check
-from mxstudy.studies.protocol import Cost, Identity, Study, Uses, on_planned_device, settings_in_vain
+from mxstudy.studies.protocol import (
+    Cost,
+    Identity,
+    Study,
+    Uses,
+    Watched,
+    check_off,
+    on_planned_device,
+    probes_of,
+    settings_in_vain,
+)
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 
 # The share of its bf16 peak rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
+QUESTIONS = ("tasks", "form", "shots", "task_shots")  # not limit, which +debug=tiny sets for every kind of run
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 
 
 class PretrainStudy(Study[Pretrain]):
     uses: ClassVar[Uses] = Uses.TASK_EACH
+    gpu_hours_are: ClassVar[str] = f"""\
+GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
+arithmetic."""
 
     def check(self, config: Pretrain, ranks: int = 1) -> None:
         check(config, ranks)
@@ -44,6 +58,24 @@ class PretrainStudy(Study[Pretrain]):
 
     def vain_settings(self, config: Pretrain) -> dict[str, str]:
         return settings_in_vain(config.precision, config.norm)
+
+    def watched(self, config: Pretrain) -> dict[str, Watched]:
+        return probes_of(config.probe) | {"evaluation": config.evaluation}
+
+    def check_watched(self, config: Pretrain) -> None:
+        for key, part in self.watched(config).items():
+            check_off(key, part, QUESTIONS if key == "evaluation" else vars(part))
+        ring_steps = config.probe.outlier_features.ring_steps
+        require(
+            config.probe.spikes.every_steps > 0 or ring_steps in (0, OutlierFeatures.ring_steps),
+            "probe.outlier_features.ring_steps: has no effect without spikes; set probe.spikes.every_steps=1",
+        )
+
+    def asked_otherwise(self, then: Pretrain, now: Pretrain) -> list[str]:
+        before, after = then.evaluation, now.evaluation
+        if 0 in (before.every_steps, after.every_steps):
+            return []
+        return [f"evaluation.{n}" for n in (*QUESTIONS, "limit") if getattr(before, n) != getattr(after, n)]
 
     def cost(self, config: Pretrain, done: int) -> Cost:
         """Return the cost of the remaining steps, without validation, probes and recomputation."""

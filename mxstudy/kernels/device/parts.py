@@ -1,7 +1,7 @@
-"""Load and store tiles as a tuple: a tensor [groups below, groups beside one another] for each element of a part.
+"""Load and store one tile per element that a thread holds: tensors [groups below, groups beside one another].
 
 For groups along a row a thread moves vectors of 128 bits and takes them apart; for groups along a column it moves what
-is adjacent in each row. CAST is a `Settings` of mxstudy.kernels.cast_any.
+is adjacent in each row. CAST is a `CompiledCast` of mxstudy.kernels.cast_any.
 """
 
 import triton
@@ -13,28 +13,28 @@ VECTOR_BITS = tl.constexpr(128)
 @triton.jit
 def load(ptr, first, mask, STEP: tl.constexpr, CAST: tl.constexpr):
     """Return float32 tensors, one for each element of a part: those at `first`, at `first` + STEP, and so on."""
-    PLACES: tl.constexpr = CAST.places
-    places = ()
+    PART: tl.constexpr = CAST.part_size
+    elements = ()
     if STEP == 0:
         same = tl.load(ptr + first, mask=mask).to(tl.float32)
-        for _ in tl.static_range(PLACES):
-            places += (same,)
+        for _ in tl.static_range(PART):
+            elements += (same,)
     elif STEP == 1 and CAST.axis == 1:
         VECTOR: tl.constexpr = VECTOR_BITS // ptr.dtype.element_ty.primitive_bitwidth
         offsets = first[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
-        for vector in tl.static_range(PLACES // VECTOR):
+        for vector in tl.static_range(PART // VECTOR):
             of_vector = None if mask is None else mask[:, :, None]
             x = tl.load(ptr + offsets + vector * VECTOR, mask=of_vector).to(tl.float32)
-            places += apart(x, VECTOR)
+            elements += apart(x, VECTOR)
     else:
-        for place in tl.static_range(PLACES):
-            places += (tl.load(ptr + first + place * STEP, mask=mask).to(tl.float32),)
-    return places
+        for i in tl.static_range(PART):
+            elements += (tl.load(ptr + first + i * STEP, mask=mask).to(tl.float32),)
+    return elements
 
 
 @triton.jit
 def apart(x, WIDTH: tl.constexpr):
-    """Split x [a, b, WIDTH] into WIDTH tensors [a, b], in order; each halving takes the last bit of the position."""
+    """Split the last axis into WIDTH tensors, in order: x [a, b, WIDTH] into tensors [a, b]."""
     found = (x,)
     HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
     for i in tl.static_range(HALVINGS):
@@ -54,11 +54,11 @@ def apart(x, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
+def together(elements, START: tl.constexpr, WIDTH: tl.constexpr):
     """Undo `apart`, for WIDTH elements from START on."""
     found = ()
     for i in tl.static_range(WIDTH):
-        found += (places[START + i],)
+        found += (elements[START + i],)
     HALVINGS: tl.constexpr = 3 if WIDTH == 8 else 2
     for i in tl.static_range(HALVINGS):
         doubled = ()
@@ -70,18 +70,18 @@ def together(places, START: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def store(ptr, first, mask, places, CAST: tl.constexpr):
+def store(ptr, first, mask, elements, CAST: tl.constexpr):
     """Store the tile in bf16."""
-    PLACES: tl.constexpr = CAST.places
+    PART: tl.constexpr = CAST.part_size
     if CAST.axis == 1:
         VECTOR: tl.constexpr = VECTOR_BITS // 16
         offsets = first[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
         rounded = ()
-        for i in tl.static_range(PLACES):
-            rounded += (places[i].to(tl.bfloat16),)
-        for vector in tl.static_range(PLACES // VECTOR):
+        for i in tl.static_range(PART):
+            rounded += (elements[i].to(tl.bfloat16),)
+        for vector in tl.static_range(PART // VECTOR):
             x = together(rounded, vector * VECTOR, VECTOR)
             tl.store(ptr + offsets + vector * VECTOR, x, mask=mask[:, :, None])
     else:
-        for place in tl.static_range(PLACES):
-            tl.store(ptr + first + place * CAST.columns, places[place].to(tl.bfloat16), mask=mask)
+        for i in tl.static_range(PART):
+            tl.store(ptr + first + i * CAST.columns, elements[i].to(tl.bfloat16), mask=mask)

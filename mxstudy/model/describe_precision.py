@@ -1,0 +1,116 @@
+"""Describe the precision plan as applied: recipes, settings off their defaults, and backends, as lines of text."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+
+from torch import nn
+
+from mxstudy.config.casts import SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
+from mxstudy.config.settings import written
+from mxstudy.model.backends import describe_backends
+from mxstudy.model.linear import MXLinear
+from mxstudy.model.precision import AXES, norm_settings
+from mxstudy.numerics.formats import FORMATS
+
+
+def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
+    """Return the plan as applied, one line per recipe (number of linears, casts of each GEMM) and one per backend.
+
+    `forward_only`: describe the forward GEMM alone, for a model that is evaluated and not trained.
+    """
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
+    applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
+    groups = Counter((row, applied[name]) for name, row in rows.items())
+    plan = [
+        f"{count} linears in {row}: {describe_gemms(gemms, forward_only)}" for (row, gemms), count in groups.items()
+    ]
+    notes = [
+        f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
+        for row in {row: None for row, gemms in groups if spans_micro_batch(gemms)}
+    ]
+    settings = next((linear.cast for linear in linears.values()), BlockCast())
+    notes += describe_settings(settings, groups, norm_settings(model))
+    return "\n".join([*plan, *notes, *describe_backends(model)])
+
+
+def forward_of(gemms: Gemms) -> Gemms:
+    """Return the recipe of the forward GEMM alone."""
+    return Gemms(forward_x=gemms.forward_x, forward_w=gemms.forward_w, forward_transform=gemms.forward_transform)
+
+
+def describe_settings(
+    settings: BlockCast, recipes: Iterable[tuple[str, Gemms]], norm_reads: Collection[str]
+) -> list[str]:
+    """Return notes on settings off their defaults: operands that keep their own value, settings unused in this arm."""
+    casts = {(row, operand): cast for row, gemms in recipes for operand, cast in gemms.casts()}
+    lines, vain = [], []
+    for field, setting in SETTINGS.items():
+        value = getattr(settings, setting)
+        if value == getattr(BlockCast, setting):
+            continue
+        assigned = f"precision.{setting}={written(value)}"
+        having = {key: getattr(cast, field) for key, cast in casts.items() if cast.has(field)}
+        if not having and setting not in norm_reads:
+            vain.append(assigned)
+        keeping: dict[str, list[str]] = defaultdict(list)
+        for (row, operand), own in having.items():
+            if own != value:
+                keeping[row].append(f"{operand} keeps {written(own)}")
+        lines += [f"{row}: {assigned} fills what is left open; {', '.join(own)}" for row, own in keeping.items()]
+    if vain:
+        lines.append(f"{', '.join(vain)}: no operand here takes {'it' if len(vain) == 1 else 'them'}")
+    return lines
+
+
+def spans_micro_batch(gemms: Gemms) -> bool:
+    """Return whether a scale of activations or gradients, or random signs, are shared by a micro-batch's tokens."""
+    spans = any(cast.outer_scale == "tensor" and "tokens" in AXES[name] for name, cast in gemms.casts())
+    transforms = (getattr(gemms, name) for name in TRANSFORMS)
+    return spans or any(transform.signs == "call" for transform in transforms if transform is not None)
+
+
+def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
+    pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
+    parts = []
+    for name, gemm in pairs[:1] if forward_only else pairs:
+        rotated = f", {describe_transform(gemm.transform)}" if gemm.transform else ""
+        parts.append(f"{name} {describe_cast(gemm.left)} x {describe_cast(gemm.right)}{rotated}")
+    return ", ".join(parts)
+
+
+def describe_cast(cast: Cast | None) -> str:
+    """Return the cast's format and whatever is unusual about it, e.g. 'E2M1 (16x16, stochastic)'."""
+    if cast is None:
+        return "-"
+    has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale
+    said = {
+        "two_dimensional": f"{cast.block_size}x{cast.block_size}",
+        "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
+        "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
+        "rounding": cast.rounding,
+        "source": "from the forward's cast",
+        "mask_clipped": "gradients masked",
+        "headroom": f"headroom {cast.headroom:.4g}",
+        "candidates": f"candidates {', '.join(f'{factor:g}' for factor in cast.candidates)}",
+        "block_size": "" if cast.two_dimensional or cast.scale == "none" else f"blocks of {cast.block_size}",
+        "statistic": f"range by {cast.statistic}",
+    }
+    notes = [said.get(name, f"{name} {getattr(cast, name)}") for name in unusual(cast)]
+    return f"{cast.format} ({', '.join(filter(None, notes))})" if any(notes) else cast.format
+
+
+def unusual(cast: Cast) -> list[str]:
+    """Return the names of the fields in which a cast differs from its format's plain cast under default settings."""
+    usual = Cast(format=cast.format, block_size=FORMATS[cast.format].block_size).filled(BlockCast())
+    values = {field.name: getattr(cast, field.name) for field in fields(cast)}
+    return [name for name, value in values.items() if value is not None and value != getattr(usual, name, None)]
+
+
+def describe_transform(transform: Hadamard) -> str:
+    """Return the transform's size and signs, e.g. 'Hadamard 16 (signs by seed)'."""
+    signs = "written signs" if transform.vector else f"signs by {transform.signs}" if transform.signs != "none" else ""
+    notes = ", ".join(filter(None, (signs, "after it" if transform.signs_after else "")))
+    return f"Hadamard {transform.size} ({notes})" if notes else f"Hadamard {transform.size}"

@@ -1,0 +1,21 @@
+"""A decoder with random weights whose gains count."""
+
+from __future__ import annotations
+
+import torch
+
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.numerics.cast import BlockCast
+
+
+def random_decoder(model: config.Decoder, norm: config.Norm, seed: int) -> Decoder:
+    """In FP32: weights by `seed`, gains around 1 by the next one."""
+    built = Decoder(model, norm, BlockCast(), torch.float32)
+    built.init_weights(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in built.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return built

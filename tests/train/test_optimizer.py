@@ -1,0 +1,36 @@
+"""The table of optimizers: AdamW as it is configured, and another one by a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from mxstudy import config
+from mxstudy.train.optimizer import OPTIMIZERS, build_optimizer
+
+
+@dataclass(frozen=True)
+class Plain:
+    lr: float = 0.5
+
+
+def test_adamw_has_its_settings() -> None:
+    asked = config.AdamW(lr=3e-4, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2)
+    (group,) = build_optimizer(nn.Linear(2, 2), asked).param_groups
+    assert {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")} == {
+        "lr": 3e-4,
+        "betas": (0.8, 0.9),
+        "eps": 1e-6,
+        "weight_decay": 0.2,
+    }
+    assert len(group["params"]) == 2
+
+
+def test_another_optimizer_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, Plain, lambda parameters, plain: torch.optim.SGD(parameters, lr=plain.lr))
+    built = build_optimizer(nn.Linear(2, 2), Plain())  # type: ignore[arg-type]
+    assert isinstance(built, torch.optim.SGD)
+    assert built.param_groups[0]["lr"] == 0.5
