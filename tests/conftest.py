@@ -28,10 +28,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override that has all runs prepare a corpus once."""
+    return f"cache_dir={tmp_path_factory.mktemp('cache')}"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> RunFolder:
     """A run of ten steps, MXNorm p=2 in MXFP8, to be read and not to be written to."""
-    folder = tmp_path_factory.mktemp("trained")
-    run_here(folder, "+experiment=quickstart", "norm=mxnorm_p2", "precision=mxfp8", "+debug=tiny", "tracking=none")
+    folder, arm = tmp_path_factory.mktemp("trained"), ("norm=mxnorm_p2", "precision=mxfp8")
+    run_here(folder, "+experiment=quickstart", *arm, "+debug=tiny", "tracking=none", cache)
     (found,) = find_runs(folder / "runs")
     return found
 

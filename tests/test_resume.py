@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from commands import TINY, Fault, killed_at, run, started, the_run
+from commands import ONE_BLOCK, TINY, Fault, killed_at, run, started, the_run
 from each import slow_but
 from safetensors.torch import load_file
 
@@ -25,7 +25,10 @@ from mxstudy.tracking.journal import read_journal
 pytestmark = pytest.mark.integration
 
 STEPS, EVERY = 24, 8
-COMMAND = (*TINY, "precision=mxfp8", "norm=mxnorm_p2", f"train.steps={STEPS}", f"checkpoint.every_steps={EVERY}")
+COMMAND = (
+    *(*TINY, *ONE_BLOCK, "precision=mxfp8", "norm=mxnorm_p2"),
+    *(f"train.steps={STEPS}", f"checkpoint.every_steps={EVERY}"),
+)
 WRITES_STEP_11 = r'os\.write .*"step": 11, "tokens"'
 MOMENTS = {  # in the order in which a run meets them
     "before the first step": killed_at(r"os\.write .*unigram_entropy"),
@@ -45,11 +48,6 @@ IN_MAKE_TEST = [
     "after the final checkpoint, as an old one is dropped",
 ]
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGUSR2, 140), (signal.SIGINT, 130)]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"cache_dir={tmp_path_factory.mktemp('cache')}"
 
 
 @pytest.fixture(scope="module")
