@@ -3,7 +3,10 @@ import os
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import io
+import shutil
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import forked
@@ -54,6 +57,24 @@ def students(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run_here(folder, "+experiment=student_teacher", "+debug=tiny", "tracking=none")
     (found,) = find_runs(folder / "runs")
     return found
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database takes two seconds to make, and none to copy."""
+    from mxstudy.tracking.mlflow_store import create_store  # imports MLflow
+
+    path, said = tmp_path_factory.mktemp("store") / "new" / "mlflow.db", io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        assert create_store(f"sqlite:///{path}") is None
+    assert said.getvalue() == ""
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty_store: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="session")
