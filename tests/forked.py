@@ -11,11 +11,10 @@ from multiprocessing.context import ForkServerContext
 
 from hydra._internal.hydra import Hydra
 
-from mxstudy import cli
 from mxstudy.studies import MODULES
 
 PRELOAD = [
-    "forked",
+    "preloaded",
     "mxstudy.launch.start",
     "mxstudy.train.parallel",
     "torch._inductor",  # train.deterministic imports it
@@ -42,4 +41,3 @@ def take_multirun_at_its_word() -> None:
 
 
 take_multirun_at_its_word()
-cli.register(cli.SWEEPS)  # reads all sweeps, which children of the server need not do again

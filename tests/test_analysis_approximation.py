@@ -90,6 +90,7 @@ def test_a_density_is_that_of_what_was_rounded() -> None:
     assert density == pytest.approx(1 / 14)
 
 
+@pytest.mark.integration
 def test_theorem_1_and_the_bounds_are_as_in_the_tables(study: RunFolder, monkeypatch) -> None:
     mean, spread, reach, ratio = drawn(theorem1_bounds, monkeypatch, "--runs", str(study.path)).axes
     convergence = load_table([study], "convergence").set_index(["distribution", "p"])
