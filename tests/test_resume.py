@@ -42,7 +42,7 @@ MOMENTS = {  # in the order in which a run meets them
     "as the final checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000024"),
     "after the final checkpoint, as an old one is dropped": killed_at(r"shutil\.rmtree .*/step_00000008'"),
 }
-IN_MAKE_TEST = [
+ONE_AT_A_TIME = [
     "in the middle of the journal's line",
     "as a checkpoint is renamed",
     "after the final checkpoint, as an old one is dropped",
@@ -87,7 +87,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert not any(name.startswith(".") for name in kept)
 
 
-@pytest.mark.parametrize("moment", slow_but(IN_MAKE_TEST, MOMENTS))
+@pytest.mark.parametrize("moment", ONE_AT_A_TIME)
 def test_a_run_that_was_killed_goes_on_to_identical_bits(
     moment: str, tmp_path: Path, cache: str, undisturbed: Path
 ) -> None:
@@ -102,6 +102,7 @@ def test_a_run_that_was_killed_goes_on_to_identical_bits(
 
 @pytest.mark.slow
 def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbed: Path) -> None:
+    """At all moments, each life going on from what the one before has left."""
     codes = [run(tmp_path, *COMMAND, cache, fault=fault)[0] for fault in MOMENTS.values()]
     assert codes == len(MOMENTS) * [-signal.SIGKILL]
     assert run(tmp_path, *COMMAND, cache)[0] == 0
