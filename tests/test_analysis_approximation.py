@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from each import slow_but
 from test_analysis import drawn, name_of
 from tracked import make_folder, training_row, write_rows
 
@@ -39,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("script", FIGURES)
+@pytest.mark.parametrize("script", slow_but(FIGURES[:1], FIGURES))
 def test_figures_are_saved_twice(script, study: RunFolder, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     script.main(["--runs", str(study.path)])

@@ -197,7 +197,7 @@ def test_probes_can_be_turned_off_by_one_choice(experiment: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("choice", GROUPS["intervention"])
+@pytest.mark.parametrize("choice", slow_but(GROUPS["intervention"][::4], GROUPS["intervention"]))
 def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list[str]]) -> None:
     validated(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
 

@@ -172,6 +172,7 @@ def test_a_signal_in_the_last_step_comes_too_late_to_stop_anything(
     assert losses(tmp_path) == losses(undisturbed)
 
 
+@pytest.mark.slow
 def test_but_the_jobs_after_it_do_not_start(tmp_path: Path, cache: str) -> None:
     fault = Fault(r'os\.write .*"step": 23, "tokens"', signal.SIGTERM)
     code, said = run(tmp_path, *COMMAND, "seed=0,1", cache, fault=fault)

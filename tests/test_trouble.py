@@ -118,6 +118,7 @@ def test_a_full_disk_fails_the_run_which_goes_on_when_there_is_room(
     assert status(full).reason is None
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
