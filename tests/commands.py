@@ -26,6 +26,7 @@ from mxstudy.tracking.folder import RunFolder, Status
 
 EVENTS = ("open", "os.mkdir", "os.rename", "os.write", "shutil.rmtree")
 TINY = ("+experiment=quickstart", "+debug=tiny", "runs_dir=runs", "train.deterministic=true", "tracking=none")
+ONE_BLOCK = ("model.num_layers=1", "train.batch_size=2")
 OWN_TEXT = ("data=text", "tokenizer=bytes", "validation.sequences=2", "data.validation_fraction=0.2")
 SMALL = (
     *("+experiment=quickstart", "tracking=none", "train.steps=6", "train.batch_size=2", "train.sequence_length=32"),

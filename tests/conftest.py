@@ -3,7 +3,10 @@ import os
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import io
+import shutil
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import forked
@@ -28,18 +31,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The override that has all runs prepare a corpus once."""
+    return f"cache_dir={tmp_path_factory.mktemp('cache')}"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> RunFolder:
     """A run of ten steps, MXNorm p=2 in MXFP8, to be read and not to be written to."""
-    folder = tmp_path_factory.mktemp("trained")
-    run_here(
-        folder,
-        "+experiment=quickstart",
-        "norm=mxnorm_p2",
-        "precision=mxfp8",
-        "+debug=tiny",
-        "runs_dir=runs",
-        "tracking=none",
-    )
+    folder, arm = tmp_path_factory.mktemp("trained"), ("norm=mxnorm_p2", "precision=mxfp8")
+    run_here(folder, "+experiment=quickstart", *arm, "+debug=tiny", "runs_dir=runs", "tracking=none", cache)
     (found,) = find_runs(folder / "runs")
     return found
 
@@ -56,6 +57,24 @@ def students(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run_here(folder, "+experiment=student_teacher", "+debug=tiny", "runs_dir=runs", "tracking=none")
     (found,) = find_runs(folder / "runs")
     return found
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database takes two seconds to make, and none to copy."""
+    from mxstudy.tracking.mlflow_store import create_store  # imports MLflow
+
+    path, said = tmp_path_factory.mktemp("store") / "new" / "mlflow.db", io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        assert create_store(f"sqlite:///{path}") is None
+    assert said.getvalue() == ""
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty_store: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from each import slow_but
 from matplotlib.figure import Figure
 from tracked import make_folder, training_row, write_rows
 
@@ -76,7 +77,7 @@ def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) 
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("script", FIGURES)
+@pytest.mark.parametrize("script", slow_but(FIGURES[:1], FIGURES))
 def test_a_figure_is_saved_twice_and_its_path_is_printed(
     script: ModuleType, runs: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:

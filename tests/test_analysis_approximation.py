@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from each import slow_but
 from test_analysis import check_saved_twice, drawn
 from tracked import make_folder, training_row, write_rows
 
@@ -39,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("script", FIGURES)
+@pytest.mark.parametrize("script", slow_but(FIGURES[:1], FIGURES))
 def test_figures_are_saved_twice(script, study: RunFolder, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     check_saved_twice(script, study.path, capsys)
@@ -86,6 +87,7 @@ def test_a_density_is_that_of_what_was_rounded() -> None:
     assert density == pytest.approx(1 / 14)
 
 
+@pytest.mark.integration
 def test_theorem_1_and_the_bounds_are_as_in_the_tables(study: RunFolder, monkeypatch) -> None:
     mean, spread, reach, ratio = drawn(theorem1_bounds, monkeypatch, "--runs", str(study.path)).axes
     convergence = load_table([study], "convergence").set_index(["distribution", "p"])

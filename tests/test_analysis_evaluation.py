@@ -93,6 +93,7 @@ def test_a_task_has_its_score_in_its_better_form(tables: dict[str, list[list[str
     assert column(scores, "questions") == {"boolq": "4", "mmlu": "4", "piqa": "4", "average of 2": "8"}
 
 
+@pytest.mark.integration
 def test_bits_are_those_of_the_cloze_form(tables: dict[str, list[list[str]]]) -> None:
     bits = column(tables["Bits per character of the right answer (cf), lower is better"], "mxnorm_p2: bits")
     # 0.5, 1.5, 2.5, 3.5; of mmlu the mean of 0.5 and of 1.5, 2.5, 3.5

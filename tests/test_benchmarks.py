@@ -233,6 +233,7 @@ def test_tracking_sees_what_is_lost_and_what_is_doubled() -> None:
         assert (row["missing"], row["extra"], row["within_limits"]) == (missing, extra, False)
 
 
+@pytest.mark.slow
 def test_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--tokens", "20000", "--steps", "3", "--batch-size", "4", "--sequence-length", "64"]
     texts = [f"{number} spells <|endoftext|> and has not ended" for number in range(200)]

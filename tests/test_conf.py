@@ -60,6 +60,8 @@ OF_STUDENTS = {
     *(c for c in STUDENT_CHOICES if c.partition("=")[0] not in ("norm", "precision", "schedule")),
 }
 
+CHOICES = [(g, c) for g, choices in GROUPS.items() for c in choices if f"{g}={c}" not in OF_STUDENTS]
+
 
 def stem(value: object) -> str:
     return value.stem if isinstance(value, Path) else str(value)
@@ -69,6 +71,9 @@ def command_of(path: Path) -> list[str]:
     """The words of a file's second line after `python -m mxstudy`, without those that only the user can fill in."""
     words = shlex.split(path.read_text().splitlines()[1])[4:]
     return [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]
+
+
+WITH_WORDS = [path for path in EXPERIMENTS if len(command_of(path)) > 1]
 
 
 @pytest.mark.integration
@@ -87,14 +92,14 @@ def test_line_1_is_the_package_and_line_2_a_command_for_the_file(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if len(command_of(path)) > 1], ids=stem)
+@pytest.mark.parametrize("path", slow_but(WITH_WORDS[::4], WITH_WORDS), ids=stem)
 def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
     """One that is its name alone is composed in the test of rehearsals."""
     validated(compose_job(*command_of(path), *given_to(path.stem)))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("path", slow_but(SWEEPS[::4], SWEEPS), ids=stem)
+@pytest.mark.parametrize("path", slow_but(SWEEPS[::8], SWEEPS), ids=stem)
 def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
     path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
@@ -103,7 +108,7 @@ def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=stem)
+@pytest.mark.parametrize("path", slow_but(EXPERIMENTS[::3], EXPERIMENTS), ids=stem)
 def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
     given = given_to(name)
@@ -162,9 +167,7 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("group", "choice"), [(g, c) for g, choices in GROUPS.items() for c in choices if f"{g}={c}" not in OF_STUDENTS]
-)
+@pytest.mark.parametrize(("group", "choice"), slow_but(CHOICES[::4], CHOICES))
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))
     assert one.choices[group] == choice
@@ -176,13 +179,13 @@ def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("choice", STUDENT_CHOICES)
+@pytest.mark.parametrize("choice", slow_but(STUDENT_CHOICES[::4], STUDENT_CHOICES))
 def test_every_choice_of_the_students_is_valid(choice: str) -> None:
     validated(compose_job("+experiment=student_teacher", choice, *STUDENT_NEEDS.get(choice, [])))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("experiment", cli.groups()["experiment"])
+@pytest.mark.parametrize("experiment", slow_but(cli.groups()["experiment"][::4], cli.groups()["experiment"]))
 def test_probes_can_be_turned_off_by_one_choice(experiment: str) -> None:
     """An experiment chooses its probes, and sets none of their values itself."""
     chosen = compose_job(f"+experiment={experiment}").choices.get("probe")
@@ -194,7 +197,7 @@ def test_probes_can_be_turned_off_by_one_choice(experiment: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("choice", GROUPS["intervention"])
+@pytest.mark.parametrize("choice", slow_but(GROUPS["intervention"][::4], GROUPS["intervention"]))
 def test_every_intervention_is_valid(choice: str, given_to: Callable[[str], list[str]]) -> None:
     validated(compose_job("+experiment=interventions", f"intervention={choice}", *given_to("interventions")))
 

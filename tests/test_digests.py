@@ -43,7 +43,7 @@ def assert_same(name: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", QUICK if FITTING else slow_but(QUICK[::4], QUICK))
+@pytest.mark.parametrize("name", slow_but(QUICK[::4], QUICK))
 def test_every_precision_has_its_bits(name: str) -> None:
     if name in TWICE_TAKES_LONGER and not FITTING:
         pytest.skip(f"no fixture is of {HERE}: cases are run twice instead, and these only among the slow tests")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,24 @@ from mxstudy.tracking.journal import read_journal
 pytestmark = pytest.mark.integration
 
 ARMS = ["bf16 rmsnorm", "mxfp8 rmsnorm", "mxfp8 mxnorm_p1", "mxfp8 mxnorm_p2"]
-SHORT = ("train.steps=8", "train.batch_size=2", "train.sequence_length=64", "validation.sequences=4")
+SHORT = (
+    *("train.steps=8", "train.batch_size=2", "train.sequence_length=64", "validation.sequences=4"),
+    *("model.num_layers=1", "model.hidden_size=128", "model.ffn_size=256", "model.num_heads=2", "model.num_kv_heads=1"),
+)
 COMMAND = ("+sweep=quickstart", "wait=true", *SHORT, "tokenizer=bytes")
 PRECISION_NATS = 5e-3  # what quantising a fresh model's linears can do to its loss; batches differ by far more
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("quickstart")
+def folder(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
+    folder = tmp_path_factory.mktemp("quickstart")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def said(folder: Path) -> str:
-    code, said = run(folder, *COMMAND)
+def said(folder: Path, cache: str) -> str:
+    code, said = run(folder, *COMMAND, cache)
     assert code == 0, said
     return said
 
@@ -86,9 +92,9 @@ def test_all_arms_learn_from_the_same_batches(said: str, folder: Path) -> None:
     assert all(losses[-1] < losses[0] - 0.5 for losses in curves.values())
 
 
-def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Path) -> None:
+def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Path, cache: str) -> None:
     before = journals(folder)
-    code, again = run(folder, *COMMAND)
+    code, again = run(folder, *COMMAND, cache)
     assert code == 0, again
     assert len(re.findall(r"^\[\d/4\] .*  skipped: finished", again, re.MULTILINE)) == 4
     assert table_of(again) == table_of(said)
@@ -97,9 +103,9 @@ def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Pa
 
 
 @pytest.mark.slow
-def test_all_arms_start_from_the_same_weights_and_see_the_same_batches(folder: Path, tmp_path: Path) -> None:
+def test_all_arms_start_from_the_same_weights_and_see_the_same_batches(cache: str, tmp_path: Path) -> None:
     """With a learning rate that moves no weight, only the precision and the norm's estimate can tell arms apart."""
-    still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "tracking=none", f"cache_dir={folder}/.cache")
+    still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "tracking=none", cache)
     code, said = run(tmp_path, *COMMAND, *still)
     assert code == 0, said
     runs = by_arm(tmp_path)

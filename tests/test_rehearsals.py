@@ -30,9 +30,8 @@ OF_EACH_KIND = {  # its study: the experiment of it that stands for the others i
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", slow_but(OF_EACH_KIND.values(), EXPERIMENTS))
-def test_a_rehearsal_finishes(name: str, tmp_path: Path, given_to: Callable[[str], list[str]]) -> None:
-    cache = tmp_path.parent / "cache"  # one corpus for all of them
-    run_here(tmp_path, f"+experiment={name}", "+debug=tiny", "tracking=none", f"cache_dir={cache}", *given_to(name))
+def test_a_rehearsal_finishes(name: str, tmp_path: Path, cache: str, given_to: Callable[[str], list[str]]) -> None:
+    run_here(tmp_path, f"+experiment={name}", "+debug=tiny", "tracking=none", cache, *given_to(name))
     assert find_runs(tmp_path / "runs") == []
     (run,) = find_runs(tmp_path / "runs" / "rehearsals")
     assert run.is_rehearsal

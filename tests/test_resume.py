@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from commands import TINY, Fault, killed_at, run, started, the_run
+from commands import ONE_BLOCK, TINY, Fault, killed_at, run, started, the_run
 from each import slow_but
 from safetensors.torch import load_file
 
@@ -25,7 +25,10 @@ from mxstudy.tracking.journal import read_journal
 pytestmark = pytest.mark.integration
 
 STEPS, EVERY = 24, 8
-COMMAND = (*TINY, "precision=mxfp8", "norm=mxnorm_p2", f"train.steps={STEPS}", f"checkpoint.every_steps={EVERY}")
+COMMAND = (
+    *(*TINY, *ONE_BLOCK, "precision=mxfp8", "norm=mxnorm_p2"),
+    *(f"train.steps={STEPS}", f"checkpoint.every_steps={EVERY}"),
+)
 WRITES_STEP_11 = r'os\.write .*"step": 11, "tokens"'
 MOMENTS = {  # in the order in which a run meets them
     "before the first step": killed_at(r"os\.write .*unigram_entropy"),
@@ -39,17 +42,12 @@ MOMENTS = {  # in the order in which a run meets them
     "as the final checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000024\.\d+',"),
     "after the final checkpoint, as an old one is dropped": killed_at(r"shutil\.rmtree .*/step_00000008'"),
 }
-IN_MAKE_TEST = [
+ONE_AT_A_TIME = [
     "in the middle of the journal's line",
     "as a checkpoint is renamed",
     "after the final checkpoint, as an old one is dropped",
 ]
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGUSR2, 140), (signal.SIGINT, 130)]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"cache_dir={tmp_path_factory.mktemp('cache')}"
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +87,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert not any(name.startswith(".") for name in kept)
 
 
-@pytest.mark.parametrize("moment", slow_but(IN_MAKE_TEST, MOMENTS))
+@pytest.mark.parametrize("moment", ONE_AT_A_TIME)
 def test_a_run_that_was_killed_goes_on_to_identical_bits(
     moment: str, tmp_path: Path, cache: str, undisturbed: Path
 ) -> None:
@@ -104,6 +102,7 @@ def test_a_run_that_was_killed_goes_on_to_identical_bits(
 
 @pytest.mark.slow
 def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbed: Path) -> None:
+    """At all moments, each life going on from what the one before has left."""
     codes = [run(tmp_path, *COMMAND, cache, fault=fault)[0] for fault in MOMENTS.values()]
     assert codes == len(MOMENTS) * [-signal.SIGKILL]
     assert run(tmp_path, *COMMAND, cache)[0] == 0
@@ -173,6 +172,7 @@ def test_a_signal_in_the_last_step_comes_too_late_to_stop_anything(
     assert losses(tmp_path) == losses(undisturbed)
 
 
+@pytest.mark.slow
 def test_but_the_jobs_after_it_do_not_start(tmp_path: Path, cache: str) -> None:
     fault = Fault(r'os\.write .*"step": 23, "tokens"', signal.SIGTERM)
     code, said = run(tmp_path, *COMMAND, "seed=0,1", cache, fault=fault)

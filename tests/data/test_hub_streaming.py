@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hub_server
 import pytest
+from each import slow_but
 from layouts import EXPECTED, LAYOUTS, choice
 
 pytestmark = pytest.mark.integration
@@ -30,7 +31,7 @@ def stream(tmp_path: Path, name: str, *calls) -> list[dict]:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", slow_but(["slimpajama"], LAYOUTS))
 def test_what_is_streamed_is_what_a_mirror_gives(tmp_path, name):
     whole, rest = stream(tmp_path, name, (choice(name), 0, 0), (choice(name), 1, 3))
     assert whole["found"] == EXPECTED[name]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from each import slow_but
 
 from mxstudy import config
 from mxstudy.data import build_shards as build
@@ -86,7 +87,7 @@ def child(tmp_path: Path, data, workers: int) -> subprocess.Popen:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("workers", "lines"), [(0, 4), (0, 40), (2, 25)])
+@pytest.mark.parametrize(("workers", "lines"), slow_but([(2, 25)], [(0, 4), (0, 40), (2, 25)]))
 def test_sigkill_and_on(tmp_path, data, small, workers, lines):
     undisturbed = contents(prepare(data, BPE, tmp_path / "undisturbed", silent).folder)
     with child(tmp_path, data, workers) as process:

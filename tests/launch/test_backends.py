@@ -154,6 +154,7 @@ def test_a_checkpoint_has_the_backend_that_it_will_be_asked_on(trained: RunFolde
         asked("evaluate", precision=in_own_formats | {"backend": "fused"}, compute="fp32")
 
 
+@pytest.mark.integration
 def test_forks_have_the_backend_of_what_is_changed(students: RunFolder) -> None:
     students_on = {
         change: backend_of(

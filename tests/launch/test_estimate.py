@@ -96,8 +96,9 @@ def test_a_run_is_named_after_the_device_that_its_job_will_have(
 
     on_slurm = "hydra/launcher=slurm"
     on_gpu = folder(on_slurm)
-    assert on_gpu == folder(on_slurm, "train.device=cuda") != folder()
-    assert folder() == folder(on_slurm, "hydra.launcher.gpus_per_node=0") == folder(on_slurm, "train.device=cpu")
+    on_cpu = folder()
+    assert on_gpu == folder(on_slurm, "train.device=cuda") != on_cpu
+    assert on_cpu == folder(on_slurm, "hydra.launcher.gpus_per_node=0") == folder(on_slurm, "train.device=cpu")
     code, said = call("+experiment=student_teacher", on_slurm, "hydra.launcher.gpus_per_node=0", "train.device=cuda")
     assert code == 1
     assert said.startswith(

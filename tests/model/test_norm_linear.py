@@ -48,6 +48,7 @@ every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"
 # ------------------------------------------------------------------------------------------------- against appendix E
 
 
+@pytest.mark.integration
 @each("name", ["fp32", "mxfp8", "mxfp8_e5m2_grad", "mx_mix", "mxfp8_bf16_act", "mxfp8_bf16_weight"])
 @every_rms
 @every_fold

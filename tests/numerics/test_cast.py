@@ -68,6 +68,7 @@ def test_every_element_code_under_every_scale_code(fmt: str) -> None:
 # ------------------------------------------------------------------------------------------- values, scales, decoding
 
 
+@pytest.mark.integration
 @every_format
 @every_rule
 @every_rounding
@@ -79,6 +80,7 @@ def test_the_array_reference_equals_the_scalar_one(fmt: str, rule: str, rounding
     assert scales[:, 0].tolist() == [code for _, code in want]
 
 
+@pytest.mark.integration
 @every_format
 @every_rule
 @every_rounding
@@ -94,6 +96,7 @@ def test_scalar_reference(fmt: str, rule: str, rounding: str) -> None:
             assert list(map(float.hex, got.values[i].tolist())) == list(map(float.hex, values)), (i, block)
 
 
+@pytest.mark.integration
 @every_format
 @every_rule
 @every_rounding
@@ -133,6 +136,7 @@ def test_non_finite_blocks_keep_to_themselves(fmt: str) -> None:
     assert_same_bits(decoded[~bad], rest.dequantize())
 
 
+@pytest.mark.integration
 @every_format
 @each("dtype", [torch.bfloat16, torch.float16])
 @every_rounding

@@ -83,6 +83,7 @@ def test_a_precision_is_frozen() -> None:
         PRECISIONS["mxfp8"].forward_x = None
 
 
+@pytest.mark.integration
 @each("name", TABLE)
 @each("dtype", DTYPES)
 @each("shape", SHAPES[:2])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from each import each
+from each import each, slow_but
 
 from mxstudy import config
 from mxstudy.config import observation
@@ -90,6 +90,9 @@ def test_what_makes_no_sense_is_refused(schema, values, says):
         schema(**values)
 
 
+EACH = [only(name, 1) for name in SCHEMAS] + [ALL, RING]
+
+
 @pytest.fixture(scope="module")
 def unwatched(tmp_path_factory):
     run, memory = trained(config.Probes(), tmp_path_factory.mktemp("unwatched"))
@@ -98,7 +101,7 @@ def unwatched(tmp_path_factory):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("probes", [only(name, 1) for name in SCHEMAS] + [ALL, RING], ids=[*SCHEMAS, "all", "ring"])
+@pytest.mark.parametrize("probes", slow_but([ALL, RING], EACH), ids=[*SCHEMAS, "all", "ring"])
 def test_losses_keep_their_bits(probes, unwatched, tmp_path):
     run, memory = trained(probes, tmp_path)
     assert train(run, 0, Leave()) == "finished"

@@ -43,6 +43,11 @@ def forked(path: Path, parent: RunFolder, **options: Any) -> RunFolder:
     return folder
 
 
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(tmp_path_factory.mktemp("parent"), **ONE_ROW)
+
+
 # ------------------------------------------------------------------------------------------------------------- bits
 
 
@@ -78,9 +83,12 @@ def test_the_control_is_its_parent(tmp_path: Path, at_step: int) -> None:
     ],
 )
 def test_an_intervention_changes_what_it_says(
-    tmp_path: Path, intervention: dict[str, Any], same_first_loss: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    parent: RunFolder,
+    intervention: dict[str, Any],
+    same_first_loss: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    parent = trained(tmp_path, **ONE_ROW)
     folder = forked(tmp_path, parent, at_step=0, intervention=intervention)
     metrics, recorded = results.load([folder.path], "fork_metrics"), read_columns(parent.columns, 2)
     losses = metrics["loss"].to_numpy(np.float32).reshape(2, 6).T
@@ -123,8 +131,7 @@ def test_where_forks_begin() -> None:
 # -------------------------------------------------------------------------------------------------------- bad input
 
 
-def test_what_cannot_be_forked(tmp_path: Path) -> None:
-    parent = trained(tmp_path, **ONE_ROW)
+def test_what_cannot_be_forked(parent: RunFolder, tmp_path: Path) -> None:
     refused = {
         "parent: none of its 2 replicas diverges, so there is nothing to fork; give at_step": {},
         "at_step: 24 is after the last step of the parent's 24": {"at_step": 24},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import pytest
@@ -13,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mxstudy import config
 from mxstudy.config import read_run
 from mxstudy.students.stack import LOSSES, Stack
-from mxstudy.tracking.columnar_journal import ROWS
 from mxstudy.train.runtime import configure_torch
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
+ROWS = 20  # of a record that is soon full
 MODEL = {"kind": "residual_mlp", "hidden_size": 32, "num_layers": 2}
 FP32 = {"precision": {"schedule": [{"plan": {"layers.*": "fp32"}}]}}
 
@@ -183,7 +184,8 @@ def test_what_is_not_finite_ends_a_replica_and_no_other() -> None:
         assert torch.equal(tensor[1], before)
 
 
-def test_the_record_has_the_last_steps() -> None:
+def test_the_record_has_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[Stack.__module__], "ROWS", ROWS)
     one = stack([0], train={"steps": ROWS + 3, "batch_size": 32, "compile": False})
     seen = []
     for _ in range(ROWS + 3):

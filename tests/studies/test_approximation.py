@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from commands import killed_at, run
-from each import each
+from each import each, slow_but
 from pandas.testing import assert_frame_equal
 
 from mxstudy import results
@@ -39,7 +39,7 @@ def tiny(name: str) -> pd.DataFrame:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", slow_but(list(TABLES)[::3], TABLES))
 def test_a_seed_decides_the_numbers(name: str) -> None:
     first = tiny(name)
     assert len(first) > 0

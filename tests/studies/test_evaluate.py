@@ -144,18 +144,17 @@ def test_what_was_evaluated_is_skipped_wherever_its_data_comes_from(
     assert checks.STUDY.identity(settings(*elsewhere)) != checks.STUDY.identity(settings(*asked))
 
 
-def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], evaluation_sets: Path, tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={store}")
+def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], uri: str, cache: str, tmp_path: Path) -> None:
+    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")
     here = [word for word in asked if not word.startswith("checkpoint=")] + [
         f"checkpoint={training.status().fingerprint[:8]}"
     ]
-    run_here(tmp_path, *here, f"tracking.uri={store}")
-    run_here(tmp_path, *here, f"tracking.uri={store}", "precision=mxfp4")  # another model than the one trained
+    run_here(tmp_path, *here, f"tracking.uri={uri}")
+    run_here(tmp_path, *here, f"tracking.uri={uri}", "precision=mxfp4")  # another model than the one trained
     own, _ = sorted(find_runs(tmp_path / "runs", "olmes/*"), key=lambda one: one.status().started_s)
     scores = results.load([own.path], "scores").set_index(["task", "form"])["score"]
-    client = connect(store)
+    client = connect(uri)
     for one in (training, own):
         found = client.get_run(one.status().mlflow_run_id).data.metrics
         assert found["evaluation/csqa.cf.score"] == scores["csqa", "cf"]
@@ -163,19 +162,23 @@ def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], evaluation_
 
 
 def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: list[str],
+    uri: str,
+    cache: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={store}")
+    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")
     here = [word for word in asked if not word.startswith("checkpoint=")] + [f"checkpoint={training.path}"]
     with monkeypatch.context() as away:
         away.setattr(of_checkpoint, "add_rows", lambda *_: "the server is away")
-        run_here(tmp_path, *here, f"tracking.uri={store}")
+        run_here(tmp_path, *here, f"tracking.uri={uri}")
     assert "tracking: the server is away" in capsys.readouterr().out
-    run_here(tmp_path, *here, f"tracking.uri={store}")
+    run_here(tmp_path, *here, f"tracking.uri={uri}")
     assert "skipped: finished" in capsys.readouterr().out
-    metrics = connect(store).get_run(training.status().mlflow_run_id).data.metrics
+    metrics = connect(uri).get_run(training.status().mlflow_run_id).data.metrics
     assert "evaluation/csqa.cf.score" in metrics
 
 

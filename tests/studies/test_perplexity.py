@@ -275,9 +275,8 @@ def test_a_difference_is_one_of_sums_over_documents() -> None:
 
 
 @pytest.mark.integration
-def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"  # in one process MLflow takes a relative one for the same, wherever it is
-    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}")
+def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cache: str, tmp_path: Path) -> None:
+    run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")
     kept = [word for word in asked if not word.startswith(("checkpoint=", "tracking="))]
     run_here(tmp_path, *kept, f"checkpoint={training.status().mlflow_run_id}", "documents=5", f"tracking.uri={uri}")

@@ -32,7 +32,7 @@ STEPS = 12
 TINY = (
     *("+experiment=quickstart", "+debug=tiny", "runs_dir=runs", "tracking=none", "precision=mxfp8", "norm=mxnorm_p2"),
     *("train.deterministic=true", f"train.steps={STEPS}", "checkpoint.every_steps=4", "validation.every_steps=2"),
-    *("optimizer.lr=1e-3", "schedule=constant", "validation.sequences=6"),
+    *("optimizer.lr=1e-3", "schedule=constant", "validation.sequences=6", "model.num_layers=1"),
 )
 MICRO = "train.micro_batch_size=1"  # so that any number of ranks has the same micro-batches
 
@@ -73,11 +73,6 @@ def killed_after(run: Path, step: int, folder: Path) -> Path:
             shutil.rmtree(path)
     RunFolder(copy).update(state="running", step=step)
     return copy
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"cache_dir={tmp_path_factory.mktemp('cache')}"
 
 
 @pytest.fixture(scope="module")

@@ -6,42 +6,34 @@ import logging
 import math
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from mirrored import ARTIFACTS, losses, mirror, points, send, the_run, warnings
 from tracked import training_row, write_rows
 
 from benchmarks.mlflow_server import Server, make_writable
 from mxstudy.tracking import mlflow_mirror as module
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import RunFolder, replace_file
+from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_mirror import Position
 from mxstudy.tracking.mlflow_store import connect, create_store
 
-TRAINS_FOREVER = """
-import sys, time
-from pathlib import Path
-from tracked import training_row
-from mxstudy.tracking.folder import RunFolder
-from mxstudy.whole_files import replace_file
-from mxstudy.tracking.journal import Journal
-from mirrored import mirror
-folder = RunFolder(Path(sys.argv[1]))
-journal, follower = Journal(folder.journal_path), mirror(sys.argv[2], folder)
-follower.start()
-for step in range(10**6):
-    journal.write(training_row(step))
-    if step % 10 == 9:
-        replace_file(folder.path / "checkpoint", f"{step + 1}")
-        follower.covered(step + 1)
-        time.sleep(0.02)
-"""
-
 pytestmark = pytest.mark.integration
+
+
+def train_forever(folder: RunFolder, uri: str) -> None:
+    journal, follower = Journal(folder.journal_path), mirror(uri, folder)
+    follower.start()
+    for step in range(10**6):
+        journal.write(training_row(step))
+        if step % 10 == 9:
+            replace_file(folder.path / "checkpoint", f"{step + 1}")
+            follower.covered(step + 1)
+            time.sleep(0.02)
 
 
 def test_a_store_that_is_away_is_one_warning_and_caught_up_with_later(
@@ -71,16 +63,21 @@ def test_a_store_that_is_away_is_one_warning_and_caught_up_with_later(
 
 
 def test_a_database_that_is_read_only_at_first_is_one_line_and_gets_everything(
-    uri: str, folder: RunFolder, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    uri: str,
+    folder: RunFolder,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     database = Path(uri.removeprefix("sqlite:///"))
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.1)
     make_writable(database, False)
     write_rows(folder, [training_row(step) for step in range(5)])
     follower = mirror(uri, folder)
     follower.start()
     while not warnings(caplog):
         time.sleep(0.01)
-    time.sleep(1.0)  # further attempts
+    time.sleep(0.5)  # further attempts
     make_writable(database, True)
     assert follower.finish("finished") is None
     assert points(uri) == losses(folder)
@@ -110,12 +107,13 @@ def test_calls_that_seem_to_fail_are_repeated_as_long_as_others_succeed(
     uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "METRICS_PER_CALL", 20)
-    monkeypatch.setattr(module, "LAST_CHANCE_S", 1.5)
+    monkeypatch.setattr(module, "LAST_CHANCE_S", 1.0)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.2)
     sizes, began_s = unreliable(monkeypatch), time.monotonic()
     spike = {"spike": {"loss": 9.0, "mean": 4.0, "std": 0.1}}
     write_rows(folder, [row for step in range(30) for row in (training_row(step), {"step": step} | spike)])
     send(uri, folder)
-    assert time.monotonic() - began_s > 2.0
+    assert time.monotonic() - began_s > 1.5
     assert sizes == [20] * 20 + [10] * 2  # seven points a step; a call is repeated, and no other is
     assert points(uri) == losses(folder)
     assert points(uri, "train/spikes") == [(step, step + 1.0) for step in range(30)]
@@ -146,14 +144,14 @@ def test_nothing_is_asked_of_a_store_that_has_everything(
 
 
 def test_a_process_that_is_killed_and_resumed_leaves_every_step_once(uri: str, folder: RunFolder) -> None:
-    here = Path(__file__).parent
-    script = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\n{TRAINS_FOREVER}"
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder.path), uri])
+    process = forked.context().Process(target=train_forever, args=(folder, uri))
+    process.start()
     deadline_s = time.time() + 60
     while (mirror(uri, folder).position or Position("", "")).next_step < 100 and time.time() < deadline_s:
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     checkpoint = int((folder.path / "checkpoint").read_text())
     assert 100 <= mirror(uri, folder).position.next_step <= checkpoint
     rest = [training_row(step, loss=1.0) for step in range(checkpoint, checkpoint + 20)]

@@ -106,6 +106,7 @@ def test_submitit_starts_a_group(tmp_path, monkeypatch):
     assert job.results() == [(number, 3, [0, 1, 2]) for number in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_torchrun_starts_a_group(tmp_path):
     script = tmp_path / "say.py"
