@@ -9,7 +9,7 @@ SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
-.PHONY: help quickstart approximation test test-gpu check bench figures report dashboard
+.PHONY: help quickstart approximation test test-gpu check bench figures claims report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,6 +45,9 @@ endif
 
 figures: $(READY)  ## draw every figure that results/ has data for, into figures/; NAME=... draws one
 	$(BIN)/python -m analysis.figures $(NAME)
+
+claims: $(READY)  ## judge what the papers claim by the tables in results/: results/claims.md and .json, and README's sums
+	$(BIN)/python -m analysis.ledger.page
 
 RUNS ?= runs/quickstart
 report: $(READY)  ## write an HTML page about a set of runs: RUNS=runs/quickstart

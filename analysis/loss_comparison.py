@@ -17,8 +17,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.compare import SEEDS
 from analysis.style import ONE_COLUMN, arms_of, caption, colors, cross, figure_parser, load_chosen, plt, save
+from analysis.units import SEEDS
 from mxstudy.results import smoothed
 
 DASHES = ("-", "--", ":", "-.")

@@ -51,10 +51,10 @@ def test_table_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     named = {(line[0], line[1]): line[2:] for line in lines[1:]}
     assert list(named)[:3] == [("none", "0.88"), ("fp32", "0.88"), ("rceil", "0.88")]
     forks_, open_, diverged, _, steps, less, loss = named["fp32", "before 10"]
-    assert (forks_, open_, diverged, steps) == ("4", "1", "0 of 3", "-")
+    assert (forks_, open_, diverged, steps) == ("4", "1", "0 of 4", "-")
     assert named["none", "0.88"][4] == "7, 7, 7"
-    assert less.startswith("-1.00 (-1.00 .. ")
-    assert less.endswith("3: cannot tell")  # three pairs
+    assert less.startswith("-0.75 (-1.00 .. ")
+    assert less.endswith("4: cannot tell")  # of four pairs one is open in the control
     assert loss == "2 (1 .. 3)"
     assert named["rceil", "0.88"][5].startswith("+0.00")
     assert (tmp_path / "figures/instability_fig04_interventions.png").stat().st_size > 10_000
@@ -82,7 +82,7 @@ def test_curves_begin_at_the_fork(tmp_path: Path) -> None:
     *panels, fractions = drawn.axes
     assert [label.get_text() for label in fractions.get_yticklabels()] == ["none", "fp32"]
     shares = [line.get_xdata()[0] for line in fractions.lines]
-    np.testing.assert_allclose(shares, [2 / 3, 2 / 3, 0, 0])  # of three that are not open, at two points
+    np.testing.assert_allclose(shares, [2 / 4, 2 / 4, 0, 0])  # of all four, at two points
     assert [axes.get_title() for axes in panels] == ["at 0.88 of the way to divergence", "10 steps before divergence"]
     for axes in panels:
         for line in axes.lines:

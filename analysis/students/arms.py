@@ -1,7 +1,8 @@
 """Arms of the student-teacher study: their names, how their replicas ended, and differences between arms.
 
 A replica has diverged if its loss stays over 10 times its best for more than 500 steps. A replica whose loss is up
-there at its end, but for fewer steps, is open: it is counted separately and excluded from all fractions.
+there at its end, but for fewer steps, is open. Fractions are of all replicas, at the last step at which a divergence
+shows, 500 before the end: by then an open replica has not diverged. How many are up at the end is said beside it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.compare import SEEDS
+from analysis.units import ENDED, SEEDS
 from mxstudy import results
 
-ENDED = ("finished", "diverged")
 REPLICA = ["fingerprint", "replica"]
 COLUMNS = (
     *("arm", "replicas", "spikes", "in replicas", "not back", "in the last 500", "open", "diverged", "95 %"),
@@ -23,16 +23,16 @@ COLUMNS = (
 LEGEND = """\
 Spikes: losses over 100 times the one before, in all, and the number of replicas that have one; not back: replicas with
 a spike after which the loss did not fall below 10 times the best before it within 500 steps; in the last 500 steps:
-spikes too late to judge this. Open: replicas whose loss is up at the end, too late to tell whether they diverged; they
-are excluded from all fractions. 95 %: Wilson's interval. First spike, diverged at: median steps of the replicas that
-have one. Final loss: median and quartiles; losses that are not finite count as infinite."""
+spikes too late to judge this. Open: replicas whose loss is up at the end, too late to tell whether they diverge.
+Diverged: of all replicas, up to 500 steps before the end; 95 %: Wilson's interval. First spike, diverged at: median
+steps of the replicas that have one. Final loss: median and quartiles; losses that are not finite count as infinite."""
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the replicas of the ended stacks, with column `diverged`: 1, 0, or NaN if open."""
+    """Return the replicas of the ended stacks, with columns `diverged`, 1 or 0, and `open`, bool."""
     done = runs[runs["state"].isin(ENDED)]
-    diverged = done["outcome.diverged_at"].notna().astype(float)
-    return done.assign(diverged=diverged.mask(done["outcome.rising_at"].notna() & (diverged == 0)))
+    lost = done["outcome.diverged_at"].notna()
+    return done.assign(diverged=lost.astype(float), open=done["outcome.rising_at"].notna() & ~lost)
 
 
 def column_of(runs: pd.DataFrame, key: str) -> pd.Series:
@@ -80,8 +80,7 @@ def table(runs: pd.DataFrame, arms: pd.Series) -> str:
 
 def cells(runs: pd.DataFrame) -> list[str]:
     """Return the cells of one arm's line, without its name."""
-    known = runs["diverged"].dropna()
-    interval = results.fraction(int(known.sum()), len(known)) if len(known) else None
+    interval = results.fraction(int(runs["diverged"].sum()), len(runs))
     losses = runs["loss"].astype(float).where(np.isfinite(runs["loss"].astype(float)), np.inf)
     low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
     return [
@@ -90,9 +89,9 @@ def cells(runs: pd.DataFrame) -> list[str]:
         str((runs["outcome.spikes"] > 0).sum()),
         str((runs["outcome.unrecovered"] > 0).sum()),
         f"{runs['outcome.censored'].sum():.0f}",
-        str(len(runs) - len(known)),
-        f"{known.sum():.0f} of {len(known)}",
-        f"{interval.low:.2f} .. {interval.high:.2f}" if interval else "-",
+        str(runs["open"].sum()),
+        f"{runs['diverged'].sum():.0f} of {len(runs)}",
+        f"{interval.low:.2f} .. {interval.high:.2f}",
         middle_step(runs["outcome.first_spike"]),
         middle_step(runs["outcome.diverged_at"]),
         f"{middle:.3g}",
@@ -105,15 +104,14 @@ def middle_step(steps: pd.Series) -> str:
 
 
 def by_seeds(runs: pd.DataFrame) -> dict[tuple[int, int], bool]:
-    """Return whether each replica of an arm diverged, by (data seed, initial seed); open replicas are left out.
+    """Return whether each replica of an arm diverged, by (data seed, initial seed).
 
     Raises ValueError if two replicas have the same seeds, so that they cannot be of one arm.
     """
-    known = runs.dropna(subset="diverged")
-    seeds = [(int(data), int(initial)) for initial, data in zip(*(known[name] for name in SEEDS), strict=True)]
+    seeds = [(int(data), int(initial)) for initial, data in zip(*(runs[name] for name in SEEDS), strict=True)]
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"two replicas of one arm share their seeds: {'; '.join(known['label'].unique()[:4])}")
-    return dict(zip(seeds, known["diverged"] > 0, strict=True))
+        raise ValueError(f"two replicas of one arm share their seeds: {'; '.join(runs['label'].unique()[:4])}")
+    return dict(zip(seeds, runs["diverged"] > 0, strict=True))
 
 
 def difference(runs: pd.DataFrame, baseline: pd.DataFrame) -> results.PairedDifference | None:

@@ -1,7 +1,7 @@
 """How often each arm diverged, its differences from two baselines and a reference, and each factor's main effect.
 
-Diverged: the loss stays over 10 times its best for more than 500 steps; replicas whose loss is up at their end for
-fewer steps are left out. Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same seeds,
+Diverged: the loss stays over 10 times its best for more than 500 steps, of all replicas, up to 500 steps before the
+end. Left: fractions with Wilson's 95 % intervals. Right of it: differences over the same seeds,
 with 95 % intervals; filled if the interval excludes 0, otherwise hollow. The reference is MXFP8 with LayerNorm, gain
 in bf16, ties to even and scales by floor; every control differs from it in one thing. Bottom: main effects, averaged
 over all combinations of the other factors; their intervals count pairs of seeds, not runs.
@@ -59,9 +59,8 @@ def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
     return named.sort_values(["factorial", "gain"], ascending=[False, True], kind="stable")
 
 
-def fractions(runs: pd.DataFrame) -> Interval | None:
-    known = runs["diverged"].dropna()
-    return results.fraction(int(known.sum()), len(known)) if len(known) else None
+def fractions(runs: pd.DataFrame) -> Interval:
+    return results.fraction(int(runs["diverged"].sum()), len(runs))
 
 
 def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval | None]:

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.compare import CONFIDENCE, SEEDS
+from analysis.statistics import CONFIDENCE
+from analysis.units import SEEDS
 
 
 class Effect(NamedTuple):
@@ -37,13 +38,11 @@ class Effect(NamedTuple):
 def main_effect(runs: pd.DataFrame, factor: str, level: str, reference: str, others: Sequence[str]) -> Effect | None:
     """Return how much more often runs of `level` diverged than runs of `reference` with equal `others` and seeds.
 
-    `runs`: from `students.arms.ended`, with a column per factor; open replicas are left out. Returns None if no seeds
+    `runs`: from `students.arms.ended`, with a column per factor. Returns None if no seeds
     have both.
     """
     keys = [*SEEDS, *others]
-    ours, theirs = (
-        runs[runs[factor] == one].dropna(subset="diverged").set_index(keys)["diverged"] for one in (level, reference)
-    )
+    ours, theirs = (runs[runs[factor] == one].set_index(keys)["diverged"] for one in (level, reference))
     if ours.index.has_duplicates or theirs.index.has_duplicates:
         raise ValueError(f"two replicas have the same seeds and the same {', '.join([factor, *others])}")
     differences = (ours - theirs).dropna()

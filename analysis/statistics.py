@@ -1,0 +1,170 @@
+"""Statistics over units that count every run: intervals, Holm's correction, and times to divergence with censoring.
+
+A unit is what is independent: a data seed of students, whose initial seeds share teacher and batches and are averaged
+first, or a pair of language models with equal seeds. Nothing is dropped: a run that is up at its end, or that simply
+ended, is censored, and fractions are of all runs at a stated step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+CONFIDENCE = 0.95
+LEAST_UNITS = 4  # for a verdict
+BOOTSTRAP_UNITS = 8  # from here on the interval is also bootstrapped
+RESAMPLES, SEED = 2000, 0
+SHOWS_AFTER = 500  # steps for which a loss must stay up to have diverged; later rises are open at the end
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """An effect with its interval. `units`: one number per unit.
+
+    `outcomes`: for fractions, 0 or 1 for every run of the arm, and of the baseline if there is one. `died`: how many
+    runs of either arm have no finite loss in the end, and how many there are. `name`: which of a claim's comparisons.
+    """
+
+    units: pd.Series
+    outcomes: tuple[pd.Series, ...] = ()
+    died: tuple[int, int] = (0, 0)
+    name: str = ""
+
+    @property
+    def value(self) -> float:
+        return float(self.units.mean())
+
+    @property
+    def count(self) -> int:
+        return len(self.units)
+
+    @property
+    def is_enough(self) -> bool:
+        return self.count >= LEAST_UNITS
+
+    def interval(self, level: float) -> Interval:
+        """Return the widest of Student's, from eight units on BCa's, and for fractions Wilson's or Newcombe's.
+
+        The last two treat runs as independent, and give a width where all units agree.
+        """
+        if self.count < 2:
+            return np.nan, np.nan
+        found = [student(self.units, level)]
+        if self.count >= BOOTSTRAP_UNITS and self.units.nunique() > 1:
+            found.append(bootstrap(self.units, level))
+        if self.outcomes:
+            found.append(of_fractions(*self.outcomes, level=level))
+        lows, highs = zip(*found, strict=True)
+        return float(min(lows)), float(max(highs))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A number that no chance is in: the result of arithmetic. `count`: the cases of which it is the worst."""
+
+    value: float
+    count: int = 1
+    name: str = ""
+    died: tuple[int, int] = (0, 0)
+    is_enough: bool = True
+
+    def interval(self, level: float) -> Interval:
+        return self.value, self.value
+
+
+Found = Effect | Exact
+
+
+# ------------------------------------------------------------------------------------------------------------ intervals
+
+
+def student(units: pd.Series, level: float) -> Interval:
+    middle, half = units.mean(), stats.t.ppf((1 + level) / 2, len(units) - 1) * units.std(ddof=1) / np.sqrt(len(units))
+    return float(middle - half), float(middle + half)
+
+
+def bootstrap(units: pd.Series, level: float) -> Interval:
+    """Return the bias-corrected and accelerated bootstrap interval of the mean."""
+    drawn = np.random.default_rng(SEED)
+    values = (units.to_numpy(float),)
+    found = stats.bootstrap(values, np.mean, n_resamples=RESAMPLES, confidence_level=level, random_state=drawn)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def of_fractions(ours: pd.Series, theirs: pd.Series | None = None, *, level: float) -> Interval:
+    """Return Wilson's interval of a fraction, or Newcombe's of a difference (1998, method 10: independent runs)."""
+    p, low, high = wilson(ours.mean(), len(ours), level)
+    if theirs is None:
+        return low, high
+    q, q_low, q_high = wilson(theirs.mean(), len(theirs), level)
+    return float(p - q - np.hypot(p - low, q_high - q)), float(p - q + np.hypot(high - p, q - q_low))
+
+
+def wilson(fraction: float, runs: float, level: float) -> tuple[float, float, float]:
+    """Return the fraction and Wilson's interval; `runs` need not be whole, to ask what more of them would tell."""
+    p, z = float(fraction), float(stats.norm.ppf((1 + level) / 2))
+    middle, half = p + z**2 / (2 * runs), z * np.sqrt(p * (1 - p) / runs + z**2 / (4 * runs**2))
+    return p, float((middle - half) / (1 + z**2 / runs)), float((middle + half) / (1 + z**2 / runs))
+
+
+def holm(decided: Sequence[Callable[[float], bool]], alpha: float = 1 - CONFIDENCE) -> list[float]:
+    """Return the error rate at which each comparison of one claim is tested, by Holm's step-down.
+
+    `decided`: for each comparison, whether it is decided at an error rate. As long as some comparison is decided at
+    alpha over the number of those that are left, it is settled; all others are tested at the rate of the last round.
+    """
+    levels: dict[int, float] = {}
+    left = set(range(len(decided)))
+    while left:
+        rate = alpha / len(left)
+        settled = next((i for i in sorted(left) if decided[i](rate)), None)
+        if settled is None:
+            return [levels.get(i, rate) for i in range(len(decided))]
+        levels[settled] = rate
+        left.remove(settled)
+    return [levels[i] for i in range(len(decided))]
+
+
+# ---------------------------------------------------------------------------------------------------- time to an event
+
+
+def times(happened_at: pd.Series, open_since: pd.Series, ended_at: pd.Series) -> pd.DataFrame:
+    """Return columns time and happened: censored from when a run is up at its end, or else at its end."""
+    return pd.DataFrame(
+        {"time": happened_at.fillna(open_since).fillna(ended_at).astype(float), "happened": happened_at.notna()}
+    )
+
+
+def fraction_by(step: float, runs: pd.DataFrame) -> float:
+    """Return the fraction of all runs to which it has happened by `step`, by Kaplan and Meier; `runs`: from `times`.
+
+    It is NaN where the last run that is known to be well was censored before `step`.
+    """
+    happened = runs["happened"].to_numpy(bool)
+    last = runs["time"].max()
+    if last < step and not happened[runs["time"].to_numpy() == last].all():
+        return np.nan
+    known = stats.CensoredData(uncensored=runs.loc[happened, "time"], right=runs.loc[~happened, "time"])
+    return float(stats.ecdf(known).cdf.evaluate(step))
+
+
+def logrank(ours: pd.DataFrame, theirs: pd.DataFrame, strata: tuple[pd.Series, pd.Series]) -> float:
+    """Return the two-sided p of the log-rank test of two arms, stratified; it describes and decides nothing.
+
+    Runs of a stratum are not independent of each other where they share teacher and batches, which the test supposes.
+    """
+    runs = pd.concat([ours.assign(ours=True), theirs.assign(ours=False)])
+    excess = variance = 0.0
+    for _, own in runs.groupby(pd.concat(strata).to_numpy()):
+        for step in own.loc[own["happened"], "time"].unique():
+            at_risk, events = own[own["time"] >= step], own[(own["time"] == step) & own["happened"]]
+            n, share, d = len(at_risk), at_risk["ours"].mean(), len(events)
+            excess += events["ours"].sum() - d * share
+            variance += d * share * (1 - share) * (n - d) / max(n - 1, 1)
+    return float(stats.chi2.sf(excess**2 / variance, 1)) if variance else np.nan
