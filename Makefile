@@ -9,7 +9,7 @@ SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
-.PHONY: help quickstart approximation test test-gpu check bench figures pages report dashboard
+.PHONY: help quickstart approximation test test-gpu check bench figures pages claims report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -49,6 +49,9 @@ figures: $(READY)  ## draw every figure that results/ has data for, into figures
 pages: $(READY)  ## write the numbers on the pages of results/ anew from the tables beside them, and their images
 	$(BIN)/python -m analysis.pages
 	$(BIN)/python -m analysis.figures --pages
+
+claims: $(READY)  ## judge what the papers claim by the tables in results/: results/claims.md and .json, and README's sums
+	$(BIN)/python -m analysis.ledger.page
 
 RUNS ?= runs/quickstart
 report: $(READY)  ## write an HTML page about a set of runs: RUNS=runs/quickstart

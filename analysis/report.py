@@ -15,10 +15,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import loss_curves
-from analysis.claims import judged
-from analysis.compare import Mean, differing, ended, mean
+from analysis.ledger.documents import judged_by_runs
+from analysis.ledger.page import effect
+from analysis.ledger.tables import Tables
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from analysis.style import FIGURES, load, of_runs, parser, plt
+from analysis.units import Mean, differing, ended, mean
 from mxstudy import results
 
 NUMBERS = {
@@ -37,8 +39,7 @@ table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; dis
 th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min(100%, 46rem) } code { font-size: 12px }
-.reproduced { color: #00724f; font-weight: 600 } .not-reproduced { color: #b34700; font-weight: 600 }
-.not-run { color: #777 }
+.reproduced { color: #00724f; font-weight: 600 } .contradicted { color: #b34700; font-weight: 600 }
 """
 
 
@@ -113,11 +114,8 @@ def backends(runs: pd.DataFrame) -> list[str | None]:
 
 
 def short(found: Mean, column: str) -> Number:
-    if found.count == 0:
-        return Number("-")
     digits = {"validation_loss": 4, "spike_score": 2, "tokens_per_s": 0, "mfu": 3, "memory_gib": 1}[column]
-    spread = f" ± {found.half_width:,.{digits}f}" if found.count > 1 else ""
-    return Number(f"{found.value:,.{digits}f}{spread} ({found.count})")
+    return Number(found.shown(digits))
 
 
 def differences(runs: pd.DataFrame) -> str:
@@ -135,16 +133,17 @@ def counted(found: results.Estimate | None) -> Number:
 
 
 def claims(runs: pd.DataFrame) -> str:
+    """Return the HTML table of those claims of the ledger of which these runs say something."""
     rows = [
         [
-            claim.source,
-            claim.says,
-            f'<span class="{v.state.replace(" ", "-")}">{v.state}</span>',
-            html.escape(v.evidence),
+            f"{document}, {one.claim.where}",
+            one.claim.says,
+            f'<span class="{one.verdict.replace(" ", "-")}">{one.verdict}</span>',
+            html.escape(effect(one)),
         ]
-        for claim, v in judged(runs)
+        for document, one in judged_by_runs(Tables(instead={"runs": runs}))
     ]
-    return table(["where", "claim", "here", "evidence"], rows)
+    return table(["where", "claim", "here", "evidence"], rows) if rows else "<p>these runs have no claim's arms</p>"
 
 
 def configs(runs: pd.DataFrame) -> str:

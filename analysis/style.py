@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.compare import ended
+from analysis.units import ended
 from mxstudy import results
 
 FIGURES = Path("figures")

@@ -25,7 +25,7 @@ def closed_figures():
     style.plt.close("all")
 
 
-def test_a_line_of_the_table_is_an_arm_with_what_is_open_apart() -> None:
+def test_a_line_of_the_table_counts_all_replicas_and_says_which_are_open() -> None:
     runs = frame(
         replica("a", 0, lost=100),
         replica("a", 1, lost=300),
@@ -33,7 +33,8 @@ def test_a_line_of_the_table_is_an_arm_with_what_is_open_apart() -> None:
         replica("a", 3, **{"outcome.rising_at": 890, "outcome.spikes": 2, "outcome.censored": 1}),
         replica("b", 0, state="running"),
     )
-    assert list(runs["diverged"].fillna(-1)) == [1, 1, 0, -1]
+    assert list(runs["diverged"]) == [1, 1, 0, 0]
+    assert list(runs["open"]) == [False, False, False, True]
     line = arms.table(runs, pd.Series("arm", runs.index)).splitlines()[2]
     wilson = stats.binomtest(2, 4).proportion_ci(method="wilson")
     interval = f"{wilson.low:.2f} .. {wilson.high:.2f}"

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from each import each
 
 from analysis import report
-from analysis.claims import CLAIMS, NOT, NOT_RUN, REPRODUCED, UNCLEAR, judged
-from analysis.compare import differing, mean, paired
+from analysis.units import differing, mean, paired
 from mxstudy.results import with_arms
 
 ROOT = Path(__file__).parents[1]
@@ -37,19 +35,15 @@ def arms(norm: str, losses: list[float], **others: object) -> list[dict[str, obj
     return [{"norm": norm, "seed": seed, "loss": loss} | others for seed, loss in enumerate(losses)]
 
 
-def verdicts(frame: pd.DataFrame) -> dict[str, str]:
-    return {claim.says: verdict.state for claim, verdict in judged(frame)}
-
-
 # --------------------------------------------------------------------------------------------------- intervals
 
 
 def test_the_interval_is_students_t() -> None:
     found = mean(pd.Series([1.0, 2.0, 3.0, 4.0, math.nan, math.inf]))
-    assert (found.value, found.count) == (2.5, 4)
+    assert (found.value, found.count, str(found)) == (2.5, 4, "2.5000 ± 2.0543 (4 of 6)")
     assert found.half_width == pytest.approx(3.18245 * math.sqrt(5 / 3) / 2, rel=1e-5)
-    assert found.excludes_zero
-    assert not mean(pd.Series([1.0])).excludes_zero
+    assert str(mean(pd.Series([1.0]))) == "1.0000 (1)"
+    assert str(mean(pd.Series([math.nan]))) == "- (0 of 1)"
     assert mean(pd.Series([], dtype=float)).count == 0
 
 
@@ -70,7 +64,7 @@ def test_pairs_share_seed_and_everything_but_what_is_compared() -> None:
     )
     frame["config.optimizer.lr"] = frame["rate"]
     one, other = frame["norm"] == "mxnorm_p2", frame["norm"] == "rmsnorm"
-    found = paired(frame, "validation_loss", one, other, varied=["norm"])
+    found = paired(frame, "validation_loss", one, other, varied=["config.norm"])
     assert (round(found.value, 12), found.count) == (0.1, 2)
     assert differing(frame) == ["config.norm.kind", "config.optimizer.lr"]
 
@@ -82,90 +76,10 @@ def test_what_changes_no_number_parts_no_pairs() -> None:
     names = ("evaluation.limit", "data.mirror", "data.paths.0", "data.revision", "tokenizer.name", "dry_run")
     frame = frame.assign(**{f"config.{name}": elsewhere for name in (*names, "probe.weights.every_steps")})
     one, other = frame["norm"] == "mxnorm_p2", frame["norm"] == "rmsnorm"
-    assert paired(frame, "validation_loss", one, other, varied=["norm"]).count == 2
+    assert paired(frame, "validation_loss", one, other, varied=["config.norm"]).count == 2
     frame = frame.assign(**{"config.data.named": elsewhere})
     assert differing(frame) == ["config.norm.kind", "config.data.named"]
-    assert paired(frame, "validation_loss", one, other, varied=["norm"]).count == 0
-
-
-# ----------------------------------------------------------------------------------------------------- verdicts
-
-
-def test_a_claim_without_its_arms_is_not_run() -> None:
-    assert set(verdicts(runs(arms("rmsnorm", [1.0]))).values()) == {NOT_RUN}
-
-
-@each(
-    ("losses", "state"),
-    [([2.01, 2.02, 2.015], REPRODUCED), ([2.5, 2.51, 2.49], NOT), ([2.0, 2.2, 1.8], UNCLEAR), ([2.01], UNCLEAR)],
-)
-def test_near_the_baseline_beyond_it_or_open(losses: list[float], state: str) -> None:
-    frame = runs([*arms("rmsnorm", [2.0, 2.0, 2.0]), *arms("mxnorm_p2", losses)])
-    assert verdicts(frame)["p=2 ends within 0.03 nats of RMSNorm at small scale"] == state
-
-
-def test_runs_that_go_on_are_not_judged() -> None:
-    frame = runs([*arms("rmsnorm", [2.0, 2.0, 2.0]), *arms("mxnorm_p2", [2.9, 2.9, 2.9], state="running")])
-    says = "p=2 ends within 0.03 nats of RMSNorm at small scale"
-    assert verdicts(frame.assign(state=frame["state"].fillna("finished")))[says] == NOT_RUN
-
-
-def test_arms_that_hold_several_settings_are_not_judged() -> None:
-    """Half of the MXFP8 runs would keep the claim, half would not: their mean says nothing about either."""
-    rows = [
-        {"norm": "rmsnorm", "seed": seed, "loss": loss, "precision": precision, "rule": rule}
-        for precision, rule, loss in (("bf16", "rceil", 2.0), ("mxfp8", "rceil", 2.001), ("mxfp8", "floor", 2.2))
-        for seed in (0, 1)
-    ]
-    frame = runs(rows)
-    frame["config.precision.scale_rule"] = frame["rule"]
-    (found,) = [v for claim, v in judged(frame) if claim.says == "MXFP8 ends within 0.01 nats of bf16"]
-    assert (found.state, found.evidence) == (UNCLEAR, "precision.scale_rule differs within an arm")
-    (found,) = [v for claim, v in judged(frame[frame["rule"] == "rceil"]) if claim.says.startswith("MXFP8 ends")]
-    assert found.state == REPRODUCED
-
-
-@each(("scores", "state"), [([30.0, 31.0, 32.0], REPRODUCED), ([1.0, 2.0, 1.5], NOT), ([5.0, 30.0, 9.0], UNCLEAR)])
-def test_more_spikes(scores: list[float], state: str) -> None:
-    ours = [row | {"spike_score": score} for row, score in zip(arms("mxnorm_p1", [2.0] * 3), scores, strict=True)]
-    frame = runs([*ours, *arms("rmsnorm", [2.0] * 3, spike_score=10.0)])
-    assert verdicts(frame)["p=1 spikes more than RMSNorm"] == state
-    assert verdicts(frame.assign(spikes=0))["p=1 spikes more than RMSNorm"] == UNCLEAR  # scores of noise
-
-
-@each(
-    ("states", "state"),
-    [
-        (["diverged"] * 2, REPRODUCED),
-        (["finished"] * 2, NOT),
-        (["finished"], UNCLEAR),
-        (["diverged", "finished"], UNCLEAR),
-    ],
-)
-def test_divergence(states: list[str], state: str) -> None:
-    e5m2 = [
-        {"norm": "rmsnorm", "seed": seed, "loss": 2.0, "precision": "mxfp8_e5m2", "state": s}
-        for seed, s in enumerate(states)
-    ]
-    frame = runs([*e5m2, *arms("rmsnorm", [2.0, 2.0], precision="mxfp8", state="finished")])
-    assert verdicts(frame)["E5M2 in all operands diverges"] == state
-
-
-def test_the_scale_rule_is_compared_within_a_precision() -> None:
-    rows = [
-        {"norm": "rmsnorm", "seed": seed, "loss": loss + seed / 10 + offset, "precision": precision, "rule": rule}
-        for precision, offset in (("mxfp8", 0.0), ("mxfp8_e5m2_grad", 1.0))
-        for rule, loss in (("floor", 2.2), ("rceil", 2.0))
-        for seed in (0, 1)
-    ]
-    frame = runs(rows)
-    frame["config.precision.scale_rule"], frame["config.precision.plan"] = frame["rule"], frame["precision"]
-    found = {claim.says: verdict for claim, verdict in judged(frame)}[
-        "scales rounded down end worse than scales rounded up"
-    ]
-    assert found.state == REPRODUCED
-    assert "0.2000" in found.evidence
-    assert "(4)" in found.evidence
+    assert paired(frame, "validation_loss", one, other, varied=["config.norm"]).count == 0
 
 
 # --------------------------------------------------------------------------------------------------------- page
@@ -241,7 +155,8 @@ def test_the_page_of_committed_runs_holds_all_of_itself(tmp_path: Path, capsys) 
     assert text.count("data:image/png;base64,") == 4
     assert not re.search(r"(src|href)=\"(?!data:)", text)
     assert "1.7911 ± 0.0164 (2)" in text
-    assert all(claim.says in text for claim in CLAIMS)
+    assert "of p=1, RMSNorm" not in text
+    assert "around the best learning rate p=2 ends within" in text  # two seeds: it cannot be told, and is shown
     for name in ("46b5a129726b", "7c38a9fcf00a", "NVIDIA H200", "+experiment=mxnorm_pretrain"):
         assert name in text
 

@@ -1,7 +1,7 @@
 """Judge the instability paper's claims about students by the rules stated in results/prestated.md.
 
 The unit is the data seed: the replicas of an arm that share a data seed are averaged first. Intervals hold for all
-claims of a figure jointly (95 %, Bonferroni). Open replicas are excluded from all fractions.
+claims of a figure jointly (95 %, Bonferroni). Open replicas are excluded from all fractions, as was stated then.
 
 python -m analysis.instability.claims --runs runs/overflow --figure 3
 """
@@ -16,14 +16,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.compare import CONFIDENCE
 from analysis.instability.fig03_overflow import COUNT
+from analysis.statistics import CONFIDENCE, LEAST_UNITS, wilson
 from analysis.students.arms import REPLICA, ended, named, table
 from analysis.style import load, parser
 from mxstudy import results
 
 REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
-LEAST_UNITS, MOST_UNITS = 4, 400
+MOST_UNITS = 400
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
 UNSTABLE_IN_FIGURE_6 = 2 / 9  # of nine sizes, two are unstable at 5e-4 in FP32
 LAST_BIN = "last_bin"
@@ -48,6 +48,11 @@ Quantity = Callable[[pd.DataFrame, pd.DataFrame], pd.Series]
 
 def diverged(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
     return runs["diverged"]
+
+
+def without_open(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs with `diverged` NaN for those that are open."""
+    return runs.assign(diverged=runs["diverged"].mask(runs["open"])) if len(runs) else runs
 
 
 def unstable(runs: pd.DataFrame, last_bin: pd.DataFrame) -> pd.Series:
@@ -201,7 +206,7 @@ class Finding(NamedTuple):
 
 def judged(claim: Claim, runs: pd.DataFrame, last_bin: pd.DataFrame, claims: int) -> Finding:
     """Judge a claim. `runs`: from `students.arms.ended`. `claims`: number of claims that are judged jointly."""
-    level = 1 - (1 - CONFIDENCE) / claims
+    level, runs = 1 - (1 - CONFIDENCE) / claims, without_open(runs)
     values = claim.of(runs, last_bin) if len(runs) else pd.Series(dtype=float)
     ours, theirs = (values[chosen(runs, arm)] for arm in (claim.arm, claim.baseline))
     widths: Sequence[int] = ()
@@ -249,19 +254,14 @@ def interval(
     low, high = mean - half, mean + half
     if claim.of in (diverged, unstable, came_back):  # Student's interval has no width if all data seeds agree
         grown = seeds / len(units)
-        p, p_low, p_high = wilson(ours, grown, level)
+        p, p_low, p_high = wilson(ours.mean(), grown * len(ours), level)
         if claim.baseline:
-            q, q_low, q_high = wilson(theirs, grown, level)  # Newcombe 1998, method 10: replicas are independent
+            q, q_low, q_high = wilson(
+                theirs.mean(), grown * len(theirs), level
+            )  # Newcombe 1998, method 10: replicas are independent
             p_low, p_high = p - q - np.hypot(p - p_low, q_high - q), p - q + np.hypot(p_high - p, q - q_low)
         low, high = min(low, float(p_low)), max(high, float(p_high))
     return low, high
-
-
-def wilson(outcomes: pd.Series, grown: float, level: float) -> tuple[float, float, float]:
-    """Return the fraction of outcomes, and Wilson's interval for `grown` times as many outcomes."""
-    p, n, z = float(outcomes.mean()), grown * len(outcomes), float(stats.norm.ppf((1 + level) / 2))
-    middle, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    return p, (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
 
 
 def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
@@ -309,7 +309,7 @@ def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
 
     This is a description that was added after the runs were seen; it decides no claim.
     """
-    name = first_gain(last_bin)
+    name, runs = first_gain(last_bin), without_open(runs)
     rows = []
     for arm, own in runs.groupby(named(runs, ["precision", "fidelity", "teacher"]), sort=False):
         measured = last_bin[[*REPLICA, "step"]].assign(share=last_bin[name])
@@ -342,7 +342,7 @@ def paired(runs: pd.DataFrame) -> str:
     This is a description; it decides no claim.
     """
     rows = []
-    for (width, rate), own in runs.groupby([WIDTH, RATE]):
+    for (width, rate), own in without_open(runs).groupby([WIDTH, RATE]):
         one, other = (own.loc[chosen(own, arm), "diverged"].dropna() for arm in (FP32, MIX))
         fp32, mix = (part.groupby([own[DATA_SEED], own[INITIAL_SEED]]).first() for part in (one, other))
         less = (mix - fp32).dropna()

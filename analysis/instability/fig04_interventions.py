@@ -30,17 +30,18 @@ NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "less the
 MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps. Open:
-the loss is up there at the end, but for fewer steps. 95 %: Wilson's interval. Steps from the fork: to each divergence.
-Final loss: median and quartiles."""
+the loss is up there at the end, but for fewer steps. Diverged: of all forks; 95 %: Wilson's interval. Steps from the
+fork: to each divergence. Final loss: median and quartiles."""
 
 
 def judged(forks: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the forks with columns `intervention` and `diverged`: 1, 0, or NaN if that is open."""
+    """Return the forks with columns `intervention`, `diverged`, 1 or 0, and `open`, bool."""
     named = runs.set_index("fingerprint")["choice.intervention"]
-    diverged = forks["diverged_at"].notna().astype(float)
+    lost = forks["diverged_at"].notna()
     return forks.assign(
         intervention=forks["fingerprint"].map(named),
-        diverged=diverged.mask(forks["rising_at"].notna() & (diverged == 0)),
+        diverged=lost.astype(float),
+        open=forks["rising_at"].notna() & ~lost,
         **{"config.seed": forks["seed"], "config.data_seed": forks["data_seed"]},
     )
 
@@ -85,9 +86,9 @@ def draw_fractions(axes: Axes, forks: pd.DataFrame, points: Sequence[str], color
     """Draw one row per intervention, whose coloured name is also the lines' legend, and one marker per point."""
     for place, (name, color) in enumerate(colors.items()):
         for number, point in enumerate(points):
-            lost = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"] > 0
-            if len(lost):
-                share = results.fraction(int(lost.sum()), len(lost))
+            known = forks.loc[(forks["intervention"] == name) & (forks["point"] == point), "diverged"]
+            if len(known):
+                share = results.fraction(int(known.sum()), len(known))
                 y = place + 0.3 * (number - (len(points) - 1) / 2)
                 axes.hlines(y, share.low, share.high, color=color, linewidth=0.8)
                 axes.plot(share.value, y, **marker(number, color))
@@ -117,8 +118,7 @@ def table(forks: pd.DataFrame) -> str:
         control = at_point[at_point["intervention"] == CONTROL]
         for name in interventions(at_point):
             own = at_point[at_point["intervention"] == name]
-            lost = int((own["diverged"] > 0).sum())
-            interval = results.fraction(lost, len(own))
+            interval = results.fraction(int(own["diverged"].sum()), len(own))
             less = shown(difference(own, control)) if len(control) and name != CONTROL else "-"
             losses = own["loss"].astype(float).where(np.isfinite(own["loss"]), np.inf)
             low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
@@ -126,8 +126,8 @@ def table(forks: pd.DataFrame) -> str:
                 name,
                 point,
                 len(own),
-                own["diverged"].isna().sum(),
-                f"{lost} of {len(own)}",
+                own["open"].sum(),
+                f"{own['diverged'].sum():.0f} of {len(own)}",
                 f"{interval.low:.2f} .. {interval.high:.2f}",
                 ", ".join(f"{steps:.0f}" for steps in sorted((own["diverged_at"] - own["step"]).dropna())) or "-",
                 less,

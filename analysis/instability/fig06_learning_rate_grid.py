@@ -15,10 +15,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
-from analysis.compare import SEEDS
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.students.curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
+from analysis.units import SEEDS
 from mxstudy import results
 
 DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
@@ -64,7 +64,7 @@ def pairs(runs: pd.DataFrame) -> str:
 
     Replicas of one size are not independent runs, so the last lines count sizes.
     """
-    runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"])).dropna(subset="diverged")
+    runs = runs.assign(rate=rates(runs), precision=named(runs, ["precision"]))
     wide = runs.set_index(["rate", DEPTH, WIDTH, *SEEDS, "precision"])["diverged"].unstack("precision")
     rows = []
     for one, other in combinations(sorted_arms(runs["precision"]), 2):

@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.compare import mean
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
+from analysis.units import mean
 from mxstudy import results
 
 MODEL, RATE, LOSS = "choice.model", "config.optimizer.lr", "validation_loss"

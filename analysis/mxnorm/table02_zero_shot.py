@@ -117,9 +117,9 @@ def difference_table(answers: pd.DataFrame, arm: str, baseline: str, bits: Mappi
     columns = {"questions": {task: f"{one.documents:,}" for task, one in bits.items()}}
     for each in answers.index.unique("form"):
         scores = differences(answers, arm, baseline, SCORE, each)
-        columns[f"{each}: score, percentage points"] = {task: interval(one, 100, 1) for task, one in scores.items()}
+        columns[f"{each}: score, percentage points"] = {task: one.shown(100, 1) for task, one in scores.items()}
         columns[f"{each}: p"] = {task: chance(one.p) for task, one in scores.items()}
-    columns[f"{form}: bits per character"] = {task: interval(one, 1, 4) for task, one in bits.items()}
+    columns[f"{form}: bits per character"] = {task: one.shown() for task, one in bits.items()}
     return markdown(pd.DataFrame(columns).loc[list(bits)].fillna("-"))
 
 
@@ -127,11 +127,6 @@ def chance(p: float | None) -> str:
     if p is None:
         return "-"
     return "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def interval(found: Difference, times: float, digits: int) -> str:
-    value, low, high = (f"{times * number:+.{digits}f}" for number in (found.value, found.low, found.high))
-    return f"{value} [{low}, {high}]"
 
 
 def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:

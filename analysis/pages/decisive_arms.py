@@ -64,7 +64,7 @@ def arms() -> str:
                 shown(name),
                 counted(own),
                 wilson((own["diverged"] > 0).sum(), len(own)),
-                own["diverged"].isna().sum() or "-",
+                own["open"].sum() or "-",
                 ", ".join(f"{value:.2g}" for value in by_seed),
                 steps(own["outcome.diverged_at"]),
                 f"{np.quantile(text['loss'], 0.5, method='inverted_cdf'):.3g}",
@@ -212,7 +212,7 @@ DECISIVE_ARMS: Parts = {
     "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),
     "gains in MX": lambda: counted(pd.concat(map(of_arm, IN_MX))),
     "rceil": partial(effect, "scale rule: rceil less floor"),
-    "up at the end": lambda: str(int(decisive()["diverged"].isna().sum())),
+    "up at the end": lambda: str(int(decisive()["open"].sum())),
     "runs": lambda: f"{len(decisive()):,}",
     "diverged": lambda: str(int((decisive()["diverged"] > 0).sum())),
 }

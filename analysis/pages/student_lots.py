@@ -11,9 +11,9 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.compare import CONFIDENCE
 from analysis.instability import claims as prestated
 from analysis.pages.marks import Parts, rows_of, share, steps, wilson
+from analysis.statistics import CONFIDENCE
 from analysis.students.arms import ended
 from mxstudy.results import markdown
 
@@ -104,7 +104,7 @@ def arms() -> str:
                 f"{runs[DATA_SEED].nunique()} x {runs[SEED].nunique()}",
                 share(lost, len(runs)),
                 wilson(lost, len(runs)),
-                runs["diverged"].isna().sum(),
+                runs["open"].sum(),
                 steps(runs["outcome.diverged_at"]),
                 f"{spikes.sum():.0f}, in {in_runs} runs" if in_runs else "none",
             )
@@ -156,7 +156,7 @@ def by_rate() -> str:
                 int(width),
                 f"{rate:.0e}".replace("e-0", "e-"),
                 *(f"{share(one.sum(), len(one))} ({wilson(one.sum(), len(one))})" for one in lost),
-                ", ".join(str(part["diverged"].isna().sum()) for part in own),
+                ", ".join(str(part["open"].sum()) for part in own),
                 len(both),
                 (both["fp32"] & ~both["mix"]).sum(),
                 (both["mix"] & ~both["fp32"]).sum(),

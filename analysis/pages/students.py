@@ -46,7 +46,7 @@ def interventions() -> str:
         for point in ("0.88", "before 10"):
             own = at(point, name)
             lost = (own["diverged"] > 0).sum()
-            cell += [share(lost, len(own), int(own["diverged"].isna().sum())), wilson(lost, len(own))]
+            cell += [share(lost, len(own), int(own["open"].sum())), wilson(lost, len(own))]
         cells.append(cell)
     columns = ["changed from there on", "at 0.88", "95 %, forks", "10 steps before", "95 %, forks"]
     return markdown(columns, cells, left=columns)
@@ -77,7 +77,7 @@ def gradient_bias() -> str:
     cells = []
     for name, own in by_measured_arm(runs).items():
         medians = [before(own, frame, column) for frame, column in quantities]
-        open_runs = int(own["diverged"].isna().sum())
+        open_runs = int(own["open"].sum())
         cells.append((name, *medians, share((own["diverged"] > 0).sum(), len(own), open_runs)))
     columns = [
         *(
@@ -184,7 +184,7 @@ def learning_rates() -> str:
         cell = [name]
         for precision in GRID:
             own = runs[chosen & (runs["choice.precision"] == precision)]
-            lost, open_runs = (own["diverged"] > 0).sum(), int(own["diverged"].isna().sum())
+            lost, open_runs = (own["diverged"] > 0).sum(), int(own["open"].sum())
             cell.append(share(lost, len(own), open_runs) + (f" ({wilson(lost, len(own))})" if lost else ""))
         cells.append(cell)
     columns = ["learning rate", *GRID.values()]

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.compare import SEEDS
 from analysis.statistics import CONFIDENCE, LEAST_UNITS, Effect
+from analysis.units import ENDED, SEEDS
 from mxstudy import results
 
-ENDED = ("finished", "diverged")
 REPLICA = ["fingerprint", "replica"]
 COLUMNS = (
     *("arm", "replicas", "spikes", "in replicas", "not back", "in the last 500", "open", "diverged", "95 %"),
@@ -32,10 +31,10 @@ the replicas that have one. Final loss: median and quartiles; losses that are no
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the replicas of the ended stacks, with column `diverged`: 1, 0, or NaN if open."""
+    """Return the replicas of the ended stacks, with columns `diverged`, 1 or 0, and `open`, bool."""
     done = runs[runs["state"].isin(ENDED)]
-    diverged = done["outcome.diverged_at"].notna().astype(float)
-    return done.assign(diverged=diverged.mask(done["outcome.rising_at"].notna() & (diverged == 0)))
+    lost = done["outcome.diverged_at"].notna()
+    return done.assign(diverged=lost.astype(float), open=done["outcome.rising_at"].notna() & ~lost)
 
 
 def column_of(runs: pd.DataFrame, key: str) -> pd.Series:
@@ -83,8 +82,7 @@ def table(runs: pd.DataFrame, arms: pd.Series) -> str:
 
 def cells(runs: pd.DataFrame) -> list[str]:
     """Return the cells of one arm's line, without its name."""
-    lost = (runs["diverged"] > 0).sum()
-    interval = results.fraction(int(lost), len(runs))
+    interval = results.fraction(int(runs["diverged"].sum()), len(runs))
     losses = runs["loss"].astype(float).where(np.isfinite(runs["loss"].astype(float)), np.inf)
     low, middle, high = np.quantile(losses, (0.25, 0.5, 0.75), method="inverted_cdf")
     return [
@@ -93,8 +91,8 @@ def cells(runs: pd.DataFrame) -> list[str]:
         str((runs["outcome.spikes"] > 0).sum()),
         str((runs["outcome.unrecovered"] > 0).sum()),
         f"{runs['outcome.censored'].sum():.0f}",
-        str(runs["diverged"].isna().sum()),
-        f"{lost} of {len(runs)}",
+        str(runs["open"].sum()),
+        f"{runs['diverged'].sum():.0f} of {len(runs)}",
         f"{interval.low:.2f} .. {interval.high:.2f}",
         middle_step(runs["outcome.first_spike"]),
         middle_step(runs["outcome.diverged_at"]),

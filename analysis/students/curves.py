@@ -95,7 +95,7 @@ def loss_lines(
 
 def said_of(runs: pd.DataFrame) -> str:
     """Return how many of all runs diverged, and how many are open, as the pages count them."""
-    still_open = runs["diverged"].isna().sum()
+    still_open = runs["open"].sum()
     return f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged" + (f", {still_open} open" if still_open else "")
 
 

@@ -59,7 +59,7 @@ def with_factors(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def fractions(runs: pd.DataFrame) -> Interval:
-    return results.fraction(int((runs["diverged"] > 0).sum()), len(runs))
+    return results.fraction(int(runs["diverged"].sum()), len(runs))
 
 
 def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval | None]:

@@ -16,13 +16,21 @@ Scores = Sequence[float]
 
 
 class Difference(NamedTuple):
-    """A mean difference. `low`, `high`: its 95 % interval. `p`: McNemar's exact test, None if scores are not 0 or 1."""
+    """A mean difference. `p`: McNemar's exact test, None if scores are not 0 or 1.
+
+    `low`, `high`: its 95 % interval; NaN where a group has a single document, whose spread nobody knows.
+    """
 
     value: float
     low: float
     high: float
     p: float | None
     documents: int
+
+    def shown(self, times: float = 1, digits: int = 4) -> str:
+        """Return '+4.0 [+1.2, +6.8]', or '+4.0' if there is no interval."""
+        value, low, high = (f"{times * number:+.{digits}f}" for number in (self.value, self.low, self.high))
+        return value if np.isnan(self.low) else f"{value} [{low}, {high}]"
 
 
 def difference(groups: Sequence[tuple[Scores, Scores]]) -> Difference:
@@ -37,7 +45,7 @@ def difference(groups: Sequence[tuple[Scores, Scores]]) -> Difference:
     draw = np.random.default_rng(SEED)
     means = np.mean([draw_means(draw, one) for one in less], axis=0)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    low, high = np.quantile(means, [tail, 1 - tail]) if all(len(one) > 1 for one in less) else (np.nan, np.nan)
     value = float(np.mean([one.mean() for one in less]))
     return Difference(value, float(low), float(high), mcnemar_p(groups), sum(map(len, less)))
 

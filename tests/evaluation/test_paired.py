@@ -55,3 +55,13 @@ def test_every_subject_counts_once() -> None:
     found = difference([([1.0, 1.0], [0.0, 1.0]), large])
     assert (found.value, found.documents, found.p) == (0.125, 6, 1.0)
     assert found.low < 0.125 < found.high
+
+
+def test_a_single_document_of_a_subject_gives_no_interval() -> None:
+    """Drawn again and again it is always itself: its interval would be a point."""
+    found = difference([([1.0], [0.0]), ([1.0, 0.0, 1.0], [1.0, 1.0, 1.0])])
+    assert found.value == pytest.approx((1 - 1 / 3) / 2)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert found.shown(100, 1) == "+33.3"
+    assert difference([([1.0, 0.0], [0.0, 0.0])]).shown(100, 1) == "+50.0 [+0.0, +100.0]"

@@ -59,6 +59,7 @@ def test_a_seed_decides_the_numbers(name: str) -> None:
         ("bounds", ["input", "norm"]),
         ("quality", ["input", "format", "scale_rule", "rounding", "pre_round"]),
         ("formats", ["format"]),
+        ("orientations", ["scale_rule", "casts"]),
     ],
 )
 def test_a_row_is_a_cell(name: str, cell: list[str]) -> None:

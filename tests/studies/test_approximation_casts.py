@@ -98,3 +98,12 @@ def test_formats_are_those_of_the_recipe() -> None:
     assert rows["binades"].drop("NVFP4").round(1).to_dict() == binades
     assert rows["max"].drop("NVFP4").to_dict() == largest
     assert rows["scale"].to_dict() == dict.fromkeys(smallest, "E8M0") | {"NVFP4": "E4M3"}
+
+
+def test_a_cast_along_rows_is_none_along_columns_but_is_that_of_its_shards() -> None:
+    """Other scales part the stored elements; decoded they differ where one of the two overflows or is subnormal."""
+    rows = pd.DataFrame(TABLES["orientations"](Approximation())).set_index(["casts", "scale_rule"])
+    assert (rows.loc["rows, columns", "stored_differ"] > 0.1).all()
+    assert (rows.drop("rows, rows of each shard", level="casts")["decoded_differ"] > 0).all()
+    assert rows.loc[("rows, columns", "floor"), "decoded_differ"] == pytest.approx(0.009, abs=0.001)
+    assert (rows.loc["rows, rows of each shard"] == 0).all(axis=None)

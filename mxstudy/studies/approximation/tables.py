@@ -249,6 +249,32 @@ def formats(config: Approximation) -> Iterator[TableRow]:
         }
 
 
+# ------------------------------------------------------------------------------------- rows, columns, parts of a tensor
+
+
+def orientations(config: Approximation) -> Iterator[TableRow]:
+    """Yield in how many elements two casts of one tensor differ, as stored and decoded (Transformer Engine, MXFP8)."""
+    shards = 8
+    x = gaussian((shards * config.block_size, config.hidden_size), generator(config, "orientations"))
+    for rule in SCALE_RULES:
+
+        def cast(tensor: Tensor, axis: int, rule: str = rule) -> Tensor:
+            """Return the cast's elements as stored and as decoded: [2, rows, columns]."""
+            quantised = block_cast(tensor, config.format, axis, BlockCast(config.block_size, rule))
+            return torch.stack((quantised.values, quantised.dequantize()))
+
+        rows, columns = cast(x, -1), cast(x, -2)
+        pairs = {
+            "rows, columns": (rows, columns),
+            "columns, columns of the cast rows": (columns, cast(rows[1], -2)),
+            "rows, rows of the cast columns": (rows, cast(columns[1], -1)),
+            "rows, rows of each shard": (rows, torch.cat([cast(part, -1) for part in x.chunk(shards)], 1)),
+        }
+        for name, (one, other) in pairs.items():
+            stored, decoded = (one != other).double().mean((1, 2)).tolist()
+            yield {"scale_rule": rule, "casts": name, "stored_differ": stored, "decoded_differ": decoded}
+
+
 TABLES: dict[str, Callable[[Approximation], Iterator[TableRow]]] = {
     "distributions": distributions,
     "fidelity": fidelity,
@@ -256,4 +282,5 @@ TABLES: dict[str, Callable[[Approximation], Iterator[TableRow]]] = {
     "bounds": bounds,
     "quality": quality,
     "formats": formats,
+    "orientations": orientations,
 }

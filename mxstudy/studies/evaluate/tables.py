@@ -107,5 +107,4 @@ def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[tuple[str,
 
 
 def difference_cells(task: str, form: str, score: Difference, bits: Difference) -> tuple[str, ...]:
-    percent = f"{100 * score.value:+.1f} [{100 * score.low:+.1f}, {100 * score.high:+.1f}]"
-    return task, form, percent, f"{score.p:.3f}", f"{bits.value:+.4f} [{bits.low:+.4f}, {bits.high:+.4f}]"
+    return task, form, score.shown(100, 1), f"{score.p:.3f}", bits.shown()

@@ -1,0 +1,40 @@
+"""All claims by document. The list only grows: tests/claim_ids.txt has the id of every row that was ever here."""
+
+from __future__ import annotations
+
+from analysis.ledger import (
+    instability,
+    instability_formulas,
+    instability_language,
+    instability_runs,
+    mxnorm,
+    mxnorm_training,
+    recipe,
+    transformer_engine,
+)
+from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN, PRETRAINING, Claim, Judged, judge
+from analysis.ledger.tables import Tables
+
+DOCUMENTS: dict[str, tuple[Claim, ...]] = {
+    "MXNorm": (*mxnorm.CLAIMS, *mxnorm_training.CLAIMS),
+    "Instability paper": (
+        *instability_formulas.CLAIMS,
+        *instability.CLAIMS,
+        *instability_runs.CLAIMS,
+        *instability_language.CLAIMS,
+    ),
+    "MXFP8 recipe": recipe.CLAIMS,
+    "Transformer Engine": transformer_engine.CLAIMS,
+}
+
+
+def judged(tables: Tables) -> dict[str, list[Judged]]:
+    """Return every claim with its verdict, by document."""
+    return {document: [judge(claim, tables) for claim in claims] for document, claims in DOCUMENTS.items()}
+
+
+def judged_by_runs(tables: Tables) -> list[tuple[str, Judged]]:
+    """Return those claims about trained models that the given runs say something of, each with its document."""
+    own = [(name, claim) for name, claims in DOCUMENTS.items() for claim in claims if claim.kind == PRETRAINING]
+    found = [(name, judge(claim, tables)) for name, claim in own]
+    return [(name, one) for name, one in found if one.verdict not in (NOT_RUN, IMPOSSIBLE)]

@@ -1,0 +1,199 @@
+"""Judges by tables of measurements on random tensors (the approximation study) and of kernels (the benchmarks)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from analysis.ledger.claim import Evidence, Judge
+from analysis.ledger.tables import Missing, Tables
+from analysis.statistics import Effect, Exact
+from mxstudy import results
+
+APPROXIMATION = "approximation"
+COMPILED, ONE_PASS = "compiled", "one_pass"
+
+
+def in_table(kind: str, of: Callable[[pd.DataFrame], float], unit: str = "rows") -> Judge:
+    """Return a judge of one number that a function makes of a whole table of the approximation study."""
+
+    def judge(tables: Tables) -> Evidence:
+        rows = tables.load(kind, APPROXIMATION)
+        return Evidence([Exact(of(rows), len(rows))], unit)
+
+    return judge
+
+
+# ------------------------------------------------------------------------------------------------- theorem 1 and bounds
+
+
+def off_limit(rows: pd.DataFrame, distribution: str) -> float:
+    """Return the largest distance of a distribution's longest rows from its limit, in standard errors of the mean."""
+    longest = rows[(rows["distribution"] == distribution) & (rows["blocks"] == rows["blocks"].max())]
+    return float((((longest["mean"] - longest["limit"]) / (longest["std"] / np.sqrt(longest["rows"]))).abs()).max())
+
+
+def limits_of_others(rows: pd.DataFrame) -> float:
+    """Return how far the limits of uniform and Laplace rows are at least from the Gaussian's 1."""
+    return float((rows.loc[rows["distribution"] != "gaussian", "limit"] - 1).abs().min())
+
+
+def over_bound(rows: pd.DataFrame, norm: str) -> float:
+    """Return the largest |output| of a norm over its bound, over all inputs."""
+    own = rows[rows["norm"] == norm]
+    return float((own["absmax"] / own["bound"]).max())
+
+
+def bound_ratio(rows: pd.DataFrame, norm: str) -> float:
+    """Return the bound of a norm over RMSNorm's, at 4096 features in blocks of 32."""
+    bound = rows.groupby("norm")["bound"].first()
+    return float(bound[norm] / bound["RMSNorm"])
+
+
+def output_rms(rows: pd.DataFrame) -> float:
+    """Return the largest distance from 1 of the RMS of MXNorm's outputs on Gaussian rows."""
+    own = rows[(rows["input"] == "gaussian") & (rows["norm"] != "RMSNorm")]
+    return float((own["output_rms"] - 1).abs().max())
+
+
+# ------------------------------------------------------------------------------------------------------------- figure 2
+
+
+def fit(rows: pd.DataFrame, blocks: int, block_size: int) -> float:
+    """Return the least r^2 of MXNorm against RMSNorm and cast, over exponents and draws."""
+    return float(rows.loc[(rows["blocks"] == blocks) & (rows["block_size"] == block_size), "r_squared"].min())
+
+
+def falling_fits(rows: pd.DataFrame) -> float:
+    """Return how often the mean r^2 does not rise when the number of blocks doubles."""
+    means = rows.groupby(["block_size", "p", "blocks"])["r_squared"].mean()
+    return float((means.groupby(["block_size", "p"]).diff().dropna() <= 0).sum())
+
+
+def unlike(rows: pd.DataFrame, quantity: str) -> float:
+    """Return the largest total variation distance of MXNorm's distribution from RMSNorm's, over p and inputs."""
+    own = rows[rows["quantity"] == quantity].pivot_table("count", ["std", "value"], "norm", fill_value=0)
+    shares = own / own.groupby("std").transform("sum")
+    distances = [
+        shares[norm].sub(shares["RMSNorm"]).abs().groupby("std").sum() / 2 for norm in ("MXNorm p=1", "MXNorm p=2")
+    ]
+    return float(max(one.max() for one in distances))
+
+
+# ---------------------------------------------------------------------------------------------------------------- casts
+
+
+def overflow(rows: pd.DataFrame, rule: str, which: str, **only: str) -> float:
+    """Return the least or largest fraction that a scale rule lets overflow, over formats, roundings and inputs."""
+    own = rows[rows["scale_rule"] == rule]
+    for column, value in only.items():
+        own = own[own[column] == value]
+    return float(own["overflow"].agg(which))
+
+
+def decibels(rows: pd.DataFrame, rule: str = "rceil") -> float:
+    """Return the SQNR of E4M3 less that of E5M2 on Gaussian numbers, half to even, in dB."""
+    own = rows.query("input == 'gaussian' and rounding == 'even' and not pre_round and scale_rule == @rule")
+    sqnr = own.set_index("format")["sqnr_db"]
+    return float(sqnr["E4M3"] - sqnr["E5M2"])
+
+
+def differ(rows: pd.DataFrame, casts: str, column: str, which: str = "min") -> float:
+    """Return the fraction of elements that two casts of one tensor have different, over scale rules."""
+    return float(rows.loc[rows["casts"] == casts, column].agg(which))
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+
+
+def shapes(of: Callable[[pd.DataFrame], pd.Series], table: str, words: str, **only: object) -> Judge:
+    """Return a judge of the logarithms of a ratio of times, one unit per shape; `of`: table to ratios."""
+
+    def judge(tables: Tables) -> Evidence:
+        rows = benchmark(tables, table)
+        for column, value in only.items():
+            rows = rows[rows[column] == value]
+        ratios = of(rows).astype(float)
+        return Evidence([Effect(np.log(ratios))], "shapes", f"{words}: {np.exp(np.log(ratios).mean()):.3f}")
+
+    return judge
+
+
+def of_columns(column: str) -> Callable[[pd.DataFrame], pd.Series]:
+    return lambda rows: rows[column]
+
+
+def largest(column: str, table: str = "kernels") -> Judge:
+    def judge(tables: Tables) -> Evidence:
+        values = benchmark(tables, table)[column]
+        return Evidence([Exact(float(values.max()), len(values))], "shapes")
+
+    return judge
+
+
+def faster(column: str, table: str = "kernels") -> Judge:
+    """Return a judge of the fraction of shapes in which a ratio of times is above 1."""
+
+    def judge(tables: Tables) -> Evidence:
+        above = (benchmark(tables, table)[column] > 1).astype(float)
+        return Evidence([Effect(above, outcomes=(above,))], "shapes")
+
+    return judge
+
+
+def by_tokens(column: str) -> Judge:
+    """Return a judge of the log of a ratio at the most tokens less that at the fewest, one unit per shape."""
+
+    def judge(tables: Tables) -> Evidence:
+        rows = benchmark(tables, "kernels")
+        wide = np.log(rows.pivot_table(column, ["format", "block_size", "hidden_size"], "tokens"))
+        return Evidence([Effect(wide[wide.columns.max()] - wide[wide.columns.min()])], "shapes")
+
+    return judge
+
+
+def layer_ratio(rows: pd.DataFrame, kernels: str) -> pd.Series:
+    """Return RMSNorm's time of a layer over MXNorm's, by shape; kernels of one kind in both."""
+    own = rows[rows["kernels"] == kernels].pivot_table("layer_us", ["precision", "batch", "tokens"], "norm")
+    return own["rmsnorm"] / own["mxnorm"]
+
+
+def layers(kernels: str, precision: str) -> Judge:
+    return shapes(partial(layer_ratio, kernels=kernels), "layers", "geometric mean", precision=precision)
+
+
+def more_in_nvfp4(kernels: str) -> Judge:
+    """Return a judge of the log of a layer's speedup in NVFP4 less that in MXFP8, one unit per shape."""
+
+    def judge(tables: Tables) -> Evidence:
+        ratios = np.log(layer_ratio(benchmark(tables, "layers"), kernels)).unstack("precision")
+        return Evidence([Effect(ratios["NVFP4"] - ratios["MXFP8"])], "shapes")
+
+    return judge
+
+
+def benchmark(tables: Tables, name: str) -> pd.DataFrame:
+    rows = tables.one(name, results.BENCHMARK)
+    if rows is None:
+        raise Missing(f"no benchmark {name}")
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------- what would be needed
+
+PEAK = 989e12  # bf16 FLOP/s of an H100 or H200 without sparsity, by NVIDIA's data sheet, as in every MFU of results/
+MOST_HOURS = 100.0
+
+
+def gpu_hours(tables: Tables, parameters: float, tokens: float, runs: int) -> float:
+    """Return the hours of one H200 for 6 N D FLOPs a run, at the share of peak that llama_1b has in MXFP8 there."""
+    rows = benchmark(tables, "scaling")
+    own = rows[(rows["model"] == "llama_1b") & (rows["precision"] == "mxfp8") & (rows["gpus"] == 1)]
+    return 6 * parameters * tokens * runs / (float(own["mfu"].iloc[0]) * PEAK) / 3600
+
+
+def hardware(tables: Tables) -> Sequence[str]:
+    return sorted(benchmark(tables, "scaling")["label"].unique())

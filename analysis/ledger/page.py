@@ -1,0 +1,167 @@
+"""Judge all claims from the tables in results/, and write results/claims.md, results/claims.json and the README's sums.
+
+python -m analysis.ledger.page
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, Judged
+from analysis.ledger.documents import judged
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
+from analysis.ledger.tables import RESULTS, Tables
+from analysis.statistics import LEAST_UNITS, Effect, Found
+from mxstudy import results
+
+README = Path("README.md")
+BEGIN, END = "<!-- make claims -->", "<!-- /make claims -->"
+VERDICTS = (REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN, IMPOSSIBLE)
+COLUMNS = ("id", "where", "claim", "kind", "there", "here", "arms", "rule", "needs", "n", "effect", "verdict", "page")
+NOISE = 1e-9  # rounding of arithmetic, which another machine rounds otherwise
+ABOUT = f"""\
+# What the documents claim, and what the tables here say
+
+Every row is one claim of one of four documents, with the rule that decides it. `make claims` writes this page and
+`claims.json` from the tables in this folder alone: no verdict is written by hand; a claim without tables is not run.
+
+- **Unit.** What is independent: the data seed of students, whose initial seeds are averaged first; two language models
+  with equal seeds; a shape that a kernel was timed at. Arithmetic has none. Runs of two codes are not pooled: those of
+  one are taken, of which most units have all arms.
+- **Effect.** The mean over units with its interval: the widest of Student's, from eight units on the bootstrap's (BCa),
+  and for fractions Wilson's or Newcombe's. Fractions are of all runs at the stated step.
+- **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be alike, the 90 %
+  one (two one-sided tests). **Contradicted**: it lies wholly on the other side, or arms that are claimed to differ are
+  alike within the margin; at the scale that the row names, and not beyond it. Else **cannot tell**. Several comparisons
+  of one claim are corrected by Holm's procedure. Where a rule was [stated before](prestated.md) its runs, that rule
+  decides, and what the general rules say is added where they differ.
+- **Fewer than {LEAST_UNITS} units** cannot tell, and are counted as not run in the sums.
+- A run that died is in no mean; it is counted, and no arm with one is called alike.
+- **Random tensors** are those of `make approximation`: its tables are `approximation_*.parquet`, whose metadata name
+  the commit, exported by `python -m analysis.export --runs runs/approximation --name approximation`.
+- **Not possible here** names the hardware that is missing, or what the claim's own scale takes at the measured rate."""
+
+
+def sums(found: Iterable[tuple[str, Judged]], title: str, order: Iterable[str]) -> str:
+    """Return a Markdown table of how many claims have which verdict, by name."""
+    counts = Counter((name, one.counted_as) for name, one in found)
+    rows = {name: [counts[name, verdict] for verdict in VERDICTS] for name in order}
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    cells = [(name, *row, sum(row)) for name, row in rows.items()]
+    return results.markdown((title, *VERDICTS, "claims"), cells, left=[title])
+
+
+def page(found: dict[str, list[Judged]]) -> str:
+    everything = [one for claims in found.values() for one in claims]
+    parts = [
+        ABOUT,
+        sums(by_source(found), "source", found),
+        sums(((one.claim.kind, one) for one in everything), "kind", KINDS),
+    ]
+    for source, claims in found.items():
+        parts += [f"## {source}", results.markdown(COLUMNS, map(row, claims), left=[c for c in COLUMNS if c != "n"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def by_source(found: dict[str, list[Judged]]) -> Iterable[tuple[str, Judged]]:
+    return ((source, one) for source, claims in found.items() for one in claims)
+
+
+def row(one: Judged) -> tuple[object, ...]:
+    claim = one.claim
+    return (
+        claim.id,
+        claim.where,
+        claim.says,
+        claim.kind,
+        claim.there,
+        here(one),
+        claim.arms,
+        claim.rule.words,
+        claim.needs if is_sampled(one) else "-",
+        one.units or "-",
+        effect(one).replace("|", "\\|"),
+        f"**{one.verdict}**" + (f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""),
+        f"[{claim.page}]({claim.page}.md)" if claim.page else "-",
+    )
+
+
+def here(one: Judged) -> str:
+    """Return the scale at which a claim was judged."""
+    return one.evidence.here or one.claim.here if one.evidence else "-"
+
+
+def is_sampled(one: Judged) -> bool:
+    return one.evidence is None or any(isinstance(each, Effect) for each in one.evidence.found)
+
+
+def effect(one: Judged) -> str:
+    """Return what was found: effects with their intervals, and what the judge says of them; or why there is nothing."""
+    if one.evidence is None:
+        return one.why
+    shown = "; ".join(of_one(each, rate) for each, rate in zip(one.evidence.found, one.rates, strict=True))
+    return shown + (f"; {one.evidence.note}" if one.evidence.note else "")
+
+
+def of_one(found: Found, rate: float) -> str:
+    value, low, high = (tidy(number) for number in (found.value, *found.interval(1 - rate)))
+    if value is None or not isinstance(found, Effect):
+        return f"{value:g}" if value is not None else "-"
+    return f"{value:+.3g}" + (f" ({low:+.3g} .. {high:+.3g}, {100 * (1 - rate):.4g} %)" if low is not None else "")
+
+
+def tidy(value: float) -> float | None:
+    """Return a number to four digits, without what is only rounding; None for NaN."""
+    if value != value:
+        return None
+    return float(f"{value:.4g}") if abs(value) >= NOISE else 0.0
+
+
+def record(source: str, one: Judged) -> dict[str, Any]:
+    """Return a claim as a row of the JSON."""
+    claim, found = one.claim, one.evidence.found if one.evidence else ()
+    effects = [
+        {"value": tidy(each.value), "low": tidy(low), "high": tidy(high), "level": tidy(1 - rate), "n": each.count}
+        for each, rate in zip(found, one.rates, strict=True)
+        for low, high in [each.interval(1 - rate)]
+    ]
+    about = {name: getattr(claim, name) for name in ("id", "where", "says", "kind", "there", "arms", "needs", "page")}
+    return about | {
+        "source": source,
+        "here": here(one),
+        "rule": claim.rule.words,
+        "unit": one.evidence.unit if one.evidence else None,
+        "n": one.units,
+        "effects": effects,
+        "note": one.evidence.note if one.evidence else one.why,
+        "verdict": one.verdict,
+        "counted_as": one.counted_as,
+    }
+
+
+def pages(tables: Tables) -> dict[Path, str]:
+    """Return the text of each file that the command writes."""
+    found = judged(tables)
+    rows = [record(source, one) for source, one in by_source(found)]
+    text = README.read_text()
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    block = f"{BEGIN}\n{sums(by_source(found), 'source', found)}\n{END}"
+    return {
+        RESULTS / "claims.md": page(found),
+        RESULTS / "claims.json": json.dumps(rows, indent=1, ensure_ascii=False) + "\n",
+        README: f"{before}{block}{after}",
+    }
+
+
+def main() -> None:
+    for path, text in pages(Tables()).items():
+        path.write_text(text)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Rules that decide a claim: where its interval must lie, by which margin, and where the margin is from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+from analysis.statistics import CONFIDENCE, Found, holm
+
+REPRODUCED, CONTRADICTED, UNCLEAR = "reproduced", "contradicted", "cannot tell"
+ALPHA = 1 - CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range in which the interval must lie; for an `equivalence` the interval is that of two one-sided tests.
+
+    That is a 90 % interval where another would be one of 95 %.
+    """
+
+    low: float
+    high: float
+    equivalence: bool = False
+
+    def holds(self, found: Found, rate: float) -> bool:
+        """Return whether the interval lies inside, at an error rate; arms of which a run died are equal to none."""
+        return self.covers(found, rate) and not (self.equivalence and found.died[0])
+
+    def covers(self, found: Found, rate: float) -> bool:
+        low, high = found.interval(1 - 2 * rate if self.equivalence else 1 - rate)
+        return self.low < low and high < self.high
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`words`: the rule with its margin and the margin's source."""
+
+    words: str
+    reproduced: Range
+    contradicted: tuple[Range, ...]
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return self.reproduced, *self.contradicted
+
+    def verdict(self, found: Sequence[Found], comparisons: int | None = None) -> tuple[str, list[float]]:
+        """Return the verdict on all comparisons of a claim, and the error rate at which each was tested.
+
+        Reproduced: every comparison is. Contradicted: some comparison is. The comparisons are corrected by Holm's
+        step-down; where their number was stated before the runs, `comparisons`, by that number.
+        """
+        if comparisons:
+            rates = [ALPHA / comparisons] * len(found)
+        else:
+            rates = holm([partial(self.is_decided, one) for one in found])
+        each = [self.of_one(one, rate) for one, rate in zip(found, rates, strict=True)]
+        if not all(one.is_enough for one in found):
+            return UNCLEAR, rates
+        if CONTRADICTED in each:
+            return CONTRADICTED, rates
+        return (REPRODUCED if set(each) == {REPRODUCED} else UNCLEAR), rates
+
+    def is_decided(self, found: Found, rate: float) -> bool:
+        return any(one.holds(found, rate) for one in self.ranges)
+
+    def of_one(self, found: Found, rate: float) -> str:
+        """Return the verdict of one comparison: a difference that is there but within the margin is contradicted."""
+        if any(one.holds(found, rate) for one in self.contradicted):
+            return CONTRADICTED
+        is_small = any(one.equivalence and one.covers(found, rate) for one in self.contradicted)
+        return REPRODUCED if self.reproduced.holds(found, rate) and not is_small else UNCLEAR
+
+
+def higher(margin: float, source: str) -> Rule:
+    """Return the rule for a difference that is claimed to be above 0; within the margin the arms are equal."""
+    ranges = Range(-inf, 0), Range(-margin, margin, equivalence=True)
+    return Rule(f"above 0; equal within ±{margin:g} ({source}) contradicts", Range(0, inf), ranges)
+
+
+def lower(margin: float, source: str) -> Rule:
+    ranges = Range(0, inf), Range(-margin, margin, equivalence=True)
+    return Rule(f"below 0; equal within ±{margin:g} ({source}) contradicts", Range(-inf, 0), ranges)
+
+
+def equal(margin: float, source: str) -> Rule:
+    """Return the rule for arms that are claimed to be alike."""
+    outside = Range(-inf, -margin), Range(margin, inf)
+    return Rule(f"within ±{margin:g} ({source})", Range(-margin, margin, equivalence=True), outside)
+
+
+def between(low: float, high: float, source: str) -> Rule:
+    """Return the rule for a number that is claimed to lie in a range, or that is printed, to its last digit."""
+    outside = tuple(r for r in (Range(-inf, low), Range(high, inf)) if r.low < r.high)
+    shown = f"above {low:.7g}" if high == inf else f"below {high:.7g}" if low == -inf else f"{low:.7g} to {high:.7g}"
+    return Rule(f"{shown} ({source})", Range(low, high), outside)
+
+
+def none_of_them(what: str) -> Rule:
+    """Return the rule for arithmetic that must hold in all cases: the number of cases in which it does not is 0."""
+    return Rule(f"0 {what}", Range(-0.5, 0.5), (Range(0.5, inf),))

@@ -1,0 +1,256 @@
+"""Judges of claims about students: how often arms diverged, what forks did, and what was measured on the way.
+
+The unit is the data seed. A divergence shows when the loss has stayed up for 500 steps, so the stated step is the end
+less 500: by then it is known of every run whether it has diverged, and none is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from analysis.instability import claims as prestated
+from analysis.ledger.claim import Evidence, in_one_code
+from analysis.ledger.tables import Missing, Tables
+from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, logrank, times
+from analysis.students.arms import ended as with_outcome
+from analysis.units import Arm, chosen, ended, of_one_code, scale
+
+UNIT = "config.data_seed"
+UNITS = "data seeds"
+REPLICA = ["fingerprint", "replica"]
+PLAN = "config.precision.schedule.0.plan.layers.*"
+
+
+@dataclass(frozen=True)
+class Diverges:
+    """A judge of the fraction that diverged by the stated step: the arm's, or the arm's less the baseline's.
+
+    `over`: columns with the settings of an arm, such as learning rates; a data seed's settings are averaged.
+    `unstable`: count what is up at the end, whether it has diverged or is open, in place of what diverged by then.
+    """
+
+    tables: Sequence[str]
+    arm: Arm
+    baseline: Arm = field(default_factory=dict)
+    over: Sequence[str] = ()
+    unstable: bool = False
+
+    def __call__(self, tables: Tables) -> Evidence:
+        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        runs = in_one_code(ended(tables.load("runs", *self.tables)), arms, [UNIT], self.over)
+        parts = [runs[chosen(runs, arm)] for arm in arms]
+        step = float(runs["config.train.steps"].min()) - SHOWS_AFTER
+        units = [of_units(part, step, self.over, self.unstable) for part in parts]
+        if self.baseline:
+            fractions = (units[0] - units[1]).dropna().groupby(level=0).mean()
+        else:
+            fractions = units[0].groupby(level=0).mean()
+        happened = [by_now(part, step, self.unstable) for part in parts]
+        note = "; ".join(self.counts(part, one, step) for part, one in zip(parts, happened, strict=True))
+        if self.baseline and not self.unstable:
+            note += described(*parts)
+        return Evidence([Effect(fractions, outcomes=tuple(happened))], UNITS, note, here=scale(pd.concat(parts)))
+
+    def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
+        if self.unstable:
+            return f"{happened.sum():.0f} of {len(runs)} are over 10 times their best at the end"
+        still = runs["outcome.rising_at"].notna() & runs["outcome.diverged_at"].isna()
+        is_open = f", {still.sum()} more are up at the end" if still.any() else ""
+        return f"{happened.sum():.0f} of {len(runs)} diverged by step {step:,.0f}{is_open}"
+
+
+def outcome_times(runs: pd.DataFrame) -> pd.DataFrame:
+    return times(runs["outcome.diverged_at"], runs["outcome.rising_at"], runs["config.train.steps"])
+
+
+def of_units(runs: pd.DataFrame, step: float, over: Sequence[str], unstable: bool) -> pd.Series:
+    """Return the fraction of each data seed and setting: initial seeds are averaged first."""
+    if unstable:
+        return up(runs).groupby([runs[key] for key in (UNIT, *over)]).mean()
+    return runs.groupby([UNIT, *over]).apply(lambda own: fraction_by(step, outcome_times(own)))
+
+
+def up(runs: pd.DataFrame) -> pd.Series:
+    """Return 1 for runs that diverged or are over 10 times their best at their end, else 0."""
+    return (runs["outcome.diverged_at"].notna() | runs["outcome.rising_at"].notna()).astype(float)
+
+
+def by_now(runs: pd.DataFrame, step: float, unstable: bool) -> pd.Series:
+    return up(runs) if unstable else (runs["outcome.diverged_at"] <= step).astype(float)
+
+
+def described(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
+    """Return the log-rank test of both arms, stratified by data seed, which decides nothing."""
+    p = logrank(outcome_times(ours), outcome_times(theirs), (ours[UNIT], theirs[UNIT]))
+    return "" if np.isnan(p) else f"; log-rank by data seed p = {p:.2g}"
+
+
+# ----------------------------------------------------------------------------------------------- what was stated before
+
+
+@dataclass(frozen=True)
+class Prestated:
+    """A judge by the rule that results/prestated.md fixed before the runs; the general rule is shown where it differs.
+
+    `says`: which of analysis.instability.claims. `table`: the lot's. `general`: the same claim as the general rule
+    judges it: its judge and its rule's verdict.
+    """
+
+    says: str
+    table: str
+    general: Callable[[Tables], str] | None = None
+
+    def __call__(self, tables: Tables) -> Evidence:
+        (claim,) = (one for one in prestated.CLAIMS if one.says == self.says)
+        together = [one for one in prestated.CLAIMS if one.figure == claim.figure]
+        runs = with_outcome(tables.load("runs", self.table))
+        measured = tables.one(self.table, prestated.LAST_BIN)
+        found = prestated.judged(claim, runs, pd.DataFrame() if measured is None else measured, len(together))
+        if found.verdict == prestated.NOT_RUN:
+            raise Missing("no runs of an arm in these tables")
+        units = (found.arm - found.baseline).dropna() if claim.baseline else found.arm
+        level = 1 - (1 - prestated.CONFIDENCE) / len(together)
+        note = f"by the rule stated before: {shown(found.value, found.low, found.high)} at {100 * level:.4g} %"
+        general = self.general(tables) if self.general else found.verdict
+        if general != found.verdict:
+            note += f"; by the general rules (all runs counted, 95 % for the claim alone): {general}"
+        return Evidence(
+            [Given(units, low=found.low, high=found.high)],
+            UNITS,
+            note,
+            found.verdict,
+            scale(runs[chosen(runs, claim.arm)]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Effect):
+    """An effect whose interval another rule has computed."""
+
+    low: float = np.nan
+    high: float = np.nan
+
+    def interval(self, level: float) -> tuple[float, float]:
+        return self.low, self.high
+
+
+def shown(value: float, low: float, high: float) -> str:
+    return f"{value:+.3g} ({low:+.3g} .. {high:+.3g})"
+
+
+# ---------------------------------------------------------------------------------------------------------------- forks
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A judge of the fraction of forks that diverge with an intervention, less that of the control's or another's.
+
+    `change`, `against`: columns config.intervention.* that are set; all others are not. `point`: where forks begin.
+    """
+
+    point: str
+    change: Arm
+    against: Arm | None = None
+    table: str = "interventions"
+
+    def __call__(self, tables: Tables) -> Evidence:
+        runs = ended(tables.load("runs", self.table))
+        fields = [name for name in runs if name.startswith("config.intervention.")]
+        columns = [
+            name for name in fields if runs[name].nunique(dropna=False) > 1
+        ]  # what no intervention varies is set
+        changes = [dict.fromkeys(columns) | dict(one) for one in (self.change, self.against) if one is not None]
+        forks = tables.load("forks", self.table).query("point == @self.point")
+        forks = forks.merge(runs[["fingerprint", "commit", *columns]])
+        forks = of_one_code(forks, changes, ["data_seed"])
+        parts = [forks[chosen(forks, change)] for change in changes]
+        if not all(len(part) for part in parts):
+            raise Missing(f"no forks at {self.point} with this intervention")
+        units = [part.groupby("data_seed")["diverged_at"].agg(lambda at: at.notna().mean()) for part in parts]
+        fractions = units[0] if self.against is None else (units[0] - units[1]).dropna()
+        outcomes = tuple(part["diverged_at"].notna().astype(float) for part in parts)
+        note = "; ".join(f"{one.sum():.0f} of {len(one)} diverged" for one in outcomes)
+        return Evidence([Effect(fractions, outcomes=outcomes)], UNITS, note)
+
+
+# --------------------------------------------------------------------------------------------------------- measurements
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A judge of a number that a probe measured: each replica's, averaged by data seed, less a baseline's if given.
+
+    `of`: from a replica's rows, with the steps before its divergence first, to one number.
+    """
+
+    table: str
+    probe: str
+    of: Callable[[pd.DataFrame], float]
+    arm: Arm
+    baseline: Arm = field(default_factory=dict)
+    before: bool = True
+
+    def __call__(self, tables: Tables) -> Evidence:
+        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        runs = in_one_code(ended(tables.load("runs", self.table)), arms, [UNIT])
+        rows = tables.load(self.probe, self.table)
+        units = []
+        for arm in arms:
+            own = runs.loc[chosen(runs, arm), [*REPLICA, UNIT, "outcome.diverged_at"]]
+            measured = rows.merge(own)
+            if self.before:
+                measured = measured[~(measured["step"] >= measured["outcome.diverged_at"])]
+            by_replica = measured.sort_values("step").groupby([UNIT, *REPLICA]).apply(self.of)
+            units.append(by_replica.groupby(level=0).mean())
+        less = (units[0] - units[1]).dropna() if self.baseline else units[0].dropna()
+        return Evidence([Effect(less)], UNITS, here=scale(runs))
+
+
+def last(column: str) -> Callable[[pd.DataFrame], float]:
+    return lambda rows: float(rows[column].iloc[-1])
+
+
+def middle(column: str) -> Callable[[pd.DataFrame], float]:
+    return lambda rows: float(rows[column].median())
+
+
+def place_of_least(column: str) -> Callable[[pd.DataFrame], float]:
+    """Return where in a replica's measurements the running mean of 20 is least: 0 first, 1 last."""
+
+    def of(rows: pd.DataFrame) -> float:
+        smooth = rows[column].rolling(20).mean().dropna().to_numpy()
+        return float(smooth.argmin() / max(len(smooth) - 1, 1)) if len(smooth) else np.nan
+
+    return of
+
+
+def product_of(*columns: str) -> Callable[[pd.DataFrame], float]:
+    return lambda rows: float(rows[list(columns)].prod(axis=1).median())
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A judge of the logarithm of the final loss, the arm's less the baseline's, with what died counted."""
+
+    tables: Sequence[str]
+    arm: Arm
+    baseline: Arm
+    over: Sequence[str] = ()
+
+    def __call__(self, tables: Tables) -> Evidence:
+        runs = in_one_code(ended(tables.load("runs", *self.tables)), [self.arm, self.baseline], [UNIT], self.over)
+        parts = [runs[chosen(runs, arm)] for arm in (self.arm, self.baseline)]
+        lost = [up(part) > 0 for part in parts]
+        logs = [
+            np.log(part["loss"].astype(float)).mask(gone).groupby([part[key] for key in (UNIT, *self.over)]).mean()
+            for part, gone in zip(parts, lost, strict=True)
+        ]
+        less = (logs[0] - logs[1]).dropna().groupby(level=0).mean()
+        dead, of = int(sum(gone.sum() for gone in lost)), int(sum(map(len, lost)))
+        return Evidence(
+            [Effect(less, died=(dead, of))], UNITS, f"{dead} of {of} are up at the end and in no mean", here=scale(runs)
+        )

@@ -1,0 +1,201 @@
+"""Judges of claims about language models: losses paired by seed, divergences, spikes, norms' outputs and scores.
+
+The unit is a pair of runs with equal seeds, or for a number of one arm its runs with one pair of seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from analysis.ledger.claim import Evidence, Judge, NotPossible, in_one_code
+from analysis.ledger.measured import MOST_HOURS, gpu_hours
+from analysis.ledger.rules import UNCLEAR
+from analysis.ledger.tables import Missing, Tables
+from analysis.statistics import Effect
+from analysis.units import SEEDS, Arm, chosen, died, differing, ended, paired, scale
+from mxstudy.results import bin_edges
+
+PAIRS, RUNS = "pairs of seeds", "seeds"
+RATE = "config.optimizer.lr"
+
+
+def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]) -> pd.DataFrame:
+    """Return the runs of one code. Raises Missing if an arm has none, and Mixed if one holds several settings."""
+    return in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A judge of `column` of the arm less the baseline's, paired by seeds. `over`: columns with an arm's settings."""
+
+    tables: Sequence[str]
+    arm: Arm
+    baseline: Arm
+    column: str = "validation_loss"
+    over: Sequence[str] = ()
+
+    def __call__(self, tables: Tables) -> Evidence:
+        runs = arms_of(tables, self.tables, [self.arm, self.baseline], self.over)
+        ours, theirs = chosen(runs, self.arm), chosen(runs, self.baseline)
+        varied = set(differing(runs[ours | theirs])) - set(self.over)
+        found = paired(runs, self.column, ours, theirs, varied)
+        lost = [died(runs[part], self.column) for part in (ours, theirs)]
+        note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""
+        if self.column == "spike_score" and not runs.loc[ours | theirs, "spikes"].any():
+            return Evidence([found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, scale(runs))
+        return Evidence([found], PAIRS, note, here=scale(runs))
+
+
+@dataclass(frozen=True)
+class Dies:
+    """A judge of the fraction of an arm's runs that diverged, less the baseline's if there is one."""
+
+    tables: Sequence[str]
+    arm: Arm
+    baseline: Arm = field(default_factory=dict)
+    over: Sequence[str] = ()
+
+    def __call__(self, tables: Tables) -> Evidence:
+        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        runs = arms_of(tables, self.tables, arms, self.over)
+        lost = [died(own := runs[chosen(runs, arm)], "loss").astype(float).set_axis(own.index) for arm in arms]
+        units = [part.groupby([runs.loc[part.index, key] for key in SEEDS]).mean() for part in lost]
+        fractions = (units[0] - units[1]).dropna() if self.baseline else units[0]
+        note = "; ".join(f"{part.sum():.0f} of {len(part)} diverged" for part in lost)
+        return Evidence(
+            [Effect(fractions, outcomes=tuple(lost))], PAIRS if self.baseline else RUNS, note, here=scale(runs)
+        )
+
+
+@dataclass(frozen=True)
+class BestRate:
+    """A judge of the distance in powers of 2 from the baseline's best learning rate to the arm's, by seed."""
+
+    tables: Sequence[str]
+    arm: Arm
+    baseline: Arm
+
+    def __call__(self, tables: Tables) -> Evidence:
+        runs = arms_of(tables, self.tables, [self.arm, self.baseline], [RATE])
+        best = []
+        for arm in (self.arm, self.baseline):
+            own = runs[chosen(runs, arm)]
+            losses = own["validation_loss"].astype(float).fillna(np.inf)
+            lowest = own.loc[losses.groupby([own[key] for key in SEEDS]).idxmin()].set_index([*SEEDS])
+            best.append(np.log2(lowest[RATE].astype(float)))
+        return Evidence([Effect((best[0] - best[1]).dropna())], PAIRS, here=scale(runs))
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A judge of a number that a probe measured in each run: the arm's, less the baseline's if there is one."""
+
+    tables: Sequence[str]
+    probe: str
+    of: Callable[[pd.DataFrame], float]
+    arm: Arm
+    baseline: Arm = field(default_factory=dict)
+
+    def __call__(self, tables: Tables) -> Evidence:
+        arms = [self.arm, self.baseline] if self.baseline else [self.arm]
+        runs = arms_of(tables, self.tables, arms, ())
+        rows = tables.load(self.probe, *self.tables)
+        units = []
+        for arm in arms:
+            measured = rows.merge(runs.loc[chosen(runs, arm), ["fingerprint", *SEEDS]])
+            units.append(pd.Series({seeds: self.of(own) for seeds, own in measured.groupby([*SEEDS])}))
+        less = (units[0] - units[1]).dropna() if self.baseline else units[0]
+        return Evidence([Effect(less)], PAIRS if self.baseline else RUNS, here=scale(runs))
+
+
+def farthest_from_one(rows: pd.DataFrame) -> float:
+    """Return the largest distance from 1, after the first tenth of the steps, of the median norm's output RMS."""
+    norms = rows.filter(regex=r"^layers\..*/rms$")[rows["step"] > 0.1 * rows["step"].max()]
+    return float((norms - 1).abs().median(axis=1).max())
+
+
+def largest_input(rows: pd.DataFrame) -> float:
+    """Return log2 of the largest |input| of any norm at the last step."""
+    return float(np.log2(rows.sort_values("step").filter(regex=r"/absmax$").iloc[-1].max()))
+
+
+def reach(rows: pd.DataFrame) -> float:
+    """Return the largest |output| over its bound at the last step, of the norm that comes nearest.
+
+    Outputs are counted in bins of a quarter octave: the lower edge of the outermost filled bin is what was reached.
+    """
+    final, edges, shares = rows.sort_values("step").iloc[-1], bin_edges(), []
+    for name in rows.filter(regex=r"^layers\..*/output$"):
+        filled = np.flatnonzero(np.asarray(final[name]))
+        inner = max(-edges[filled[0] + 1], edges[filled[-1]])
+        shares.append(inner / final[name.replace("/output", "/bound")])
+    return float(max(shares))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A judge of a score that models got, the arm's less the baseline's in percentage points, paired by their seeds.
+
+    `scores`: tables of evaluations. `training`: tables of the runs that trained the models. `task`: as in the tables.
+    """
+
+    scores: Sequence[str]
+    training: Sequence[str]
+    arm: Arm
+    baseline: Arm
+    task: str = "average of 9"
+    form: str = "best"
+
+    def __call__(self, tables: Tables) -> Evidence:
+        runs = arms_of(tables, self.training, [self.arm, self.baseline], ())
+        rows = tables.load("scores", *self.scores)
+        rows = rows[
+            (rows["task"] == self.task) & ((rows["form"] == self.form) | (rows["best"] & (self.form == "best")))
+        ]
+        rows = rows.drop_duplicates("fingerprint", keep="last").assign(trained=rows["checkpoint"].str.split("/").str[0])
+        runs = runs.assign(trained=runs["fingerprint"].str[:12])
+        units = []
+        for arm in (self.arm, self.baseline):
+            own = rows.merge(runs.loc[chosen(runs, arm), ["trained", *SEEDS]], on="trained")
+            units.append(own.set_index([*SEEDS])["score"].groupby(level=[0, 1]).mean())
+        less = 100 * (units[0] - units[1]).dropna()
+        if not len(less):
+            raise Missing("no scores of an arm in these tables")
+        return Evidence([Effect(less)], PAIRS, here=scale(runs))
+
+
+# --------------------------------------------------------------------------------------------- what cannot be done here
+
+
+def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = None, lacks: str = "") -> Judge:
+    """Return the judge; where its tables are missing it names what the claim's own scale would take.
+
+    `runs`: how many, four pairs being the least for a verdict. `lacks`: hardware or code that is missing as well.
+    """
+
+    def at(tables: Tables) -> Evidence:
+        try:
+            if judge is None:
+                raise Missing("")
+            return judge(tables)
+        except Missing as missing:
+            hours = gpu_hours(tables, parameters, tokens, runs)
+            cost = f"{hours:,.0f} H200 hours for {runs} runs, at llama_1b's measured MFU"
+            if lacks or hours > MOST_HOURS:
+                raise NotPossible(f"{lacks + '; ' if lacks else ''}{cost}") from None
+            raise Missing(f"{missing}; {cost}" if str(missing) else cost) from None
+
+    return at
+
+
+def without(what: str) -> Judge:
+    """Return the judge of a claim for which the hardware is missing."""
+
+    def judge(tables: Tables) -> Evidence:
+        raise NotPossible(what)
+
+    return judge

@@ -1,0 +1,109 @@
+"""What Transformer Engine's page on MXFP8 claims."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf, log
+
+from analysis.ledger import arithmetic as sums
+from analysis.ledger import measured as table
+from analysis.ledger.claim import ARITHMETIC, KERNEL, PRETRAINING, Claim
+from analysis.ledger.recipe import BLACKWELL, FORMATS_TABLE, MXFP8, PLAN
+from analysis.ledger.rules import between, equal, none_of_them
+from analysis.ledger.training import Difference, without
+
+BOTH, AGAIN = "rows, columns", "columns, columns of the cast rows"
+BACK, SHARDS = "rows, rows of the cast columns", "rows, rows of each shard"
+
+arithmetic = partial(Claim, kind=ARITHMETIC, there="any")
+by_study = partial(Claim, kind=ARITHMETIC, there="any", here="random tensors, this code on a CPU")
+
+
+def casts(which: str, column: str, extreme: str) -> partial[float]:
+    return partial(table.differ, casts=which, column=column, which=extreme)
+
+
+CLAIMS = (
+    arithmetic(
+        id="te-float-to-e8m0",
+        where="scaling factors, step 2",
+        says="the FP32 exponent, one more where the mantissa is not 0, is the ceiling of log2",
+        judge=sums.computed(sums.bits_against_log2),
+        rule=none_of_them("of 8,388,608 significands with another scale"),
+    ),
+    by_study(
+        id="te-fits",
+        where="scaling factors",
+        says="the largest number of each block fits without overflow",
+        judge=table.in_table("quality", partial(table.overflow, rule="rceil", which="max", format="E4M3")),
+        rule=between(-inf, 1e-12, "none"),
+    ),
+    by_study(
+        id="te-rows-columns-stored",
+        where="handling transposes",
+        says="a tensor cast along rows and one cast along columns are numerically different, as stored",
+        judge=table.in_table("orientations", casts(BOTH, "stored_differ", "min")),
+        rule=between(0.01, inf, "ours: 1 % of the elements"),
+    ),
+    by_study(
+        id="te-rows-columns-decoded",
+        where="handling transposes",
+        says="they are numerically different once they are decoded",
+        judge=table.in_table("orientations", casts(BOTH, "decoded_differ", "min")),
+        rule=between(0, inf, "any element, by every scale rule"),
+    ),
+    by_study(
+        id="te-columns-from-rows",
+        where="handling transposes",
+        says="the cast along columns cannot be derived from that along rows",
+        judge=table.in_table("orientations", casts(AGAIN, "decoded_differ", "min")),
+        rule=between(0, inf, "any element, by every scale rule"),
+    ),
+    by_study(
+        id="te-rows-from-columns",
+        where="handling transposes",
+        says="the cast along rows cannot be derived from that along columns",
+        judge=table.in_table("orientations", casts(BACK, "decoded_differ", "min")),
+        rule=between(0, inf, "any element, by every scale rule"),
+    ),
+    by_study(
+        id="te-no-synchronization",
+        where="distributed training",
+        says="shards are cast as the whole tensor is: scales need not be synchronized",
+        judge=table.in_table("orientations", casts(SHARDS, "stored_differ", "max")),
+        rule=between(-inf, 1e-12, "no element"),
+    ),
+    arithmetic(
+        id="te-scale-overhead",
+        where="block size, figure 1",
+        says="one scale of 8 bits for 32 elements makes 8.25 bits an element",
+        judge=sums.computed(lambda: 8 + 8 / 32),
+        rule=between(8.24, 8.26, "arithmetic"),
+    ),
+    arithmetic(
+        id="te-swizzle",
+        where="swizzling scaling factors, figure 5",
+        says="the interleaved order 0, 32, 64, 96, 1, ... has each of 128 rows once",
+        judge=sums.computed(sums.swizzled),
+        rule=none_of_them("rows missing, twice, or elsewhere"),
+    ),
+    Claim(
+        id="te-e4m3-backward",
+        kind=PRETRAINING,
+        where="FP8 format",
+        says="E4M3 gradients have enough range: E5M2's end no lower",
+        there="not stated",
+        arms="E5M2 gradients, E4M3",
+        judge=Difference(FORMATS_TABLE, {PLAN: "mxfp8_e5m2_grad"}, MXFP8),
+        rule=equal(log(1.005), "0.50 % of perplexity, the MXFP8 recipe's section 3.3"),
+    ),
+    Claim(
+        id="te-layouts",
+        kind=KERNEL,
+        where="handling transposes",
+        says="matrix products of all layouts need no explicit transposition",
+        there="Blackwell",
+        judge=without(BLACKWELL),
+        rule=none_of_them("layouts that do"),
+    ),
+)

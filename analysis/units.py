@@ -1,0 +1,119 @@
+"""From tables of runs to units: which runs ended, agree, died and belong together, and their paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics import CONFIDENCE, Effect, student
+from mxstudy import results
+
+SEEDS = ("config.seed", "config.data_seed")
+ENDED = ("finished", "diverged")
+
+Arm = Mapping[str, object]  # a value, or a tuple of values, for each column of the config that makes the arm
+
+
+def ended(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["state"].isin(ENDED)]
+
+
+def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:
+    """Return which runs have the arm's values in their configs; None means that the config has no such value."""
+    is_of = pd.Series(True, runs.index)
+    for column, wanted in arm.items():
+        values = runs[column] if column in runs else pd.Series(np.nan, runs.index)
+        is_of &= values.isna() if wanted is None else values.isin(wanted if isinstance(wanted, tuple) else [wanted])
+    return is_of
+
+
+def differing(runs: pd.DataFrame, but: Collection[str] = ()) -> list[str]:
+    """Return the config columns in which the runs differ, without seeds, cosmetic columns and `but`."""
+    without = {*SEEDS, *but}
+    studies = set(runs["config.study"]) if "config.study" in runs else {"pretrain"}
+    cosmetic = tuple(f"{column}." for study in studies for column in results.cosmetic_columns(study))
+    config = [c for c in runs if c.startswith("config.") and c not in without and not f"{c}.".startswith(cosmetic)]
+    return [column for column in config if runs[column].map(str).nunique() > 1]
+
+
+def of_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> pd.DataFrame:
+    """Return the runs of that code of which most units have all arms: numbers of two codes are not pooled.
+
+    The code is the digest in column `code` where a table has it, else the commit.
+    """
+    code = runs["code"] if "code" in runs and runs["code"].notna().all() else runs["commit"]
+    best, most = runs.iloc[:0], (0, 0)
+    for _, own in sorted(runs.groupby(code.fillna("unknown")), key=lambda group: str(group[0])):
+        shared = set.intersection(*(set(map(tuple, own.loc[chosen(own, arm), [*unit]].to_numpy())) for arm in arms))
+        if shared and (len(shared), len(own)) > most:
+            best, most = own, (len(shared), len(own))
+    return best
+
+
+def scale(runs: pd.DataFrame) -> str:
+    """Return the size and length of runs: '4 x 512, 9,000 steps', or for language models '8 x 1024, 105M tokens'."""
+
+    def values(column: str, form: str = "{:g}") -> str:
+        found = sorted(runs[column].dropna().unique())
+        return " to ".join(dict.fromkeys(form.format(one) for one in (found[0], found[-1])))
+
+    size = f"{values('config.model.num_layers')} x {values('config.model.hidden_size')}"
+    if "config.train.sequence_length" not in runs:
+        return f"{size}, {values('config.train.steps', '{:,.0f}')} steps"
+    lengths = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
+    tokens = sorted((lengths / 1e6).unique())
+    return f"{size}, {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (tokens[0], tokens[-1])))}M tokens"
+
+
+def died(runs: pd.DataFrame, column: str) -> pd.Series:
+    """Return which runs diverged, or have no finite value in `column` in the end."""
+    return (runs["state"] == "diverged") | ~np.isfinite(runs[column].astype(float))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the `count` finite ones of `of` numbers, with the half-width of Student's interval or NaN."""
+
+    value: float
+    half_width: float
+    count: int
+    of: int
+
+    def __str__(self) -> str:
+        return self.shown(4)
+
+    def shown(self, digits: int) -> str:
+        """Return '1.7911 ± 0.0164 (2)'; where some numbers are not finite, '(2 of 8)'."""
+        if self.of == 0:
+            return "-"
+        counted = f"{self.count}" if self.count == self.of else f"{self.count} of {self.of}"
+        spread = f" ± {self.half_width:,.{digits}f}" if self.count > 1 else ""
+        return f"{self.value:,.{digits}f}{spread} ({counted})" if self.count else f"- ({counted})"
+
+
+def mean(values: pd.Series) -> Mean:
+    """Return the mean of the finite values, with its interval and with how many of all they are."""
+    finite = values[np.isfinite(values.astype(float))].astype(float)
+    low, high = student(finite, CONFIDENCE) if len(finite) > 1 else (np.nan, np.nan)
+    return Mean(float(finite.mean()) if len(finite) else np.nan, (high - low) / 2, len(finite), len(values))
+
+
+def paired(runs: pd.DataFrame, column: str, arm: pd.Series, baseline: pd.Series, varied: Collection[str]) -> Effect:
+    """Return arm - baseline in `column`: one unit per pair of seeds, over pairs that agree in all but `varied`.
+
+    `arm`, `baseline`: bool, one per run. `varied`: the config columns, or what their names begin with, in which the two
+    arms differ. Pairs of one seed in several settings, such as learning rates, are averaged: they are one unit. Pairs
+    of which one run died are in no mean, and are counted.
+    """
+    seeds = [name for name in SEEDS if name in runs]
+    key = [*seeds, *(name for name in differing(runs) if not f"{name}.".startswith(tuple(f"{one}." for one in varied)))]
+    values = runs[column].astype(float).mask(died(runs, column))
+    texts = runs[key].map(str)
+    one, other = (values[part].groupby([texts.loc[part, name] for name in key]).mean() for part in (arm, baseline))
+    less = (one - other).dropna()
+    units = less.groupby(level=list(range(len(seeds)))).mean()
+    either = arm | baseline
+    return Effect(units, died=(int(died(runs, column)[either].sum()), int(either.sum())))

@@ -1,0 +1,278 @@
+"""The ledger of claims: rules and judges by runs made by hand, the list, and that its page is what the tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from each import each
+
+from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, PRETRAINING, Claim, judge
+from analysis.ledger.documents import DOCUMENTS
+from analysis.ledger.page import pages, tidy
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, between, equal, higher
+from analysis.ledger.students import PLAN, Diverges
+from analysis.ledger.tables import Tables
+from analysis.ledger.training import Difference
+from analysis.statistics import Effect, Exact
+
+ROOT = Path(__file__).parents[1]
+ROWS = {claim.id: claim for claims in DOCUMENTS.values() for claim in claims}
+RMS, P2 = {"config.norm.kind": "rmsnorm"}, {"config.norm.kind": "mxnorm"}
+MX, FP32 = {PLAN: "mxfp8"}, {PLAN: "fp32"}
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def effect(*units: float, died: int = 0) -> Effect:
+    return Effect(pd.Series(units, dtype=float), died=(died, 2 * len(units)))
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+ALIKE, WORSE = equal(0.03, "ours"), higher(0.03, "ours")
+NEAR, FAR, WIDE = (0.01, 0.012, 0.008, 0.01), (0.5, 0.51, 0.49, 0.5), (0.2, -0.3, 0.1, -0.1)
+
+
+@each(
+    ("rule", "units", "verdict"),
+    [
+        (ALIKE, NEAR, REPRODUCED),
+        (ALIKE, FAR, CONTRADICTED),
+        (ALIKE, WIDE, UNCLEAR),
+        (ALIKE, NEAR[:2], UNCLEAR),  # two runs an arm are too few
+        (WORSE, FAR, REPRODUCED),
+        (WORSE, [-unit for unit in FAR], CONTRADICTED),
+        (WORSE, NEAR, CONTRADICTED),  # told from 0, but within what counts as equal
+        (WORSE, WIDE, UNCLEAR),
+        (between(0.4, 0.6, "ours"), FAR, REPRODUCED),
+        (between(0.6, math.inf, "ours"), FAR, CONTRADICTED),
+    ],
+)
+def test_an_interval_decides(rule: Rule, units: Sequence[float], verdict: str) -> None:
+    assert rule.verdict([effect(*units)])[0] == verdict
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    """Whose interval has 90 %: with half-widths of 0.024 and 0.034 around 0 only that decides."""
+    units = (0.02, -0.02, 0.02, -0.02)
+    assert effect(*units).interval(0.95)[1] > 0.03 > effect(*units).interval(0.90)[1]
+    assert ALIKE.verdict([effect(*units)])[0] == REPRODUCED
+    assert between(-0.03, 0.03, "ours").verdict([effect(*units)])[0] == UNCLEAR
+
+
+def test_no_arm_of_which_a_run_died_is_called_alike() -> None:
+    assert ALIKE.verdict([effect(*NEAR, died=1)])[0] == UNCLEAR
+    assert WORSE.verdict([effect(*NEAR, died=1)])[0] == UNCLEAR
+
+
+def test_comparisons_of_one_claim_are_corrected_by_holm_or_as_was_stated() -> None:
+    both = [effect(*FAR), effect(*FAR)]
+    assert WORSE.verdict(both) == (REPRODUCED, pytest.approx([0.025, 0.05]))
+    assert WORSE.verdict(both, 5) == (REPRODUCED, pytest.approx([0.01, 0.01]))
+    assert WORSE.verdict([effect(*FAR), effect(*WIDE)]) == (UNCLEAR, pytest.approx([0.025, 0.05]))
+    assert WORSE.verdict([effect(*FAR), effect(*NEAR)])[0] == CONTRADICTED
+
+
+def test_arithmetic_needs_no_units() -> None:
+    assert between(1, 2, "ours").verdict([Exact(1.5)])[0] == REPRODUCED
+    assert between(1, 2, "ours").verdict([Exact(2.5)])[0] == CONTRADICTED
+    assert (tidy(1e-16), tidy(math.nan), tidy(1.23456)) == (0.0, None, 1.235)
+
+
+# ------------------------------------------------------------------------------------------------------ trained models
+
+
+def trained(norm: str, losses: Sequence[float], **columns: object) -> pd.DataFrame:
+    """One run a loss, seeds from 0."""
+    rows = [
+        {
+            "fingerprint": f"{norm}{seed}{columns}",
+            "state": "finished" if math.isfinite(loss) else "diverged",
+            "commit": "a",
+            "config.study": "pretrain",
+            "config.norm.kind": norm,
+            "config.seed": seed,
+            "config.data_seed": seed,
+            "config.model.num_layers": 2,
+            "config.model.hidden_size": 64,
+            "config.train.steps": 10,
+            "config.train.batch_size": 100,
+            "config.train.sequence_length": 1000,
+            "loss": loss,
+            "validation_loss": loss,
+        }
+        | columns
+        for seed, loss in enumerate(losses)
+    ]
+    return pd.DataFrame(rows)
+
+
+def verdict_on(rule: Rule, *frames: pd.DataFrame, over: Sequence[str] = ()):
+    claim = Claim(
+        id="x", where="", says="", kind=PRETRAINING, there="", rule=rule, judge=Difference((), P2, RMS, over=over)
+    )
+    return judge(claim, Tables(instead={"runs": pd.concat(frames, ignore_index=True)}))
+
+
+BASE, SAME = [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7], [2.005, 2.1, 2.2, 2.305, 2.4, 2.5, 2.605, 2.7]
+
+
+def test_an_arm_of_which_six_of_eight_diverged_is_not_reproduced() -> None:
+    whole = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", SAME))
+    assert (whole.verdict, whole.units) == (REPRODUCED, 8)
+    assert whole.evidence is not None
+    assert whole.evidence.here == "2 x 64, 1M tokens"
+    dead = [math.inf] * 3 + [math.nan] * 3
+    found = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", [*dead, *SAME[6:]]))
+    assert (found.verdict, found.units) == (UNCLEAR, 2)
+    assert found.evidence is not None
+    assert found.evidence.note == "6 of 8 died; 0 of 8 died"
+
+
+def test_two_runs_an_arm_are_counted_as_not_run() -> None:
+    found = verdict_on(ALIKE, trained("rmsnorm", BASE[:2]), trained("mxnorm", SAME[:2]))
+    assert (found.verdict, found.counted_as) == (UNCLEAR, NOT_RUN)
+    four = verdict_on(ALIKE, trained("rmsnorm", BASE[:4]), trained("mxnorm", SAME[:4]))
+    assert (four.verdict, four.counted_as) == (REPRODUCED, REPRODUCED)
+
+
+def test_runs_of_two_codes_are_not_pooled() -> None:
+    """Seed 0 three times, at three commits, is one seed; the code with most pairs is taken."""
+    others = [trained(norm, [loss], commit=c) for norm, loss in (("rmsnorm", 2.0), ("mxnorm", 9.0)) for c in "bc"]
+    found = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", SAME), *others)
+    assert (found.verdict, found.units) == (REPRODUCED, 8)
+    apart = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", SAME, commit="b"))
+    assert (apart.verdict, apart.why) == (UNCLEAR, "no seed has all arms in one code")
+    digests = [trained(norm, losses, commit=norm, code="d") for norm, losses in (("rmsnorm", BASE), ("mxnorm", SAME))]
+    assert verdict_on(ALIKE, *digests).units == 8  # a digest, where there is one, decides instead of the commit
+
+
+def test_learning_rates_are_no_replicates() -> None:
+    frames = [
+        trained(norm, losses, **{"config.optimizer.lr": rate})
+        for norm, losses in (("rmsnorm", BASE[:4]), ("mxnorm", SAME[:4]))
+        for rate in (1e-3, 1e-2)
+    ]
+    assert verdict_on(ALIKE, *frames).why == "optimizer.lr differs within an arm"
+    assert verdict_on(ALIKE, *frames, over=["config.optimizer.lr"]).units == 4
+
+
+def test_what_was_stated_before_decides_the_equivalence_of_norms() -> None:
+    """Of lot 4: the 90 % interval, corrected for three comparisons, inside +-0.026 or above it."""
+    p2 = {"config.norm.p": 2.0}
+    for offsets, verdict in (((0.001, 0.003), REPRODUCED), ((0.2, 0.21), CONTRADICTED), ((-0.1, 0.1), UNCLEAR)):
+        losses = [loss + offsets[seed % 2] for seed, loss in enumerate(BASE)]
+        runs = pd.concat([trained("rmsnorm", BASE), trained("mxnorm", losses, **p2)], ignore_index=True)
+        found = judge(ROWS["mxnorm-loss-125m-p2"], Tables(instead={"runs": runs}))
+        assert (found.verdict, found.rates) == (verdict, pytest.approx([0.05 / 3]))
+
+
+# ------------------------------------------------------------------------------------------------------------- students
+
+
+def stack(plan: str, data_seed: int, outcomes: str, **columns: object) -> pd.DataFrame:
+    """One replica a letter: d diverged, o open, . neither."""
+    rows = [
+        {
+            "fingerprint": f"{plan}{data_seed}",
+            "replica": seed,
+            "state": "finished",
+            "commit": "a",
+            "config.study": "student_teacher",
+            PLAN: plan,
+            "config.seed": seed,
+            "config.data_seed": data_seed,
+            "config.train.steps": 9000,
+            "config.model.num_layers": 4,
+            "config.model.hidden_size": 512,
+            "outcome.diverged_at": 4000.0 if letter == "d" else math.nan,
+            "outcome.rising_at": 8700.0 if letter == "o" else math.nan,
+        }
+        | columns
+        for seed, letter in enumerate(outcomes)
+    ]
+    return pd.DataFrame(rows)
+
+
+def of_students(judge: Diverges, *stacks: pd.DataFrame):
+    return judge(Tables(instead={"runs": pd.concat(stacks, ignore_index=True)}))
+
+
+def test_students_that_are_up_at_the_end_are_in_the_fraction() -> None:
+    """9 of 32 have diverged by step 8,500, and 15 of 32 are up at the end; none of this is of 26."""
+    stacks = [
+        stack("mxfp8", seed, letters) for seed, letters in enumerate(("dddoo...", "ddoo....", "ddo.....", "ddo....."))
+    ]
+    found = of_students(Diverges((), MX), *stacks)
+    assert found.found[0].value == pytest.approx(9 / 32)
+    assert found.note == "9 of 32 diverged by step 8,500, 6 more are up at the end"
+    assert found.found[0].count == 4  # data seeds
+    assert of_students(Diverges((), MX, unstable=True), *stacks).found[0].value == pytest.approx(15 / 32)
+
+
+def test_initial_seeds_of_a_data_seed_are_one_unit() -> None:
+    stacks = [stack("mxfp8", seed, "dd.." if seed else "dddd") for seed in range(4)]
+    stacks += [stack("fp32", seed, "..") for seed in range(4)]
+    (found,) = of_students(Diverges((), MX, FP32), *stacks).found
+    assert sorted(found.units) == [0.5, 0.5, 0.5, 1.0]
+    low, high = found.interval(0.95)
+    assert 0 < low < found.value < high
+
+
+def test_settings_within_an_arm_are_named() -> None:
+    stacks = [stack("mxfp8", seed, "d.", **{"config.student.gain": gain}) for seed, gain in enumerate(("mx", "bf16"))]
+    claim = Claim(id="x", where="", says="", kind="students", there="", rule=WORSE, judge=Diverges((), MX))
+    found = judge(claim, Tables(instead={"runs": pd.concat(stacks, ignore_index=True)}))
+    assert (found.verdict, found.why) == (UNCLEAR, "student.gain differs within an arm")
+
+
+def test_a_rule_that_was_stated_before_decides_and_the_general_one_is_shown_where_it_differs() -> None:
+    found = judge(ROWS["instability-window-fp32-512"], Tables())
+    assert (found.verdict, found.units) == (UNCLEAR, 4)
+    assert found.evidence is not None
+    assert "by the general rules" in found.evidence.note
+    assert found.evidence.note.endswith(REPRODUCED)
+
+
+# -------------------------------------------------------------------------------------------------------- list and page
+
+
+def test_the_list_only_grows() -> None:
+    """A row that is added is added to tests/claim_ids.txt as well; none is ever taken away."""
+    recorded = (ROOT / "tests/claim_ids.txt").read_text().split()
+    ids = [claim.id for claims in DOCUMENTS.values() for claim in claims]
+    assert len(ids) == len(set(ids)) >= 60
+    assert set(recorded) == set(ids)
+    assert {claim.kind for claim in ROWS.values()} == set(KINDS)
+
+
+def test_without_tables_all_but_formulas_is_not_run(tmp_path: Path) -> None:
+    empty = Tables(tmp_path)
+    for claim in ROWS.values():
+        if claim.kind != "arithmetic":
+            assert judge(claim, empty).verdict in (NOT_RUN, IMPOSSIBLE), claim.id
+
+
+@pytest.mark.integration
+def test_the_pages_are_what_the_tables_say() -> None:
+    for path, text in pages(Tables()).items():
+        assert path.read_text() == text, f"{path} is not what the tables say; run `make claims`"
+
+
+def test_a_row_of_the_json_has_its_rule_effect_and_verdict() -> None:
+    rows = {row["id"]: row for row in json.loads((ROOT / "results/claims.json").read_text())}
+    assert rows.keys() == ROWS.keys()
+    decided = [row for row in rows.values() if row["verdict"] in (REPRODUCED, CONTRADICTED)]
+    assert all(row["effects"] and row["rule"] and row["n"] >= 1 for row in decided)
+    assert all(row["note"] for row in rows.values() if row["verdict"] in (NOT_RUN, IMPOSSIBLE))
+    sampled = partial(filter, lambda row: row["kind"] in ("students", "pre-training", "evaluation"))
+    assert all(row["n"] >= 4 for row in sampled(decided))
