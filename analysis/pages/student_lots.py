@@ -175,14 +175,14 @@ def by_data_seed() -> str:
     for precision, name in PRECISIONS.items():
         for width in sorted(window()[WIDTH].unique()):
             own = window(precision, width)
-            unstable = own["diverged"].isna() | (own["diverged"] > 0)
+            unstable = own["open"] | (own["diverged"] > 0)
             cells.append((f"{name}, width {width:.0f}", *(unstable[own[DATA_SEED] == seed].sum() for seed in seeds)))
     return markdown(["", *map(str, seeds)], cells, left=[""])
 
 
 def unstable(precision: str, width: int) -> str:
     own = window(precision, width)
-    return share((own["diverged"].isna() | (own["diverged"] > 0)).sum(), len(own))
+    return share((own["open"] | (own["diverged"] > 0)).sum(), len(own))
 
 
 def diverged(precision: str, rate: float | None = None) -> str:
