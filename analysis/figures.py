@@ -104,8 +104,8 @@ curves = partial(Figure, script="instability.loss_and_gradient_norm")
 fits = partial(Figure, script="instability.table02_scaling_fits")
 models = partial(Figure, script="models_table")
 FIGURES = (
-    Figure("loss_curves", "training losses", ("metrics",), *PROBED, script="loss_curves"),
-    Figure("norm_rms", "norms' outputs", ("norm_output_rms",), *PROBED, script="mxnorm.fig06_norm_rms"),
+    Figure("loss_curves", "training losses", (*RUNS, "metrics"), *PROBED, script="loss_curves"),
+    Figure("norm_rms", "norms' outputs", (*RUNS, "norm_output_rms"), *PROBED, script="mxnorm.fig06_norm_rms"),
     Figure(
         "histograms", "norms' inputs, outputs", ("activation_histograms",), *PROBED, script="mxnorm.fig07_histograms"
     ),

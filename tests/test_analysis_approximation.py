@@ -148,7 +148,7 @@ def test_of_several_runs_the_last_is_drawn_and_named(tmp_path: Path, monkeypatch
     measured(tmp_path, "a" * 12, max_blocks=1)
     last = measured(tmp_path, "b" * 12, max_blocks=1, seed=3)
     *_, reach, _ = drawn(theorem1_bounds, monkeypatch, "--runs", str(tmp_path)).axes
-    assert capsys.readouterr().err == "using the last of several runs: seed=3, bbbbbbbbbbbb\n"
+    assert capsys.readouterr().err == "using the last of several runs: unnamed seed=3, bbbbbbbbbbbb\n"
     heights = [bar.get_height() for bar in reach.containers[0]]
     assert heights == pytest.approx(list(load_table([last], "bounds").query("norm == 'RMSNorm'")["absmax"]))
 

@@ -55,8 +55,8 @@ def journals(folder: Path) -> dict[Path, bytes]:
 
 
 def table_of(said: str) -> dict[str, list[str]]:
-    """Cells of the table's rows by arm: validation loss, difference, tokens/s, MLflow run."""
-    rows = re.findall(r"^ *((?:bf16|mxfp8) \w+) +(\S+) +(\S+) +(\S+) +(\S+) *$", said, re.MULTILINE)
+    """Cells of the table's rows by arm: validation loss, difference, tokens/s; each of one run that did not diverge."""
+    rows = re.findall(r"^ *((?:bf16|mxfp8) \w+) +1 +0 +(\S+) +(\S+) +([\d,]+)(?: +\S+)? *$", said, re.MULTILINE)
     return {arm: cells for arm, *cells in rows}
 
 
@@ -64,13 +64,13 @@ def test_the_table_has_four_arms_and_their_difference_to_the_baseline(said: str,
     table, runs = table_of(said), by_arm(folder)
     assert list(table) == ARMS
     losses = {arm: float(cells[0]) for arm, cells in table.items()}
-    for arm, (loss, difference, tokens_per_s, run_id) in table.items():
+    for arm, (loss, difference, tokens_per_s) in table.items():
         (measured,) = [r["validation_loss"] for r in read_journal(runs[arm].journal_path) if "validation_loss" in r]
         assert float(loss) == pytest.approx(measured, abs=6e-5)
-        assert float(difference) == pytest.approx(losses[arm] - losses["mxfp8 rmsnorm"], abs=1.1e-4)
+        if arm != "mxfp8 rmsnorm":
+            assert float(difference) == pytest.approx(losses[arm] - losses["mxfp8 rmsnorm"], abs=1.1e-4)
         assert float(tokens_per_s.replace(",", "")) > 0
-        assert run_id == runs[arm].status().mlflow_run_id
-    assert table["mxfp8 rmsnorm"][1] == "+0.0000"
+    assert table["mxfp8 rmsnorm"][1] == "baseline"
     (entropy,) = re.findall(r"^unigram entropy of the validation split: (\S+) nats a token$", said, re.MULTILINE)
     assert 2 < float(entropy) < 4  # Python source text in bytes
 

@@ -142,7 +142,7 @@ def launched(name: str, runs: Path, parent: str) -> list[plan.Job]:
         planned = plan.plan(jobs)
     except ConfigError:  # a probe was off in runs that another sweep has trained
         planned = plan.plan([Composed(o, c, values | {"rerun": True}) for o, c, values in map(parts, jobs)])
-    assert inline.run(planned) == 0
+    assert inline.run_jobs(planned) == 0
     return planned
 
 

@@ -84,7 +84,7 @@ def test_who_plans_for_another_machine_compares_no_gpu(
 
 def test_a_summary_names_mixed_code(tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
     of_other_code(tmp_path)
-    assert inline.run(plan(seeds(tmp_path, 1, 2, stale="ok"))) == 0
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, stale="ok"))) == 0
     said = f"code {OTHER['code']} in 1 run, {code_of('pretrain')['code']} in 1 run"
     assert f"The runs are of different code ({said})" in capsys.readouterr().out
     summary = sweep.summarise(plan(seeds(tmp_path, 1, 2, stale="ok")))["pretrain"]

@@ -27,7 +27,7 @@ def mirror(tmp_path: Path) -> str:
     return f"data.mirror={tmp_path / 'mirror'}"
 
 
-MOMENTS = [r"open .*seen\.bin", r"open .*manifest\.json\.unfinished", r"rename .*\.partial"]
+MOMENTS = [r"open .*seen\.bin", r"open .*/\.manifest\.json\.", r"rename .*\.partial"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
