@@ -2,6 +2,8 @@ import os
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
+for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")  # the workers share the cores, and what is computed here is too small for two
 
 import io
 import shutil
@@ -20,7 +22,7 @@ from mxstudy.tracking.folder import RunFolder, find_runs
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which whatever compiles may do first
 
-torch.set_num_threads(1)  # the models of the tests are too small for two
+torch.set_num_threads(1)
 
 
 @pytest.fixture
