@@ -2,8 +2,9 @@ import os
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
-for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(threads, "1")  # the workers share the cores, and what is computed here is too small for two
+os.environ["OMP_NUM_THREADS"] = "1"  # the workers share the cores, and what is computed here is too small for two
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
 
 import io
 import shutil
