@@ -120,7 +120,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
         for command in commands:
             folder = tmp_path_factory.mktemp(kind)
             given = [f"parent={templates['student_teacher'][0].path}", "at_step=9"] if kind == "fork" else []
-            run_here(folder, *command.split(), "+debug=tiny", "tracking=none", *given)
+            run_here(folder, *command.split(), "+debug=tiny", "runs_dir=runs", "tracking=none", *given)
             templates.setdefault(kind, []).extend(find_runs(folder / "runs"))
     copied = Copied(templates)
     with pytest.MonkeyPatch.context() as patch:

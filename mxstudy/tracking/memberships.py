@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mxstudy.reader import read
 
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 NAME = "memberships.json"
 
 
@@ -55,13 +58,20 @@ def read_memberships(folder: Path, about: Mapping[str, Any]) -> list[Membership]
     choices = about.get("choices", {})
     return [
         Membership(
-            experiment=choices.get("experiment", folder.parent.name),
+            experiment=choices.get("experiment") or experiment_of(folder),
             label=about.get("label"),
             overrides=tuple(about.get("overrides", ())),
             choices=choices,
             baseline=about.get("baseline"),
         )
     ]
+
+
+def experiment_of(folder: Path) -> str:
+    """Return the experiment that a run's config names, or else that of its folder."""
+    config = folder / "config.yaml"
+    values = yaml.load(config.read_text(), Loader=LOADER) if config.exists() else {}
+    return str(values.get("experiment", folder.parent.name))
 
 
 def text_of(memberships: Iterable[Membership]) -> str:

@@ -173,7 +173,7 @@ def test_a_sweep_runs_as_it_was_submitted_and_is_resumed_after_a_kill(
     for folder in folders.values():
         ticket = ticket_of(folder)
         assert ticket is not None
-        assert f"{ticket.job_id}  seed={folder.config().seed}" in said
+        assert f"{ticket.job_id}  bf16 rmsnorm seed={folder.config().seed}" in said
         assert f"{folder.path.name}  {folder.path.relative_to(tmp_path)}" in said
 
     wait_until(lambda: folders[0].status().step >= 6)

@@ -86,7 +86,7 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: 
     pd.testing.assert_frame_equal(here.drop(columns="folder"), there.drop(columns="folder"))
     for kind in ("metrics", "norm_output_rms", "spikes"):
         pd.testing.assert_frame_equal(*(results.load([p], kind) for p in (tmp_path / "runs" / "quick", "mlflow:quick")))
-    with pytest.raises(ConfigError, match=r"mlflow:quack: .* has no such experiment; it has Default, quick"):
+    with pytest.raises(ConfigError, match=r"mlflow:quack: .* has no such experiment or sweep; it has Default, quick"):
         results.load(["mlflow:quack"], "runs")
 
     metrics = {metric["key"]: metric["value"] for metric in children["norm=rmsnorm"]["data"]["metrics"]}
