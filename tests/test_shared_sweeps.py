@@ -25,7 +25,7 @@ from mxstudy.launch import inline, plan, sweep
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
-from mxstudy.studies.protocol import Study
+from mxstudy.studies.protocol import Study, Watched
 from mxstudy.tracking.columnar_journal import Columns
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
@@ -57,6 +57,15 @@ class Copied(Study[Any]):
 
     def identity(self, config: Any) -> tuple[str, dict[str, Any]]:
         return "cuda", {"parent": getattr(config, "parent", None), "points": str(getattr(config, "fractions", None))}
+
+    def watched(self, config: Any) -> dict[str, Watched]:
+        return study_of(config.study).watched(config)
+
+    def check_watched(self, config: Any) -> None:
+        study_of(config.study).check_watched(config)
+
+    def off_then(self, then: Any, now: Any) -> list[str]:
+        return study_of(now.study).off_then(then, now)
 
     def run(self, config: Any, folder: RunFolder, label: str) -> str:
         rng = np.random.default_rng(int(folder.path.name, 16))

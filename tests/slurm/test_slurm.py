@@ -110,7 +110,8 @@ def test_a_sweep_is_submitted_once_and_waited_for(sweep: Sweep, capsys: pytest.C
     runs = sweep.submit("seed=0,1", "train.steps=6", "hydra.launcher.sbatch=[--hold]")
     said = capsys.readouterr().out
     for run in runs:
-        assert f"{job_of(run)}  seed={run.config().seed}  {run.path.name}  {run.path.relative_to(sweep.folder)}" in said
+        named = f"{job_of(run)}  bf16 rmsnorm seed={run.config().seed}  {run.path.name}"
+        assert f"{named}  {run.path.relative_to(sweep.folder)}" in said
     assert "2 of 2 jobs submitted" in said
     assert [observe(run, Queues()).state for run in runs] == ["queued", "queued"]
     jobs = [job_of(run) for run in runs]
