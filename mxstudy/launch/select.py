@@ -11,8 +11,7 @@ import yaml
 
 from mxstudy.reader import ConfigError, flatten, require
 from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called
-
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
+from mxstudy.tracking.memberships import LOADER
 
 
 def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:

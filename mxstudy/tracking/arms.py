@@ -19,10 +19,10 @@ from mxstudy.reader import flatten, plain
 from mxstudy.tracking.arm_colors import colors_of
 from mxstudy.tracking.arm_names import Named, names_of, text_of
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.memberships import LOADER
 
 SEEDS = ("seed", "data_seed", "seeds")
 REPLICATES, BASELINE = "replicates.", "baseline."
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
 from mxstudy.tracking import memberships
 from mxstudy.tracking.code import code_in
-from mxstudy.tracking.memberships import Membership
+from mxstudy.tracking.memberships import LOADER, Membership
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.whole_files import replace_file
 
@@ -155,7 +155,7 @@ class RunFolder:
 
     def config(self) -> schemas.AnyRun:
         try:
-            return schemas.read_run(yaml.safe_load(self.config_path.read_text()))
+            return schemas.read_run(yaml.load(self.config_path.read_text(), Loader=LOADER))
         except (OSError, yaml.YAMLError, ConfigError) as error:
             raise ConfigError(f"{self.config_path}: {error}") from None
 
