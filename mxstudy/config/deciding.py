@@ -18,6 +18,7 @@ from mxstudy.reader import default_of, flatten, kinds_of, plain, type_hints
 
 Flat = Mapping[str, Any]
 Value = bool | float | str | tuple[tuple[str, Any], ...] | None
+Kinds = frozenset[tuple[str, str]]  # a config's study, and the `kind` of each of its parts
 PLAN, RECIPES, BACKEND = ".plan.", "precision.recipes", "precision.backend"
 EARLIER_BACKENDS = {"joined": "fused"}  # a fingerprint does not tell them apart either
 
@@ -42,17 +43,24 @@ def deciding(config: Flat) -> dict[str, Value]:
     A field that the config lacks has its default. A sequence or a mapping is one value, a tuple of (key in it, scalar).
     A key that the schema does not have stands for itself. A recipe's own name does not count, what it computes does.
     """
-    return canonical(defaults_of(config) | set_in(config, config))
+    kinds = kinds_in(config)
+    return canonical(defaults_of(kinds) | set_in(config, kinds))
 
 
-def defaults_of(config: Flat) -> dict[str, Value]:
-    """Return the defaults of the fields that decide the numbers of a run like this, where they have one."""
-    return {field.key: field.default for field in fields_of(config) if field.decides and field.default is not None}
+def kinds_in(config: Flat) -> Kinds:
+    """Return the kinds of a flat config, which decide what fields it has."""
+    return frozenset((k, str(v)) for k, v in config.items() if k == "study" or k.endswith("kind"))
 
 
-def set_in(part: Flat, config: Flat) -> dict[str, Value]:
-    """Return the values that `part` sets, part of a flat config like `config`; null counts as not set."""
-    fields = {field.key: field for field in fields_of(config)}
+def defaults_of(kinds: Kinds) -> dict[str, Value]:
+    """Return the defaults of the fields that decide the numbers of runs of these kinds, where they have one."""
+    fields = fields_of(kinds).values()
+    return {field.key: field.default for field in fields if field.decides and field.default is not None}
+
+
+def set_in(part: Flat, kinds: Kinds) -> dict[str, Value]:
+    """Return the values that `part` sets, part of a flat config of these kinds; null counts as not set."""
+    fields = fields_of(kinds)
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, given in part.items():
         value = scalar(given)
@@ -109,15 +117,11 @@ def value_of(default: Any) -> Value:
     return tuple(sorted((key[1:], value) for key, value in flat.items() if value is not None)) or None
 
 
-def fields_of(config: Flat) -> tuple[Field, ...]:
-    """Return the fields of a run of this kind, with parts of these kinds."""
-    return _fields_of(frozenset((k, str(v)) for k, v in config.items() if k == "study" or k.endswith("kind")))
-
-
 @functools.cache
-def _fields_of(kinds: frozenset[tuple[str, str]]) -> tuple[Field, ...]:
+def fields_of(kinds: Kinds) -> dict[str, Field]:
+    """Return the fields of runs of these kinds, by their dotted keys."""
     of = dict(kinds)
-    return tuple(_fields(STUDIES.get(of.get("study", ""), Run), of))
+    return {field.key: field for field in _fields(STUDIES.get(of.get("study", ""), Run), of)}
 
 
 def _fields(hint: Any, kinds: Flat, prefix: str = "") -> Iterator[Field]:

@@ -188,9 +188,11 @@ class Precision:
         A recipe enters as its casts, filled with the settings. A recipe equal to a row of NAMED enters as that row's
         name, and names of NAMED themselves are left out.
         """
-        named_rows = {PRECISIONS[name].filled(self.settings): name for name in sorted(NAMED, reverse=True)}
+        others = sorted({name for row in self.schedule for name in row.plan.values()} - NAMED)
+        named = sorted(NAMED, reverse=True) if others else ()
+        named_rows = {PRECISIONS[name].filled(self.settings): name for name in named}
         canonical: dict[str, Any] = {}
-        for name in sorted({name for row in self.schedule for name in row.plan.values()} - NAMED):
+        for name in others:
             try:
                 gemms = self.recipe(name).filled(self.settings)
             except ConfigError:  # an unknown name; an error where the plan is applied

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def with_arms(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs with the name of each, which is that of its arm and its seeds, and its arm's colour."""
     runs = descriptions(jobs)
-    named = zip(jobs, run_names(runs), arms_of(runs), strict=True)
+    arms = arms_of(runs)
+    named = zip(jobs, run_names(runs, arms), arms, strict=True)
     return [replace(job, name=name, color=arm.color) for job, name, arm in named]
 
 

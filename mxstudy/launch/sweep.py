@@ -56,6 +56,8 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
 
 def backends_sentence(jobs: Sequence[Job]) -> str | None:
     """Return a sentence that names the backends of the arms, or None if all arms run on the same."""
+    if len({job.backend for job in jobs}) < 2:
+        return None
     has_option = all(getattr(job.config, "precision", None) is not None for job in jobs)
     return different_backends(
         zip(arm_names(jobs), (job.backend for job in jobs), strict=True), REMEDY if has_option else ""

@@ -18,7 +18,7 @@ from rich.text import Text
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import ENDED, RunState, look
 from mxstudy.launch.ticket import ticket_of
-from mxstudy.tracking.arms import described, run_names
+from mxstudy.tracking.arms import arms_of, described, run_names
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.progress import clock, rate_text
 
@@ -136,7 +136,8 @@ def wait_for(folders: Sequence[RunFolder]) -> list[RunState]:
 
 def names(folders: Sequence[RunFolder]) -> list[str]:
     """Return the name of each run among these: that of its arm, and its seeds where they differ."""
-    return run_names([described(folder) for folder in folders])
+    runs = [described(folder) for folder in folders]
+    return run_names(runs, arms_of(runs))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -32,7 +32,7 @@ def with_arms(runs: pd.DataFrame, baseline: Mapping[str, str] | None = None, but
     return runs.assign(
         arm=[arm.name for arm in arms],
         color=[arm.color for arm in arms],
-        name=run_names(described),
+        name=run_names(described, arms),
         unit=[" ".join(f"{key}={value}" for key, value in run.unit) for run in described],
         partner=[arm.partner for arm in arms],
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from mxstudy.config.deciding import Value, defaults_of, set_in
+from mxstudy.config.deciding import Kinds, Value, defaults_of, kinds_in, set_in
 from mxstudy.tracking.choices import choices_of, given
 
 PLAIN = ("precision", "norm")  # groups whose choices are clear without the group's name
@@ -26,6 +26,14 @@ class Named:
     values: Mapping[str, Value]
     config: Mapping[str, Any]
     made: Mapping[str, Sequence[str]]
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        return kinds_in(self.config)
+
+    @cached_property
+    def defaults(self) -> dict[str, Value]:
+        return defaults_of(self.kinds)
 
     @cached_property
     def chosen(self) -> dict[str, str]:
@@ -46,11 +54,11 @@ class Named:
         file, own = given(group, choice), f"{group}."
         if file is None:
             return False
-        wanted = {} if group in file else defaults_of(self.config) | self.values_from(group, choice)  # null: no values
+        wanted = {} if group in file else self.defaults | self.values_from(group, choice)  # null: no values
         return all(wanted.get(key) == self.values.get(key) for key in {*wanted, *self.values} if key.startswith(own))
 
     def values_from(self, group: str, choice: str) -> dict[str, Value]:
-        return set_in(given(group, choice) or {}, self.config)
+        return values_given(group, choice, self.kinds)
 
     @cached_property
     def offered(self) -> dict[str, list[Value]]:
@@ -64,7 +72,13 @@ class Named:
 
     def departs(self, key: str) -> bool:
         """Return whether no choice gives the value at a key; if none gives any, whether it is not the default."""
-        return self.values.get(key) not in self.offered.get(key, [defaults_of(self.config).get(key)])
+        return self.values.get(key) not in self.offered.get(key, [self.defaults.get(key)])
+
+
+@cache
+def values_given(group: str, choice: str, kinds: Kinds) -> dict[str, Value]:
+    """Return the values that a choice sets in configs of these kinds. The dict is shared: do not change it."""
+    return set_in(given(group, choice) or {}, kinds)
 
 
 def names_of(arms: Sequence[Named]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from mxstudy.config.deciding import Value, deciding, defaults_of
+from mxstudy.config.deciding import Value, deciding, defaults_of, kinds_in
 from mxstudy.reader import flatten, plain
 from mxstudy.tracking.arm_colors import colors_of
 from mxstudy.tracking.arm_names import Named, names_of, text_of
@@ -50,7 +50,7 @@ class Described:
     @cached_property
     def key(self) -> str:
         """The arm's identity; a field that is added to the schema later leaves it as it is."""
-        defaults = defaults_of(self.config)
+        defaults = defaults_of(kinds_in(self.config))
         own = sorted((k, v) for k, v in self.parting.items() if v != defaults.get(k) or k.split(".")[-1] == "kind")
         return hashlib.sha256(repr(own).encode()).hexdigest()
 
@@ -134,13 +134,13 @@ def partner_of(run: Described, baselines: Mapping[str, Described]) -> str | None
     return None
 
 
-def run_names(runs: Sequence[Described]) -> list[str]:
-    """Return the name of each run: that of its arm, and those of its seeds that differ among these runs."""
+def run_names(runs: Sequence[Described], arms: Sequence[Arm]) -> list[str]:
+    """Return the name of each run, given its arm: the arm's name, and those seeds that differ among these runs."""
     units = [dict(run.unit) for run in runs]
     varied = {key for unit in units for key in unit if len({other.get(key) for other in units}) > 1}
     if all(unit.get("data_seed") == unit.get("seed") for unit in units):
         varied.discard("data_seed")
     return [
         " ".join([arm.name, *(f"{key}={value}" for key, value in unit.items() if key in varied)])
-        for arm, unit in zip(arms_of(runs), units, strict=True)
+        for arm, unit in zip(arms, units, strict=True)
     ]

@@ -52,16 +52,20 @@ def test_evaluations_of_two_checkpoints_are_two_arms() -> None:
     assert names(evaluate("runs/pre/abc")) == ["runs/pre/abc"]
 
 
+def names_of_runs(*runs: Described) -> list[str]:
+    return run_names(runs, arms_of(runs))
+
+
 def test_what_a_sweep_calls_replicates_parts_no_arms() -> None:
     runs = [run(optimizer__lr=lr, replicates__0="optimizer.lr") for lr in (1e-3, 2e-3)]
     assert len({*names(*runs)}) == 1
-    assert run_names(runs) == ["mxfp8 rmsnorm optimizer.lr=0.001", "mxfp8 rmsnorm optimizer.lr=0.002"]
+    assert names_of_runs(*runs) == ["mxfp8 rmsnorm optimizer.lr=0.001", "mxfp8 rmsnorm optimizer.lr=0.002"]
 
 
 def test_a_run_has_the_name_of_its_arm_and_its_seeds_where_they_differ() -> None:
     runs = [run(norm, seed=seed, data_seed=seed) for norm in ("rmsnorm", "mxnorm_p2") for seed in (0, 1)]
-    assert run_names(runs) == ["rmsnorm seed=0", "rmsnorm seed=1", "mxnorm_p2 seed=0", "mxnorm_p2 seed=1"]
-    assert run_names([run("rmsnorm", data_seed=3), run("mxnorm_p2", data_seed=3)]) == ["rmsnorm", "mxnorm_p2"]
+    assert names_of_runs(*runs) == ["rmsnorm seed=0", "rmsnorm seed=1", "mxnorm_p2 seed=0", "mxnorm_p2 seed=1"]
+    assert names_of_runs(run("rmsnorm", data_seed=3), run("mxnorm_p2", data_seed=3)) == ["rmsnorm", "mxnorm_p2"]
 
 
 def test_an_arm_is_compared_with_the_baseline_that_has_all_else_the_same() -> None:

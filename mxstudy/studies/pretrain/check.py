@@ -42,18 +42,22 @@ def check(config: Pretrain, ranks: int = 1) -> None:
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
     """Return the blocks' backends over all rows of the precision schedule. Raises ConfigError as `check_model` does."""
-    read = repr((config.model, config.norm, config.precision, config.train))
-    return check_model(Keyed(read, config), resolve_device(config.train.device), ranks)
+    check_starts(config.precision, config.train.steps)
+    return check_model(by_model(config), resolve_device(config.train.device), ranks)
+
+
+def by_model(config: Pretrain) -> Keyed[Pretrain]:
+    """Return the config with a key of what decides its model and the shape of a micro-batch."""
+    return Keyed(repr((config.model, config.norm, config.precision, vars(config.train) | {"steps": None})), config)
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
 def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str | None:
     """Check model, norm, precision and train against each other; returns the blocks' backends over the schedule.
 
-    `keyed`: a config by these four sections. Raises ConfigError.
+    Raises ConfigError.
     """
     config = keyed.value
-    check_starts(config.precision, config.train.steps)
     backends: list[tuple[int, str | None]] = []
     with torch.device("meta"):
         model = build_model(config)
@@ -78,6 +82,13 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
         vocab_size <= config.model.vocab_size,
         f"model.vocab_size: {config.model.vocab_size} is smaller than the tokenizer's {vocab_size}",
     )
+
+
+@functools.cache
+def flops_per_token(keyed: Keyed[Pretrain]) -> int:
+    """Return the FLOPs of forward and backward of one token, without recomputation."""
+    with torch.device("meta"):
+        return build_model(keyed.value).flops_per_token(keyed.value.train.sequence_length)
 
 
 def build_model(config: Pretrain) -> Decoder:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
-import torch
-
 from mxstudy.config import OutlierFeatures, Pretrain
 from mxstudy.data import corpus, tokenizer
 from mxstudy.reader import changed, require
-from mxstudy.studies.pretrain.check import backends_over, build_model, check
+from mxstudy.studies.pretrain.check import backends_over, by_model, check, flops_per_token
 from mxstudy.studies.protocol import (
     Cost,
     Identity,
@@ -79,10 +77,8 @@ arithmetic."""
 
     def cost(self, config: Pretrain, done: int) -> Cost:
         """Return the cost of the remaining steps, without validation, probes and recomputation."""
-        with torch.device("meta"):
-            model = build_model(config)
         tokens = config.train.batch_size * config.train.sequence_length
-        flops = float(tokens * model.flops_per_token(config.train.sequence_length))
+        flops = float(tokens * flops_per_token(by_model(config)))
         recipes = {name for row in config.precision.schedule for name in row.plan.values()}
         rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
         is_known = config.train.compute == "bf16"  # FP32 has not been measured
