@@ -33,7 +33,8 @@ Every row is one claim of one of four documents, with the rule that decides it. 
   with equal seeds; a shape that a kernel was timed at. Arithmetic has none. Runs of two codes are not pooled: those of
   one are taken, of which most units have all arms.
 - **Effect.** The mean over units with its interval: the widest of Student's, from eight units on the bootstrap's (BCa),
-  and for fractions Wilson's or Newcombe's. Fractions are of all runs at the stated step.
+  and for fractions Wilson's or Newcombe's, cut where fractions and their differences end. Fractions are of all runs at
+  the stated step.
 - **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be alike, the 90 %
   one (two one-sided tests). **Contradicted**: it lies wholly on the other side, or arms that are claimed to differ are
   alike within the margin; at the scale that the row names, and not beyond it. Else **cannot tell**. Several comparisons

@@ -161,7 +161,7 @@ def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> Differ
     ours, theirs = (one.groupby(part[DATA_SEED]).mean() for one, part in zip(outcomes, (runs, baseline), strict=True))
     units = (ours - theirs).dropna()
     low, high = Effect(units, outcomes=tuple(outcomes)).interval(level)
-    return Difference(float(units.mean()), max(-1.0, low), min(1.0, high), len(units))
+    return Difference(float(units.mean()), low, high, len(units))
 
 
 def judged_by(claim: str, found: Difference) -> str:

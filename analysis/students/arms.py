@@ -144,7 +144,7 @@ def difference(
         return None
     one, other = (part["diverged"] for part in parts)
     low, high = Effect(units, outcomes=(one, other)).interval(level)
-    return Difference(float(units.mean()), max(-1.0, low), min(1.0, high), len(units))
+    return Difference(float(units.mean()), low, high, len(units))
 
 
 def shown(effect: Difference | None) -> str:
