@@ -46,10 +46,15 @@ def of_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) ->
     code = runs["code"] if "code" in runs and runs["code"].notna().all() else runs["commit"]
     best, most = runs.iloc[:0], (0, 0)
     for _, own in sorted(runs.groupby(code.fillna("unknown")), key=lambda group: str(group[0])):
-        shared = set.intersection(*(set(map(tuple, own.loc[chosen(own, arm), [*unit]].to_numpy())) for arm in arms))
+        shared = shared_units(own, arms, unit)
         if shared and (len(shared), len(own)) > most:
             best, most = own, (len(shared), len(own))
     return best
+
+
+def shared_units(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> set[tuple[object, ...]]:
+    """Return the units that have all arms, of whatever code."""
+    return set.intersection(*(set(map(tuple, runs.loc[chosen(runs, arm), [*unit]].to_numpy())) for arm in arms))
 
 
 def scale(runs: pd.DataFrame) -> str:

@@ -86,7 +86,7 @@ def row(one: Judged) -> tuple[object, ...]:
         claim.needs if is_sampled(one) else "-",
         one.units or "-",
         effect(one).replace("|", "\\|"),
-        f"**{one.verdict}**" + (f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""),
+        f"**{one.shown_verdict}**" + (f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""),
         f"[{claim.page}]({claim.page}.md)" if claim.page else "-",
     )
 
@@ -105,7 +105,15 @@ def effect(one: Judged) -> str:
     if one.evidence is None:
         return one.why
     shown = "; ".join(of_one(each, rate) for each, rate in zip(one.evidence.found, one.rates, strict=True))
-    return shown + (f"; {one.evidence.note}" if one.evidence.note else "")
+    return shown + (f"; {note}" if (note := note_of(one)) else "")
+
+
+def note_of(one: Judged) -> str:
+    """Return what the judge says beside the numbers, and how many units are of other code."""
+    if one.evidence is None:
+        return one.why
+    left = f"{one.evidence.unit} of other code: {one.evidence.others}" if one.evidence.others else ""
+    return "; ".join(filter(None, (one.evidence.note, left)))
 
 
 def of_one(found: Found, rate: float) -> str:
@@ -138,7 +146,7 @@ def record(source: str, one: Judged) -> dict[str, Any]:
         "unit": one.evidence.unit if one.evidence else None,
         "n": one.units,
         "effects": effects,
-        "note": one.evidence.note if one.evidence else one.why,
+        "note": note_of(one),
         "verdict": one.verdict,
         "counted_as": one.counted_as,
     }
