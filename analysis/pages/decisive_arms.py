@@ -6,13 +6,14 @@ it has diverged by 500 steps before its end: fractions are of all runs by then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, rows_of, share, steps, wilson
+from analysis.pages.marks import Parts, least_and_most, rows_of, share, steps, wilson
 from analysis.statistics import CONFIDENCE, LEAST_UNITS
 from analysis.students.arms import MIXED, Difference, difference, of_units
 from analysis.students.decisive import REFERENCE, effects, with_factors
@@ -217,7 +218,48 @@ def less(arm: str, other: str) -> str:
     return said(found)
 
 
+def quantised_forward() -> list[str]:
+    """Return the arms with LayerNorm whose activations are quantised in the forward pass."""
+    others = ("fp32", "bf16", "mxfp8, backward only", "mxfp8, weights only")
+    return [name for name in order() if name not in others and "norm" not in name]
+
+
+def lost_in(names: Sequence[str]) -> str:
+    """Return the least and the most runs of an arm that diverge, with the code's teacher: '9 to 26 of 32'."""
+    counts = pd.Series([(of_arm(name)["diverged"] > 0).sum() for name in names])
+    (size,) = {len(of_arm(name)) for name in names}
+    return f"{least_and_most(counts, 'd')} of {size}"
+
+
+def final(*names: str) -> str:
+    """Return the median final loss of an arm with the text's teacher; of several, the least and the most."""
+    found = [np.quantile(of_arm(name, TEXT)["loss"], 0.5, method="inverted_cdf") for name in names]
+    shown = least_and_most(pd.Series(found), ".4f")
+    return shown if shown.split()[0] != shown.split()[-1] else shown.split()[0]
+
+
+def over_rmsnorm() -> str:
+    """Return by how much MXNorm's final losses are above RMSNorm's, with the text's teacher."""
+    losses = of_text().groupby("arm")["loss"].apply(lambda own: np.quantile(own, 0.5, method="inverted_cdf"))
+    return least_and_most(100 * (losses[["mxnorm_p1", "mxnorm_p2"]] / losses["rmsnorm"] - 1), ".0f") + " %"
+
+
+def in_mx(rule: str) -> list[str]:
+    return [f"gain mx, {rounding}, {rule}" for rounding in ("even", "away")]
+
+
+FINAL = {"FP32": "fp32", "bf16": "bf16", "MXFP8": REFERENCE, "weights": "mxfp8, weights only"} | {
+    "activations": "mxfp8, activations only",
+    "the backward": "mxfp8, backward only",
+    "E5M2": "mxfp8_e5m2",
+}
+
 DECISIVE_ARMS: Parts = {
+    "quantised forward": lambda: lost_in(quantised_forward()),
+    **{f"final loss of {name}": partial(final, arm) for name, arm in FINAL.items()},
+    **{f"final loss of gains in MX, {rule}": partial(final, *in_mx(rule)) for rule in ("rceil", "floor")},
+    "MXNorm over RMSNorm": over_rmsnorm,
+    "spikes": lambda: f"{decisive()['outcome.spikes'].sum():.0f}",
     "arms": arms,
     "differences": of_differences,
     "effects": of_effects,
