@@ -20,15 +20,15 @@ from analysis.ledger.page import effect
 from analysis.ledger.tables import Tables
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
 from analysis.style import FIGURES, load, of_runs, parser, plt
-from analysis.units import Mean, differing, ended, mean
+from analysis.units import differing, ended
 from mxstudy import results
 
-NUMBERS = {
-    "validation_loss": "validation loss, nats",
-    "spike_score": "spike score",
-    "tokens_per_s": "tokens/s",
-    "mfu": "MFU",
-    "memory_gib": "memory, GiB",
+NUMBERS = {  # column -> its title, and how its numbers are written
+    "validation_loss": ("validation loss, nats", ",.4f"),
+    "spike_score": ("spike score", ",.2f"),
+    "tokens_per_s": ("tokens/s", ",.0f"),
+    "mfu": ("MFU", ".3f"),
+    "memory_gib": ("memory, GiB", ".1f"),
 }
 DATA = "config.data."
 CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content; their names are not compared
@@ -79,7 +79,7 @@ def content(runs: pd.DataFrame) -> pd.Series:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     def cell(value: object) -> str:
-        return f'<td class="number">{value}</td>' if isinstance(value, Mean | Number) else f"<td>{value}</td>"
+        return f'<td class="number">{value}</td>' if isinstance(value, Number) else f"<td>{value}</td>"
 
     head = "".join(f"<th>{column}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
@@ -100,12 +100,13 @@ def arms(runs: pd.DataFrame) -> str:
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
-        numbers = [short(mean(ended(own)[column]), column) for column in NUMBERS]
+        done = ended(own)
+        numbers = [Number(results.estimate(done[column]).counted(form)) for column, (_, form) in NUMBERS.items()]
         square = f'<span style="color: {own["color"].iloc[0]}">&#9632;</span>'
         rows.append([f"{square} {html.escape(str(arm))}", states, *numbers])
     said = (results.different_backends(zip(runs["arm"], backends(runs), strict=True)), results.mixed_code(runs))
     sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in said if sentence)
-    return table(["arm", "runs", *NUMBERS.values()], rows) + sentences
+    return table(["arm", "runs", *(title for title, _ in NUMBERS.values())], rows) + sentences
 
 
 def backends(runs: pd.DataFrame) -> list[str | None]:
@@ -113,23 +114,18 @@ def backends(runs: pd.DataFrame) -> list[str | None]:
     return [known if isinstance(known, str) else None for known in runs.get("backend", [None] * len(runs))]
 
 
-def short(found: Mean, column: str) -> Number:
-    digits = {"validation_loss": 4, "spike_score": 2, "tokens_per_s": 0, "mfu": 3, "memory_gib": 1}[column]
-    return Number(found.shown(digits))
-
-
 def differences(runs: pd.DataFrame) -> str:
     """Return the HTML table of each arm's difference from the arm that it is compared with, paired by seed."""
     rows = [
-        [html.escape(row.arm), html.escape(row.partner or "-"), counted(row.difference)]
+        [
+            html.escape(row.arm),
+            html.escape(row.partner or "-"),
+            Number(row.difference.counted("+.4f") if row.difference else "-"),
+        ]
         for row in results.arm_rows(ended(runs), "validation_loss")
         if row.arm != row.partner
     ]
     return table(["arm", "less", "validation loss, same seeds"], rows)
-
-
-def counted(found: results.Estimate | None) -> Number:
-    return Number(f"{found.text('+.4f')} ({found.count})" if found and found.count else "-")
 
 
 def claims(runs: pd.DataFrame) -> str:

@@ -51,7 +51,8 @@ class Effect:
     def interval(self, level: float) -> Interval:
         """Return the widest of Student's, from eight units on BCa's, and for fractions Wilson's or Newcombe's.
 
-        The last two treat runs as independent, and give a width where all units agree.
+        The last two treat runs as independent, and give a width where all units agree. An interval of fractions is cut
+        where no fraction, or difference of two, can be.
         """
         if self.count < 2:
             return np.nan, np.nan
@@ -61,7 +62,8 @@ class Effect:
         if self.outcomes:
             found.append(of_fractions(*self.outcomes, level=level))
         lows, highs = zip(*found, strict=True)
-        return float(min(lows)), float(max(highs))
+        widest = float(min(lows)), float(max(highs))
+        return in_range(*widest, is_difference=len(self.outcomes) > 1) if self.outcomes else widest
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ Found = Effect | Exact
 
 
 # ------------------------------------------------------------------------------------------------------------ intervals
+
+
+def in_range(low: float, high: float, is_difference: bool) -> Interval:
+    """Return an interval of a fraction, cut to 0 .. 1, or of a difference of two, cut to -1 .. 1."""
+    return max(low, -1.0 if is_difference else 0.0), min(high, 1.0)
 
 
 def student(units: pd.Series, level: float) -> Interval:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import CONFIDENCE, Effect, student
+from analysis.statistics import Effect
 from mxstudy import results
 
 SEEDS = ("config.seed", "config.data_seed")
@@ -47,10 +46,15 @@ def of_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) ->
     code = runs["code"] if "code" in runs and runs["code"].notna().all() else runs["commit"]
     best, most = runs.iloc[:0], (0, 0)
     for _, own in sorted(runs.groupby(code.fillna("unknown")), key=lambda group: str(group[0])):
-        shared = set.intersection(*(set(map(tuple, own.loc[chosen(own, arm), [*unit]].to_numpy())) for arm in arms))
+        shared = shared_units(own, arms, unit)
         if shared and (len(shared), len(own)) > most:
             best, most = own, (len(shared), len(own))
     return best
+
+
+def shared_units(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> set[tuple[object, ...]]:
+    """Return the units that have all arms, of whatever code."""
+    return set.intersection(*(set(map(tuple, runs.loc[chosen(runs, arm), [*unit]].to_numpy())) for arm in arms))
 
 
 def scale(runs: pd.DataFrame) -> str:
@@ -71,34 +75,6 @@ def scale(runs: pd.DataFrame) -> str:
 def died(runs: pd.DataFrame, column: str) -> pd.Series:
     """Return which runs diverged, or have no finite value in `column` in the end."""
     return (runs["state"] == "diverged") | ~np.isfinite(runs[column].astype(float))
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The mean of the `count` finite ones of `of` numbers, with the half-width of Student's interval or NaN."""
-
-    value: float
-    half_width: float
-    count: int
-    of: int
-
-    def __str__(self) -> str:
-        return self.shown(4)
-
-    def shown(self, digits: int) -> str:
-        """Return '1.7911 ± 0.0164 (2)'; where some numbers are not finite, '(2 of 8)'."""
-        if self.of == 0:
-            return "-"
-        counted = f"{self.count}" if self.count == self.of else f"{self.count} of {self.of}"
-        spread = f" ± {self.half_width:,.{digits}f}" if self.count > 1 else ""
-        return f"{self.value:,.{digits}f}{spread} ({counted})" if self.count else f"- ({counted})"
-
-
-def mean(values: pd.Series) -> Mean:
-    """Return the mean of the finite values, with its interval and with how many of all they are."""
-    finite = values[np.isfinite(values.astype(float))].astype(float)
-    low, high = student(finite, CONFIDENCE) if len(finite) > 1 else (np.nan, np.nan)
-    return Mean(float(finite.mean()) if len(finite) else np.nan, (high - low) / 2, len(finite), len(values))
 
 
 def paired(runs: pd.DataFrame, column: str, arm: pd.Series, baseline: pd.Series, varied: Collection[str]) -> Effect:

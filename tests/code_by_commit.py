@@ -2,7 +2,8 @@
 
     python tests/code_by_commit.py
 
-adds to mxstudy/tracking/code_by_commit.json every commit that a table in results/ names in place of its runs' code.
+adds to mxstudy/tracking/code_by_commit.json every commit that a table in results/ names in place of its runs' code. A
+table whose runs have the code `unknown` is exported once more after that.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import json
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from mxstudy.config import STUDIES
-from mxstudy.tracking.code import BY_COMMIT, decides, recorded, tree_digest
+from mxstudy.tracking.code import BY_COMMIT, UNKNOWN, decides, recorded, tree_digest
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,10 +53,17 @@ def codes_at(commit: str) -> dict[str, str]:
 
 
 def commits_in(tables: Iterable[Path]) -> list[str]:
-    """The commits of the runs in these tables, without changes; a table that has their code needs none."""
-    of_before = (table for table in tables if "code" not in pq.read_schema(table).names)
-    rows = [row for table in of_before for row in pq.read_table(table, columns=["commit", "dirty"]).to_pylist()]
-    return sorted({row["commit"] for row in rows if row["commit"] and not row["dirty"]})
+    """The commits of the runs in these tables, without changes, that recorded no code."""
+    rows = [row for table in tables for row in columns_of(table, "commit", "dirty", "code")]
+    no_code = [row for row in rows if row.get("code", UNKNOWN) == UNKNOWN]
+    return sorted({row["commit"] for row in no_code if row["commit"] and not row["dirty"]})
+
+
+def columns_of(table: Path, *names: str) -> list[dict[str, Any]]:
+    """The rows of a table, with those of these columns that it has."""
+    has = pq.read_schema(table).names
+    rows: list[dict[str, Any]] = pq.read_table(table, columns=[name for name in names if name in has]).to_pylist()
+    return rows
 
 
 def tables_of_runs() -> list[Path]:

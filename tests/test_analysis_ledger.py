@@ -14,7 +14,7 @@ from each import each
 
 from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, PRETRAINING, Claim, judge
 from analysis.ledger.documents import DOCUMENTS
-from analysis.ledger.page import pages, tidy
+from analysis.ledger.page import note_of, pages, tidy
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR, Rule, between, equal, higher
 from analysis.ledger.students import PLAN, Diverges
 from analysis.ledger.tables import Tables
@@ -126,6 +126,9 @@ def verdict_on(rule: Rule, *frames: pd.DataFrame, over: Sequence[str] = ()):
 BASE, SAME = [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7], [2.005, 2.1, 2.2, 2.305, 2.4, 2.5, 2.605, 2.7]
 
 
+BOTH = (("rmsnorm", BASE), ("mxnorm", SAME))
+
+
 def test_an_arm_of_which_six_of_eight_diverged_is_not_reproduced() -> None:
     whole = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", SAME))
     assert (whole.verdict, whole.units) == (REPRODUCED, 8)
@@ -152,7 +155,12 @@ def test_runs_of_two_codes_are_not_pooled() -> None:
     assert (found.verdict, found.units) == (REPRODUCED, 8)
     apart = verdict_on(ALIKE, trained("rmsnorm", BASE), trained("mxnorm", SAME, commit="b"))
     assert (apart.verdict, apart.why) == (UNCLEAR, "no seed has all arms in one code")
-    digests = [trained(norm, losses, commit=norm, code="d") for norm, losses in (("rmsnorm", BASE), ("mxnorm", SAME))]
+    assert (found.evidence.others, found.shown_verdict) == (0, REPRODUCED)
+    halves = [trained(norm, losses).assign(commit=["a"] * 4 + ["b"] * 4) for norm, losses in BOTH]
+    mixed = verdict_on(equal(0.001, "ours"), *halves)
+    assert (mixed.units, mixed.evidence.others, mixed.shown_verdict) == (4, 4, "cannot tell (mixed code)")
+    assert note_of(mixed) == "pairs of seeds of other code: 4"
+    digests = [trained(norm, losses, commit=norm, code="d") for norm, losses in BOTH]
     assert verdict_on(ALIKE, *digests).units == 8  # a digest, where there is one, decides instead of the commit
 
 

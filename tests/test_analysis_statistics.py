@@ -37,6 +37,15 @@ def test_units_that_agree_have_an_interval_all_the_same() -> None:
     assert wilson(0.25, 8, 0.95)[1:] == pytest.approx(stats.binomtest(2, 8).proportion_ci(method="wilson"))
 
 
+def test_an_interval_of_fractions_stays_where_fractions_can_be() -> None:
+    """Student's over two units, 12.7 standard errors wide, does not."""
+    apart, some = units(0.25, 0.75), units(0, 1, 1, 1)
+    low, high = Effect(apart).interval(0.95)
+    assert low < -1 < 1 < high
+    assert Effect(apart, outcomes=(some,)).interval(0.95) == (0, 1)
+    assert Effect(apart, outcomes=(some, some)).interval(0.95) == (-1, 1)
+
+
 def test_one_unit_has_no_interval() -> None:
     assert all(math.isnan(limit) for limit in Effect(units(1.0)).interval(0.95))
 

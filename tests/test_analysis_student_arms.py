@@ -14,6 +14,7 @@ from scipy import stats
 from student_frames import frame, replica
 
 from analysis import style
+from analysis.pages.decisive_arms import LESS, judged_by
 from analysis.students import arms, decisive
 
 DATA_SEEDS, SEEDS = (0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 6, 7)
@@ -99,6 +100,20 @@ def test_fewer_than_four_data_seeds_cannot_tell() -> None:
     assert three.verdict == "cannot tell"
     assert str(arms.difference(arm(np.ones((1, 8))), arm(np.zeros((1, 8))))) == "+1.00, 1: cannot tell"
     assert arms.difference(arm(np.ones((1, 8))), arm(np.ones((1, 8))).assign(**{"config.data_seed": 7})) is None
+
+
+def test_no_verdict_is_made_from_mixed_code() -> None:
+    """All runs of one arm diverge and none of the other's, in four data seeds of two codes, each with both arms."""
+    parts = [
+        part.assign(code=seeds.map(lambda seed: "ab"[seed % 2]), fingerprint=seeds.map(f"{name} {{}}".format))
+        for name, part in (("ours", arm(np.ones((4, 8)))), ("theirs", arm(np.zeros((4, 8)))))
+        for seeds in [part["config.data_seed"]]
+    ]
+    mixed = arms.difference(*parts)
+    assert mixed.low > 0
+    assert mixed.verdict == judged_by(LESS, mixed) == "cannot tell (mixed code)"
+    one = arms.difference(*(part.assign(code="a") for part in parts))
+    assert (one.verdict, judged_by(LESS, one)) == ("more often", "contradicted")
 
 
 def factorial(diverges: Callable[..., bool]) -> pd.DataFrame:

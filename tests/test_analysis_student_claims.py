@@ -62,6 +62,14 @@ def test_data_seeds_that_agree_still_have_an_interval() -> None:
     assert found.low == pytest.approx(1 - math.hypot(1 - low, 1 - low))
 
 
+def test_no_interval_leaves_what_a_share_can_be() -> None:
+    """Student's over four data seeds of which one differs goes to 1.5 and beyond."""
+    most = {0: [math.nan], 1: [1.0], 2: [1.0], 3: [1.0]}
+    found = of([*arm("mxfp8", most), *arm("fp32", stable(4))])
+    assert stats.ttest_1samp(found.arm, 0).confidence_interval().high > 1.5
+    assert found.high == 1
+
+
 @each(("seeds", "verdict"), [(0, NOT_RUN), (1, UNCLEAR), (3, UNCLEAR), (12, CONTRADICTED)])
 def test_fewer_than_four_data_seeds_tell_nothing(seeds: int, verdict: str) -> None:
     same = stable(seeds, 4)

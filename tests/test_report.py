@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from analysis import report
-from analysis.units import differing, mean, paired
-from mxstudy.results import with_arms
+from analysis.units import differing, paired
+from mxstudy.results import estimate, with_arms
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,18 +39,18 @@ def arms(norm: str, losses: list[float], **others: object) -> list[dict[str, obj
 
 
 def test_the_interval_is_students_t() -> None:
-    found = mean(pd.Series([1.0, 2.0, 3.0, 4.0, math.nan, math.inf]))
-    assert (found.value, found.count, str(found)) == (2.5, 4, "2.5000 ± 2.0543 (4 of 6)")
+    found = estimate(pd.Series([1.0, 2.0, 3.0, 4.0, math.nan, math.inf]))
+    assert (found.value, found.count, found.counted(".4f")) == (2.5, 4, "2.5000 ± 2.0543 (4 of 6)")
     assert found.half_width == pytest.approx(3.18245 * math.sqrt(5 / 3) / 2, rel=1e-5)
-    assert str(mean(pd.Series([1.0]))) == "1.0000 (1)"
-    assert str(mean(pd.Series([math.nan]))) == "- (0 of 1)"
-    assert mean(pd.Series([], dtype=float)).count == 0
+    assert estimate(pd.Series([1.0])).counted(".4f") == "1.0000 (1)"
+    assert estimate(pd.Series([math.nan])).counted(".4f") == "- (0 of 1)"
+    assert estimate(pd.Series([], dtype=float)).counted(".4f") == "-"
 
 
 @pytest.mark.integration
 def test_the_interval_holds_what_it_says() -> None:
     draw = np.random.default_rng(0)
-    held = [abs((m := mean(pd.Series(draw.normal(3, 1, 4)))).value - 3) < m.half_width for _ in range(2000)]
+    held = [abs((m := estimate(pd.Series(draw.normal(3, 1, 4)))).value - 3) < m.half_width for _ in range(2000)]
     assert np.mean(held) == pytest.approx(0.95, abs=0.02)
 
 

@@ -145,7 +145,7 @@ def test_a_table_is_compact(tmp_path: Path) -> None:
 
 def test_runs_are_taken_from_any_level_of_folder(tmp_path: Path, folders: list[RunFolder]) -> None:
     aside = make_folder(tmp_path, "c" * 64)
-    aside.path.rename(aside.path.with_name("c" * 12 + ".old-1"))
+    aside.path.rename(folders[0].path.with_name(f"{folders[0].path.name}.old-1"))
     assert folders_of([tmp_path]) == folders_of([tmp_path / "quick"]) == folders
     assert folders_of([folders[1].path, str(folders[0].path)]) == folders[::-1]
     with pytest.raises(ConfigError, match="nothing: has no runs; give a run's folder"):

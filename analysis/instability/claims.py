@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis.instability.fig03_overflow import COUNT
-from analysis.statistics import CONFIDENCE, LEAST_UNITS, wilson
+from analysis.statistics import CONFIDENCE, LEAST_UNITS, in_range, wilson
 from analysis.students.arms import REPLICA, ended, named, table
 from analysis.style import load, parser
 from mxstudy import results
@@ -261,7 +261,7 @@ def interval(
             )  # Newcombe 1998, method 10: replicas are independent
             p_low, p_high = p - q - np.hypot(p - p_low, q_high - q), p - q + np.hypot(p_high - p, q - q_low)
         low, high = min(low, float(p_low)), max(high, float(p_high))
-    return low, high
+    return in_range(low, high, is_difference=bool(claim.baseline))  # every quantity is a share
 
 
 def chosen(runs: pd.DataFrame, arm: Arm) -> pd.Series:

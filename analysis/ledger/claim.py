@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.ledger.rules import ALPHA, UNCLEAR, Rule
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import LEAST_UNITS, Effect, Found
-from analysis.units import Arm, chosen, differing, of_one_code
+from analysis.units import Arm, chosen, differing, of_one_code, shared_units
 
 NOT_RUN, IMPOSSIBLE = "not run", "not possible here"
 ARITHMETIC, KERNEL, STUDENTS, PRETRAINING, EVALUATION = KINDS = (
@@ -33,8 +33,13 @@ class Mixed(Exception):
 Judge = Callable[[Tables], "Evidence"]
 
 
-def in_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str], over: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the runs of one code. Raises Missing if an arm has none, and Mixed if one holds several settings."""
+def in_one_code(
+    runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str], over: Sequence[str] = ()
+) -> tuple[pd.DataFrame, int]:
+    """Return the runs of one code, and how many units it lacks that others have.
+
+    Raises Missing if an arm has no runs, and Mixed if one holds several settings.
+    """
     if any(not chosen(runs, arm).any() for arm in arms):
         raise Missing("no runs of an arm in these tables")
     own = of_one_code(runs, arms, unit)
@@ -43,7 +48,12 @@ def in_one_code(runs: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str], ov
     for arm in arms:
         if mixed := differing(own[chosen(own, arm)], over):
             raise Mixed(f"{mixed[0].removeprefix('config.')} differs within an arm")
-    return own
+    return own, others(runs, own, arms, unit)
+
+
+def others(runs: pd.DataFrame, own: pd.DataFrame, arms: Sequence[Arm], unit: Sequence[str]) -> int:
+    """Return how many units with all arms are in `runs`, of other code, and not in `own`."""
+    return len(shared_units(runs, arms, unit) - shared_units(own, arms, unit))
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class Evidence:
     """What a judge found: one effect per comparison, of which `unit`s, and what is to be said beside the numbers.
 
     `verdict`: only where a rule that was stated before the runs has decided already, or nothing can. `here`: the scale.
+    `others`: units that are left out because they are of other code.
     """
 
     found: Sequence[Found]
@@ -58,6 +69,7 @@ class Evidence:
     note: str = ""
     verdict: str = ""
     here: str = ""
+    others: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,6 +108,12 @@ class Judged:
     @property
     def units(self) -> int:
         return min((one.count for one in self.evidence.found), default=0) if self.evidence else 0
+
+    @property
+    def shown_verdict(self) -> str:
+        """Return the verdict; where runs of other code might have told what these cannot, it says so."""
+        is_mixed = self.verdict == UNCLEAR and self.evidence is not None and self.evidence.others
+        return f"{self.verdict} (mixed code)" if is_mixed else self.verdict
 
     @property
     def counted_as(self) -> str:

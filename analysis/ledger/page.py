@@ -33,7 +33,8 @@ Every row is one claim of one of four documents, with the rule that decides it. 
   with equal seeds; a shape that a kernel was timed at. Arithmetic has none. Runs of two codes are not pooled: those of
   one are taken, of which most units have all arms.
 - **Effect.** The mean over units with its interval: the widest of Student's, from eight units on the bootstrap's (BCa),
-  and for fractions Wilson's or Newcombe's. Fractions are of all runs at the stated step.
+  and for fractions Wilson's or Newcombe's, cut where fractions and their differences end. Fractions are of all runs at
+  the stated step.
 - **Reproduced**: the 95 % interval lies in the range that the rule names; where arms are claimed to be alike, the 90 %
   one (two one-sided tests). **Contradicted**: it lies wholly on the other side, or arms that are claimed to differ are
   alike within the margin; at the scale that the row names, and not beyond it. Else **cannot tell**. Several comparisons
@@ -85,7 +86,7 @@ def row(one: Judged) -> tuple[object, ...]:
         claim.needs if is_sampled(one) else "-",
         one.units or "-",
         effect(one).replace("|", "\\|"),
-        f"**{one.verdict}**" + (f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""),
+        f"**{one.shown_verdict}**" + (f", fewer than {LEAST_UNITS} units" if one.counted_as != one.verdict else ""),
         f"[{claim.page}]({claim.page}.md)" if claim.page else "-",
     )
 
@@ -104,7 +105,15 @@ def effect(one: Judged) -> str:
     if one.evidence is None:
         return one.why
     shown = "; ".join(of_one(each, rate) for each, rate in zip(one.evidence.found, one.rates, strict=True))
-    return shown + (f"; {one.evidence.note}" if one.evidence.note else "")
+    return shown + (f"; {note}" if (note := note_of(one)) else "")
+
+
+def note_of(one: Judged) -> str:
+    """Return what the judge says beside the numbers, and how many units are of other code."""
+    if one.evidence is None:
+        return one.why
+    left = f"{one.evidence.unit} of other code: {one.evidence.others}" if one.evidence.others else ""
+    return "; ".join(filter(None, (one.evidence.note, left)))
 
 
 def of_one(found: Found, rate: float) -> str:
@@ -137,7 +146,7 @@ def record(source: str, one: Judged) -> dict[str, Any]:
         "unit": one.evidence.unit if one.evidence else None,
         "n": one.units,
         "effects": effects,
-        "note": one.evidence.note if one.evidence else one.why,
+        "note": note_of(one),
         "verdict": one.verdict,
         "counted_as": one.counted_as,
     }

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.instability import claims as prestated
-from analysis.ledger.claim import Evidence, in_one_code
+from analysis.ledger.claim import Evidence, in_one_code, others
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import SHOWS_AFTER, Effect, fraction_by, logrank, times
 from analysis.students.arms import ended as with_outcome
@@ -41,7 +41,7 @@ class Diverges:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs = in_one_code(ended(tables.load("runs", *self.tables)), arms, [UNIT], self.over)
+        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [UNIT], self.over)
         parts = [runs[chosen(runs, arm)] for arm in arms]
         step = float(runs["config.train.steps"].min()) - SHOWS_AFTER
         units = [of_units(part, step, self.over, self.unstable) for part in parts]
@@ -53,7 +53,8 @@ class Diverges:
         note = "; ".join(self.counts(part, one, step) for part, one in zip(parts, happened, strict=True))
         if self.baseline and not self.unstable:
             note += described(*parts)
-        return Evidence([Effect(fractions, outcomes=tuple(happened))], UNITS, note, here=scale(pd.concat(parts)))
+        found = [Effect(fractions, outcomes=tuple(happened))]
+        return Evidence(found, UNITS, note, here=scale(pd.concat(parts)), others=left)
 
     def counts(self, runs: pd.DataFrame, happened: pd.Series, step: float) -> str:
         if self.unstable:
@@ -166,7 +167,8 @@ class Intervention:
         changes = [dict.fromkeys(columns) | dict(one) for one in (self.change, self.against) if one is not None]
         forks = tables.load("forks", self.table).query("point == @self.point")
         forks = forks.merge(runs[["fingerprint", "commit", *columns]])
-        forks = of_one_code(forks, changes, ["data_seed"])
+        everything = forks
+        forks = of_one_code(everything, changes, ["data_seed"])
         parts = [forks[chosen(forks, change)] for change in changes]
         if not all(len(part) for part in parts):
             raise Missing(f"no forks at {self.point} with this intervention")
@@ -174,7 +176,8 @@ class Intervention:
         fractions = units[0] if self.against is None else (units[0] - units[1]).dropna()
         outcomes = tuple(part["diverged_at"].notna().astype(float) for part in parts)
         note = "; ".join(f"{one.sum():.0f} of {len(one)} diverged" for one in outcomes)
-        return Evidence([Effect(fractions, outcomes=outcomes)], UNITS, note)
+        left = others(everything, forks, changes, ["data_seed"])
+        return Evidence([Effect(fractions, outcomes=outcomes)], UNITS, note, others=left)
 
 
 # --------------------------------------------------------------------------------------------------------- measurements
@@ -196,7 +199,7 @@ class Measured:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs = in_one_code(ended(tables.load("runs", self.table)), arms, [UNIT])
+        runs, left = in_one_code(ended(tables.load("runs", self.table)), arms, [UNIT])
         rows = tables.load(self.probe, self.table)
         units = []
         for arm in arms:
@@ -207,7 +210,7 @@ class Measured:
             by_replica = measured.sort_values("step").groupby([UNIT, *REPLICA]).apply(self.of)
             units.append(by_replica.groupby(level=0).mean())
         less = (units[0] - units[1]).dropna() if self.baseline else units[0].dropna()
-        return Evidence([Effect(less)], UNITS, here=scale(runs))
+        return Evidence([Effect(less)], UNITS, here=scale(runs), others=left)
 
 
 def last(column: str) -> Callable[[pd.DataFrame], float]:
@@ -242,8 +245,9 @@ class Ends:
     over: Sequence[str] = ()
 
     def __call__(self, tables: Tables) -> Evidence:
-        runs = in_one_code(ended(tables.load("runs", *self.tables)), [self.arm, self.baseline], [UNIT], self.over)
-        parts = [runs[chosen(runs, arm)] for arm in (self.arm, self.baseline)]
+        arms = [self.arm, self.baseline]
+        runs, left = in_one_code(ended(tables.load("runs", *self.tables)), arms, [UNIT], self.over)
+        parts = [runs[chosen(runs, arm)] for arm in arms]
         lost = [up(part) > 0 for part in parts]
         logs = [
             np.log(part["loss"].astype(float)).mask(gone).groupby([part[key] for key in (UNIT, *self.over)]).mean()
@@ -251,6 +255,5 @@ class Ends:
         ]
         less = (logs[0] - logs[1]).dropna().groupby(level=0).mean()
         dead, of = int(sum(gone.sum() for gone in lost)), int(sum(map(len, lost)))
-        return Evidence(
-            [Effect(less, died=(dead, of))], UNITS, f"{dead} of {of} are up at the end and in no mean", here=scale(runs)
-        )
+        note = f"{dead} of {of} are up at the end and in no mean"
+        return Evidence([Effect(less, died=(dead, of))], UNITS, note, here=scale(runs), others=left)

@@ -23,8 +23,11 @@ PAIRS, RUNS = "pairs of seeds", "seeds"
 RATE = "config.optimizer.lr"
 
 
-def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]) -> pd.DataFrame:
-    """Return the runs of one code. Raises Missing if an arm has none, and Mixed if one holds several settings."""
+def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Sequence[str]) -> tuple[pd.DataFrame, int]:
+    """Return the runs of one code, and how many pairs or seeds it lacks that others have.
+
+    Raises Missing if an arm has none, and Mixed if one holds several settings.
+    """
     return in_one_code(ended(tables.load("runs", *names)), arms, SEEDS, over)
 
 
@@ -39,15 +42,15 @@ class Difference:
     over: Sequence[str] = ()
 
     def __call__(self, tables: Tables) -> Evidence:
-        runs = arms_of(tables, self.tables, [self.arm, self.baseline], self.over)
+        runs, left = arms_of(tables, self.tables, [self.arm, self.baseline], self.over)
         ours, theirs = chosen(runs, self.arm), chosen(runs, self.baseline)
         varied = set(differing(runs[ours | theirs])) - set(self.over)
         found = paired(runs, self.column, ours, theirs, varied)
         lost = [died(runs[part], self.column) for part in (ours, theirs)]
         note = "; ".join(f"{part.sum()} of {len(part)} died" for part in lost) if found.died[0] else ""
         if self.column == "spike_score" and not runs.loc[ours | theirs, "spikes"].any():
-            return Evidence([found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, scale(runs))
-        return Evidence([found], PAIRS, note, here=scale(runs))
+            return Evidence([found], PAIRS, "no run spikes, so that scores measure noise", UNCLEAR, scale(runs), left)
+        return Evidence([found], PAIRS, note, here=scale(runs), others=left)
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,13 @@ class Dies:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs = arms_of(tables, self.tables, arms, self.over)
+        runs, left = arms_of(tables, self.tables, arms, self.over)
         lost = [died(own := runs[chosen(runs, arm)], "loss").astype(float).set_axis(own.index) for arm in arms]
         units = [part.groupby([runs.loc[part.index, key] for key in SEEDS]).mean() for part in lost]
         fractions = (units[0] - units[1]).dropna() if self.baseline else units[0]
         note = "; ".join(f"{part.sum():.0f} of {len(part)} diverged" for part in lost)
-        return Evidence(
-            [Effect(fractions, outcomes=tuple(lost))], PAIRS if self.baseline else RUNS, note, here=scale(runs)
-        )
+        effect, unit = Effect(fractions, outcomes=tuple(lost)), PAIRS if self.baseline else RUNS
+        return Evidence([effect], unit, note, here=scale(runs), others=left)
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,14 @@ class BestRate:
     baseline: Arm
 
     def __call__(self, tables: Tables) -> Evidence:
-        runs = arms_of(tables, self.tables, [self.arm, self.baseline], [RATE])
+        runs, left = arms_of(tables, self.tables, [self.arm, self.baseline], [RATE])
         best = []
         for arm in (self.arm, self.baseline):
             own = runs[chosen(runs, arm)]
             losses = own["validation_loss"].astype(float).fillna(np.inf)
             lowest = own.loc[losses.groupby([own[key] for key in SEEDS]).idxmin()].set_index([*SEEDS])
             best.append(np.log2(lowest[RATE].astype(float)))
-        return Evidence([Effect((best[0] - best[1]).dropna())], PAIRS, here=scale(runs))
+        return Evidence([Effect((best[0] - best[1]).dropna())], PAIRS, here=scale(runs), others=left)
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ class Probed:
 
     def __call__(self, tables: Tables) -> Evidence:
         arms = [self.arm, self.baseline] if self.baseline else [self.arm]
-        runs = arms_of(tables, self.tables, arms, ())
+        runs, left = arms_of(tables, self.tables, arms, ())
         rows = tables.load(self.probe, *self.tables)
         units = []
         for arm in arms:
             measured = rows.merge(runs.loc[chosen(runs, arm), ["fingerprint", *SEEDS]])
             units.append(pd.Series({seeds: self.of(own) for seeds, own in measured.groupby([*SEEDS])}))
         less = (units[0] - units[1]).dropna() if self.baseline else units[0]
-        return Evidence([Effect(less)], PAIRS if self.baseline else RUNS, here=scale(runs))
+        return Evidence([Effect(less)], PAIRS if self.baseline else RUNS, here=scale(runs), others=left)
 
 
 def farthest_from_one(rows: pd.DataFrame) -> float:
@@ -151,7 +153,7 @@ class Scores:
     form: str = "best"
 
     def __call__(self, tables: Tables) -> Evidence:
-        runs = arms_of(tables, self.training, [self.arm, self.baseline], ())
+        runs, left = arms_of(tables, self.training, [self.arm, self.baseline], ())
         rows = tables.load("scores", *self.scores)
         rows = rows[
             (rows["task"] == self.task) & ((rows["form"] == self.form) | (rows["best"] & (self.form == "best")))
@@ -165,7 +167,7 @@ class Scores:
         less = 100 * (units[0] - units[1]).dropna()
         if not len(less):
             raise Missing("no scores of an arm in these tables")
-        return Evidence([Effect(less)], PAIRS, here=scale(runs))
+        return Evidence([Effect(less)], PAIRS, here=scale(runs), others=left)
 
 
 # --------------------------------------------------------------------------------------------- what cannot be done here

@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
-from analysis.units import mean
 from mxstudy import results
 
 MODEL, RATE, LOSS = "choice.model", "config.optimizer.lr", "validation_loss"
@@ -75,7 +74,9 @@ def best(runs: pd.DataFrame) -> str:
         losses = arm.groupby(RATE)[LOSS]
         rate = losses.mean().idxmin()
         printed = PRINTED.get((model, norm), "-")
-        rows.append((model, norm, f"2^{np.log2(rate):.0f}", mean(losses.get_group(rate)), printed))
+        rows.append(
+            (model, norm, f"2^{np.log2(rate):.0f}", results.estimate(losses.get_group(rate)).counted(".4f"), printed)
+        )
     return results.markdown(WORDS + LOSSES, rows, left=WORDS) + "\n"
 
 

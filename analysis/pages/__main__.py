@@ -13,6 +13,7 @@ from analysis.pages.kernels import KERNELS
 from analysis.pages.language_models import PRETRAIN, PROXY, SENSITIVITY
 from analysis.pages.loads import DATA, EVALUATION, LAUNCH, MIRROR, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
+from analysis.pages.pilot import DECISION, PILOT
 from analysis.pages.student_lots import STUDENT_FIGURES, WINDOW
 from analysis.pages.students import STUDENT_TEACHER
 from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
@@ -25,8 +26,10 @@ PAGES: dict[str, Parts] = {
     "launch": LAUNCH,
     "learning_rate_window": WINDOW,
     "lr_sensitivity": SENSITIVITY,
+    "mxnorm_equivalence": PILOT,
     "mxnorm_pretrain": PRETRAIN,
     "olmes": ZERO_SHOT,
+    "prestated": DECISION,
     "probe_overhead": PROBES,
     "recipe_ingredients": INGREDIENTS,
     "scaling": SCALING,

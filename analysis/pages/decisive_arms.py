@@ -6,14 +6,16 @@ it has diverged by 500 steps before its end: fractions are of all runs by then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, rows_of, share, steps, wilson
-from analysis.statistics import CONFIDENCE, LEAST_UNITS, Effect
-from analysis.students.arms import Difference, difference
+from analysis.pages.marks import Parts, least_and_most, rows_of, share, steps, wilson
+from analysis.statistics import CONFIDENCE, LEAST_UNITS
+from analysis.students.arms import MIXED, Difference, difference, of_units
 from analysis.students.decisive import REFERENCE, effects, with_factors
 from mxstudy.results import markdown
 
@@ -133,39 +135,66 @@ REMEDIES = (  # what the paper proposes, the arms that have it, what is claimed 
 LEVEL = 1 - (1 - CONFIDENCE) / len(REMEDIES)  # all of them hold together
 
 
+class OneCode(NamedTuple):
+    """The data seeds that have a remedy, and what it is compared with, in one code; their runs, and the others'."""
+
+    seeds: list[int]
+    code: str
+    runs: pd.DataFrame
+    baseline: pd.DataFrame
+
+
 def remedies() -> str:
+    """Return a line for each remedy, and below it one for each code alone."""
     cells = []
     for place, (name, _, claim, other, _) in enumerate(REMEDIES):
-        runs, baseline, found = remedy(place)
-        cells.append(
-            (name, claim.format(other), counted(runs), counted(baseline), said(found), judged_by(claim, found))
-        )
+        cells.append((name, claim.format(other), *cells_of(claim, *of_remedy(place))))
+        for seeds, code, runs, baseline in by_code(place):
+            which = f"data seeds {' and '.join(map(str, seeds))}, code `{code}`"
+            cells.append(("", which, *cells_of(claim, runs, baseline)))
     columns = ["remedy", "claim", "diverged with it", "and of what it is compared with"]
     columns += [f"difference, {100 * LEVEL:.2f} %", "so the claim is"]
     return markdown(columns, cells, left=columns)
 
 
-def remedy(place: int) -> tuple[pd.DataFrame, pd.DataFrame, Difference]:
-    """Return the runs with a remedy, those that they are compared with, and the difference."""
-    runs, baseline = (pd.concat([of_arm(arm) for arm in REMEDIES[place][column]]) for column in (1, 4))
-    return runs, baseline, compared(runs, baseline, LEVEL)
+def of_remedy(place: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs with a remedy, and those that they are compared with."""
+    ours, theirs = (pd.concat([of_arm(arm) for arm in REMEDIES[place][column]]) for column in (1, 4))
+    return ours, theirs
 
 
-def word(place: int) -> str:
-    return judged_by(REMEDIES[place][2], remedy(place)[2])
+def by_code(place: int) -> list[OneCode]:
+    """Return the runs of a remedy by their code, where a data seed has both arms in it, in the order of data seeds."""
+    found = []
+    for code in decisive()["code"].unique():
+        ours, theirs = (part[part["code"] == code] for part in of_remedy(place))
+        if seeds := {*ours[DATA_SEED]} & {*theirs[DATA_SEED]}:
+            found.append(OneCode(sorted(seeds), code, ours, theirs))
+    return sorted(found, key=lambda one: one.seeds)
+
+
+def in_each_code(place: int) -> str:
+    """Return the difference of a remedy in each code that has it, such as '+0.56 and +0.50'."""
+    found = [compared(one.runs, one.baseline, CONFIDENCE) for one in by_code(place)]
+    return " and ".join(f"{one.value:+.2f}" for one in found)
+
+
+def cells_of(claim: str, runs: pd.DataFrame, baseline: pd.DataFrame) -> tuple[str, ...]:
+    found = compared(runs, baseline, LEVEL)
+    return counted(runs), counted(baseline), said(found), judged_by(claim, found)
 
 
 def compared(runs: pd.DataFrame, baseline: pd.DataFrame, level: float) -> Difference:
     """Return the difference of two groups of arms, which are averaged in each data seed."""
-    outcomes = [(part["diverged"] > 0).astype(float) for part in (runs, baseline)]
-    ours, theirs = (one.groupby(part[DATA_SEED]).mean() for one, part in zip(outcomes, (runs, baseline), strict=True))
-    units = (ours - theirs).dropna()
-    low, high = Effect(units, outcomes=tuple(outcomes)).interval(level)
-    return Difference(float(units.mean()), max(-1.0, low), min(1.0, high), len(units))
+    ours, theirs = ((part["diverged"] > 0).astype(float) for part in (runs, baseline))
+    units = ours.groupby(runs[DATA_SEED]).mean() - theirs.groupby(baseline[DATA_SEED]).mean()
+    return of_units(units.dropna(), (ours, theirs), level, [runs, baseline])
 
 
 def judged_by(claim: str, found: Difference) -> str:
     """Return the word: supported if the interval lies on the claimed side, contradicted if on the other one."""
+    if found.is_mixed:
+        return MIXED
     if found.units < LEAST_UNITS:
         return "cannot tell"
     if found.low > 0:
@@ -189,7 +218,48 @@ def less(arm: str, other: str) -> str:
     return said(found)
 
 
+def quantised_forward() -> list[str]:
+    """Return the arms with LayerNorm whose activations are quantised in the forward pass."""
+    others = ("fp32", "bf16", "mxfp8, backward only", "mxfp8, weights only")
+    return [name for name in order() if name not in others and "norm" not in name]
+
+
+def lost_in(names: Sequence[str]) -> str:
+    """Return the least and the most runs of an arm that diverge, with the code's teacher: '9 to 26 of 32'."""
+    counts = pd.Series([(of_arm(name)["diverged"] > 0).sum() for name in names])
+    (size,) = {len(of_arm(name)) for name in names}
+    return f"{least_and_most(counts, 'd')} of {size}"
+
+
+def final(*names: str) -> str:
+    """Return the median final loss of an arm with the text's teacher; of several, the least and the most."""
+    found = [np.quantile(of_arm(name, TEXT)["loss"], 0.5, method="inverted_cdf") for name in names]
+    shown = least_and_most(pd.Series(found), ".4f")
+    return shown if shown.split()[0] != shown.split()[-1] else shown.split()[0]
+
+
+def over_rmsnorm() -> str:
+    """Return by how much MXNorm's final losses are above RMSNorm's, with the text's teacher."""
+    losses = of_text().groupby("arm")["loss"].apply(lambda own: np.quantile(own, 0.5, method="inverted_cdf"))
+    return least_and_most(100 * (losses[["mxnorm_p1", "mxnorm_p2"]] / losses["rmsnorm"] - 1), ".0f") + " %"
+
+
+def in_mx(rule: str) -> list[str]:
+    return [f"gain mx, {rounding}, {rule}" for rounding in ("even", "away")]
+
+
+FINAL = {"FP32": "fp32", "bf16": "bf16", "MXFP8": REFERENCE, "weights": "mxfp8, weights only"} | {
+    "activations": "mxfp8, activations only",
+    "the backward": "mxfp8, backward only",
+    "E5M2": "mxfp8_e5m2",
+}
+
 DECISIVE_ARMS: Parts = {
+    "quantised forward": lambda: lost_in(quantised_forward()),
+    **{f"final loss of {name}": partial(final, arm) for name, arm in FINAL.items()},
+    **{f"final loss of gains in MX, {rule}": partial(final, *in_mx(rule)) for rule in ("rceil", "floor")},
+    "MXNorm over RMSNorm": over_rmsnorm,
+    "spikes": lambda: f"{decisive()['outcome.spikes'].sum():.0f}",
     "arms": arms,
     "differences": of_differences,
     "effects": of_effects,
@@ -204,9 +274,9 @@ DECISIVE_ARMS: Parts = {
     "MXFP8 less FP32": partial(less, REFERENCE, "fp32"),
     "MXFP8 less bf16": partial(less, REFERENCE, "bf16"),
     "forward only less bf16": partial(less, "mxfp8, forward only", "bf16"),
-    "forward only is": partial(word, 0),
-    "bf16 activations are": partial(word, 2),
-    "gains out of MX are": partial(word, 3),
+    "forward only, in each code": partial(in_each_code, 0),
+    "weights only, in each code": partial(in_each_code, 2),
+    "gains out of MX, in each code": partial(in_each_code, 3),
     "weights only less MXFP8": partial(less, "mxfp8, weights only", REFERENCE),
     "teacher of the text": lambda: share((of_text()["diverged"] != 0).sum(), len(of_text())),
     "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, benchmark, rows
+from analysis.pages.marks import Parts, benchmark, least_and_most, rows
 from mxstudy.results import markdown
 
 
@@ -76,7 +77,61 @@ def kernel(fmt: str, block: int, column: str, digits: int) -> str:
     return f"{means(fmt, block)[column]:.{digits}f}"
 
 
+@cache
+def large() -> pd.DataFrame:
+    """Return the cases of 2^25 elements and more."""
+    found = pd.DataFrame(rows("kernels"))
+    return found[found["hidden_size"] * found["tokens"] >= 2**25]
+
+
+def gains(fmt: str) -> str:
+    """Return by how much MXNorm is faster than RMSNorm in one pass, by block, from the least to the most."""
+    over = pd.Series([means(fmt, block)["over_one_pass_rmsnorm"] for block in (16, 32, 64)])
+    return least_and_most(100 * (over - 1), ".1f") + " %"
+
+
+def gains_of_shapes(fmt: str) -> str:
+    found = pd.DataFrame(rows("kernels")).query("format == @fmt")["over_one_pass_rmsnorm"]
+    return least_and_most(100 * (found - 1), "+.0f") + " %"
+
+
+def least() -> str:
+    """Return the large case that is farthest from its floor: '0.911 (E2M1 in blocks of 64, ...)'."""
+    one = large().loc[large()["mxnorm_of_floor"].idxmin()]
+    shape = f"{one['format']} in blocks of {one['block_size']}, {one['tokens']:,} rows of {one['hidden_size']:,}"
+    times = f"{one['mxnorm_one_pass_us']:.1f} us where the floor is {one['floor_us']:.1f}"
+    return f"{one['mxnorm_of_floor']:.3f} ({shape}: {times})"
+
+
+def over_alike(fmt: str) -> str:
+    """Return by how much the kernel is faster than the best that moves as much, in the mean over the large cases."""
+    return f"{100 * (large().query('format == @fmt')['mxnorm_of_alike'].mean() - 1):.1f}"
+
+
+def of_all_blocks(column: str) -> str:
+    """Return the least and the most over formats and blocks; `column` is of the large cases if it is a share."""
+    cases = [(fmt, block) for fmt in ("E4M3", "E2M1") for block in (16, 32, 64)]
+    is_share = column.endswith("of_floor")
+    return least_and_most(pd.Series([means(*case, large=is_share)[column] for case in cases]), ".2f")
+
+
+def share_of_a_layer() -> str:
+    own = pd.DataFrame(rows("layers")).query("norm == 'mxnorm' and kernels == 'one_pass'")
+    return least_and_most(100 * own["norm_us"] / own["layer_us"], ".0f") + " %"
+
+
 KERNELS: Parts = {
+    **{f"gain in {fmt}": partial(gains, fmt) for fmt in ("E4M3", "E2M1")},
+    **{f"gain in {fmt}, of shapes": partial(gains_of_shapes, fmt) for fmt in ("E4M3", "E2M1")},
+    **{f"{fmt} over alike": partial(over_alike, fmt) for fmt in ("E4M3", "E2M1")},
+    "large cases": lambda: str(len(large())),
+    "least": least,
+    "by copy_": lambda: f"{(large()['floor_by'] == 'copy_').sum()} of {len(large())}",
+    "least over alike": lambda: f"{large()['mxnorm_of_alike'].min():.3f}",
+    "share of a layer": share_of_a_layer,
+    "over one pass": lambda: of_all_blocks("over_one_pass_rmsnorm"),
+    "of the floor": lambda: of_all_blocks("mxnorm_of_floor"),
+    "least of the floor": lambda: f"{large()['mxnorm_of_floor'].min():.2f}",
     "kernels": kernels,
     "layers": layers,
     "E4M3": lambda: kernel("E4M3", 32, "over_compiled_rmsnorm", 2),

@@ -7,7 +7,8 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, rows_of
+from analysis.pages.marks import Parts, least_and_most, rows_of
+from analysis.statistics import CONFIDENCE, student
 from mxstudy.results import bin_edges, markdown
 
 NORMS = {"rmsnorm": "RMSNorm", "mxnorm_p1": "MXNorm p=1", "mxnorm_p2": "MXNorm p=2"}
@@ -91,6 +92,33 @@ def spread_of_seeds() -> float:
     return float(runs.loc[runs[PRECISION] == "bf16", LOSS].std())
 
 
+def over(norm: str, seed: int, other: str, other_seed: int, precision: str) -> float:
+    """Return the tokens/s of an MXFP8 run over those of another run."""
+    rate = pretrained().set_index([NORM, SEED, PRECISION])["tokens_per_s"]
+    return float(rate[norm, seed, "mxfp8"] / rate[other, other_seed, precision])
+
+
+def faster_gpu() -> str:
+    """Return by how much the GPU that did not train bf16 is faster in MXFP8, with either norm."""
+    found = over("rmsnorm", 1, "rmsnorm", 0, "mxfp8"), over("mxnorm_p2", 0, "mxnorm_p2", 1, "mxfp8")
+    return least_and_most(100 * (pd.Series(found) - 1), ".1f") + " %"
+
+
+@cache
+def output_rms() -> pd.DataFrame:
+    """Return the RMS of MXNorm's outputs, one column per norm in MX but the two of the first layer, by run and step."""
+    labels = rows_of("runs", "mxnorm_pretrain").query(f"`{NORM}`.str.startswith('mxnorm')")["fingerprint"]
+    found = rows_of("norm_output_rms", "mxnorm_pretrain")
+    found = found[found["fingerprint"].isin(labels)].sort_values("step").set_index(["fingerprint", "step"])
+    return found.filter(regex=r"^layers\.[1-9].*/rms$")
+
+
+def rms_at(step: str, form: str = ".2f") -> str:
+    """Return the least and the most over norms and runs, at the first or at the last step."""
+    at = output_rms().groupby(level=0).first() if step == "first" else output_rms().groupby(level=0).last()
+    return least_and_most(at.stack(), form)
+
+
 PRETRAIN: Parts = {
     "arms": arms,
     "earlier": earlier,
@@ -100,6 +128,12 @@ PRETRAIN: Parts = {
     "below the unigram entropy": lambda: f"{(pretrained()['unigram_entropy_nats'] - pretrained()[LOSS]).min():.1f}",
     "unigram entropy": lambda: f"{pretrained()['unigram_entropy_nats'].iloc[0]:.4f}",
     "other way": other_way,
+    "RMS at the start": lambda: rms_at("first"),
+    "RMS at the end": lambda: rms_at("last"),
+    "largest RMS": lambda: f"{output_rms().max().max():.2f}",
+    "MXFP8 over bf16": lambda: f"{over('rmsnorm', 0, 'rmsnorm', 0, 'bf16'):.2f}",
+    "MXNorm over bf16": lambda: f"{over('mxnorm_p2', 1, 'rmsnorm', 0, 'bf16'):.2f}",
+    "the other GPU": faster_gpu,
     "spread": lambda: f"{spread_of_seeds():.3f}",
     "spread of a difference": lambda: f"{2**0.5 * spread_of_seeds():.3f}",
 }
@@ -200,7 +234,42 @@ def beyond() -> pd.DataFrame:
     return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)
 
 
+@cache
+def less_rmsnorm(rate: float) -> pd.DataFrame:
+    """Return MXNorm's loss less RMSNorm's at a rate, by seed (rows) and norm (columns)."""
+    runs = rows_of("runs", "lr_sensitivity")
+    losses = runs[runs[RATE] == rate].pivot(index=SEED, columns=NORM, values=LOSS)
+    return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)
+
+
+def interval(norm: str, rate: float) -> str:
+    low, high = student(less_rmsnorm(rate)[norm], CONFIDENCE)
+    return f"{low:+.2f} .. {high:+.2f}"
+
+
+def apart(rate: float) -> str:
+    """Return by how much the two seeds of a norm differ at a rate, from the least to the most over norms."""
+    runs = rows_of("runs", "lr_sensitivity")
+    losses = runs[runs[RATE] == rate].pivot(index=SEED, columns=NORM, values=LOSS)
+    return least_and_most(losses.max() - losses.min(), ".2f")
+
+
+def both_norms(rate: float) -> str:
+    """Return the mean differences of p=1 and p=2, without their signs."""
+    return " and ".join(f"{abs(value):.3f}" for value in less_rmsnorm(rate).mean()[["mxnorm_p1", "mxnorm_p2"]])
+
+
+def repeats() -> str:
+    """Return the most by which a difference at the two lowest rates differs between seeds."""
+    return f"{max(float((own.max() - own.min()).max()) for own in map(less_rmsnorm, (2.0**-13, 2.0**-11))):.3f}"
+
+
 SENSITIVITY: Parts = {
+    "interval of p=2 at 2^-3": partial(interval, "mxnorm_p2", 2.0**-3),
+    "seeds apart at the best": partial(apart, 2.0**-9),
+    "at 2^-13": partial(both_norms, 2.0**-13),
+    "at 2^-11": partial(both_norms, 2.0**-11),
+    "repeats": repeats,
     "losses": sensitivity,
     "best rate": best_rate,
     "above": lambda: f"{int((beyond() > 0).sum().sum())} of {beyond().size}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
-import numpy as np
 import pandas as pd
 
 from analysis.instability import claims as prestated
@@ -41,7 +40,7 @@ def verdicts(*figures: int) -> str:
         found = findings(figure)
         level = 100 * (1 - (1 - CONFIDENCE) / len(found))
         for claim, finding in found.items():
-            interval = f"{bound(claim, finding.low)} .. {bound(claim, finding.high)}{unit(claim)} ({level:.4g} %)"
+            interval = f"{number(claim, finding.low)} .. {number(claim, finding.high)}{unit(claim)} ({level:.4g} %)"
             middle = f"{number(claim, finding.value)}{unit(claim)}"
             cells.append((figure, claim.says, middle, interval, finding.units, finding.verdict, finding.price))
     columns = ["figure", "claim", "mean", "interval", "data seeds", "verdict", "what would tell"]
@@ -54,19 +53,13 @@ def number(claim: prestated.Claim, value: float) -> str:
     return f"{value:+.2f}" if claim.baseline else f"{value:.2f}"
 
 
-def bound(claim: prestated.Claim, value: float) -> str:
-    """Return a limit of an interval, cut where fractions and differences end."""
-    least = -1.0 if claim.baseline else 0.0
-    return number(claim, float(np.clip(value, least, 1.0)))
-
-
 def unit(claim: prestated.Claim) -> str:
     return " %" if claim.of is IN_PERCENT else ""
 
 
 def difference(figure: int, place: int) -> str:
     claim, found = list(findings(figure).items())[place]
-    return f"{number(claim, found.value)} ({bound(claim, found.low)} .. {bound(claim, found.high)})"
+    return f"{number(claim, found.value)} ({number(claim, found.low)} .. {number(claim, found.high)})"
 
 
 # --------------------------------------------------------------------------------------------------------------- lot 1

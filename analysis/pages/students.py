@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import pandas as pd
+from scipy import stats
 
 from analysis.instability.fig04_interventions import judged
 from analysis.instability.fig06_learning_rate_grid import rates
@@ -164,6 +165,7 @@ def last_bin() -> str:
 # ----------------------------------------------------------------------------------------------------- learning rates
 
 GRID = {"mx_mix": "MX mix (E4M3 forward, E5M2 backward)", "mxfp6_e2m3": "E2M3", "fp32": "FP32"}
+GRID_NAMES = {"mxfp6_e2m3": "E2M3", "mx_mix": "MX mix"}
 SMALL = ("lr 1e-05", "lr 5e-05", "lr 0.0001")
 RATES = {"lr 0.0005": "5e-4", "lr 0.001": "1e-3", "cosine lr 0.001": "1e-3 to 1e-5, cosine"}
 
@@ -191,6 +193,48 @@ def learning_rates() -> str:
     return markdown(columns, cells, left=columns)
 
 
+WIDTH, SIZE = "config.model.hidden_size", ["config.model.num_layers", "config.model.hidden_size"]
+
+
+def counted(width: int, rate: str, precision: str | None = None) -> str:
+    """Return how many students of a width diverge at a rate, and how many are open: '4 of 30, 5 open'."""
+    runs = grid()
+    own = runs[(runs[WIDTH] == width) & (runs["rate"] == rate)]
+    own = own if precision is None else own[own["choice.precision"] == precision]
+    return share((own["diverged"] > 0).sum(), len(own), int(own["open"].sum()))
+
+
+@cache
+def grid_pairs(one: str, other: str) -> pd.DataFrame:
+    """Return whether each student of two precisions diverged, by size, rate and seeds that both have."""
+    runs = grid()
+    key = [*SIZE, "rate", "config.seed", "config.data_seed"]
+    parts = (runs[runs["choice.precision"] == name].set_index(key)["diverged"] > 0 for name in (one, other))
+    return pd.concat(parts, axis="columns", keys=("one", "other"), join="inner").astype(float)
+
+
+def alone(precision: str, rate: str) -> str:
+    """Return of how many pairs with FP32 the one alone diverges, and the other: '6 to 2'."""
+    pairs = grid_pairs(precision, "fp32").xs(rate, level="rate")
+    less = pairs["one"] - pairs["other"]
+    return f"{(less > 0).sum()} to {(less < 0).sum()}"
+
+
+def by_size(one: str, other: str = "fp32") -> str:
+    """Return in how many sizes the one diverges more often, and less: '6 sizes and less often in 0 (p = 0.03)'."""
+    means = grid_pairs(one, other).groupby(level=[0, 1]).mean()
+    more, less = (int((part > 0).sum()) for part in (means["one"] - means["other"], means["other"] - means["one"]))
+    return f"{more} sizes and less often in {less} (p = {stats.binomtest(more, more + less).pvalue:.2g})"
+
+
+def zeta(precision: str) -> str:
+    """Return the median squared ratio of both arms of a precision, coupled: '1.2', or '1.2 to 1.3'."""
+    runs, coupled = ended(rows_of("runs", "gradient_bias")), rows_of("coupled_gradient_bias", "gradient_bias")
+    arms = by_measured_arm(runs[runs["choice.precision"] == precision])
+    found = [before(own, coupled, "model/squared_ratio") for own in arms.values() if len(own)]
+    return " to ".join(dict.fromkeys(f"{float(text.split()[0]):.1f}" for text in found))
+
+
 def small_rates() -> str:
     runs = grid()
     return (
@@ -214,6 +258,13 @@ STUDENT_TEACHER: Parts = {
     "last bin": last_bin,
     "learning rates": learning_rates,
     "speed": speed,
+    **{f"zeta in {name}": partial(zeta, name) for name in ("mxfp8", "bf16")},
+    "width 256 at 5e-4": partial(counted, 256, "lr 0.0005"),
+    "width 256 at 1e-3": partial(counted, 256, "lr 0.001"),
+    "FP32 of width 768 at 5e-4": partial(counted, 768, "lr 0.0005", "fp32"),
+    **{f"{GRID_NAMES[p]} alone, {rate}": partial(alone, p, key) for p in GRID_NAMES for key, rate in RATES.items()},
+    **{f"{name} by size": partial(by_size, p) for p, name in GRID_NAMES.items()},
+    "E2M3 and MX mix by size": partial(by_size, "mxfp6_e2m3", "mx_mix"),
     "small rates": small_rates,
     "bf16 activations at 0.88": lambda: share(
         (at("0.88", "bf16_act")["diverged"] > 0).sum(), len(at("0.88", "bf16_act"))

@@ -61,7 +61,26 @@ def mfu(size: str) -> str:
     return f"{row(f'train_step_{size}', arm='bf16')['mfu']:.3f}"
 
 
+def of_settings(name: str, form: str, unit: float = 1) -> str:
+    """Return the least and the most of a setting that was measured with each size."""
+    found = pd.Series([benchmark(f"train_step_{size}")["settings"][name] / unit for size in SIZES])
+    return least_and_most(found, form)
+
+
+def profiled(arm: str, column: str) -> str:
+    """Return the GPU time or the number of kernels of a step of llama_125m."""
+    (whole,) = (one for one in benchmark("train_step_llama_125m")["settings"]["kernels"][arm] if one["kernel"] == "all")
+    return f"{whole[column]:.0f}"
+
+
 TRAIN_STEP: Parts = {
+    "floor": lambda: of_settings("floor_over_bf16", ".2f"),
+    "copy": lambda: of_settings("copied_bytes_per_s", ".2f", 1e12),
+    **{
+        f"{column} of {arm}": partial(profiled, arm, column)
+        for arm in ("bf16", "mxfp8, rmsnorm", "torchao, rmsnorm")
+        for column in ("ms", "calls")
+    },
     **{size: partial(step_of, size) for size in SIZES},
     "time": lambda: of_steps("mxfp8", "over_bf16"),
     "memory": lambda: of_steps("mxfp8", "peak_over_bf16"),

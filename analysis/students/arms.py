@@ -105,16 +105,25 @@ def middle_step(steps: pd.Series) -> str:
     return f"{steps.median():,.0f}" if steps.notna().any() else "-"
 
 
+MIXED = "cannot tell (mixed code)"
+
+
 class Difference(NamedTuple):
-    """A difference of two fractions that diverged, -1 to 1, with its 95 % interval over `units` data seeds."""
+    """A difference of two fractions that diverged, -1 to 1, with its 95 % interval over `units` data seeds.
+
+    `is_mixed`: its runs are of different code, so that no verdict is made from it.
+    """
 
     value: float
     low: float
     high: float
     units: int
+    is_mixed: bool = False
 
     @property
     def verdict(self) -> str:
+        if self.is_mixed:
+            return MIXED
         if self.units < LEAST_UNITS or not (self.low > 0 or self.high < 0):
             return "cannot tell"
         return "more often" if self.low > 0 else "less often"
@@ -143,8 +152,16 @@ def difference(
     if not len(units):
         return None
     one, other = (part["diverged"] for part in parts)
-    low, high = Effect(units, outcomes=(one, other)).interval(level)
-    return Difference(float(units.mean()), max(-1.0, low), min(1.0, high), len(units))
+    return of_units(units, (one, other), level, [runs, baseline])
+
+
+def of_units(
+    units: pd.Series, outcomes: tuple[pd.Series, pd.Series], level: float, runs: Sequence[pd.DataFrame]
+) -> Difference:
+    """Return the difference of which these are the units; `outcomes`: of each of the `runs` of both arms."""
+    low, high = Effect(units, outcomes=outcomes).interval(level)
+    is_mixed = results.mixed_code(pd.concat(runs)) is not None
+    return Difference(float(units.mean()), low, high, len(units), is_mixed)
 
 
 def shown(effect: Difference | None) -> str:

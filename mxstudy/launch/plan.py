@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ class Job:
 
 
 def plan(composed: list[Composed]) -> list[Job]:
-    """Return the jobs in order, one for each fingerprint. Writes nothing.
+    """Return the jobs in order, one for each fingerprint. Writes nothing, but a run that is put back: see `compare`.
 
     Raises ConfigError with every job that cannot run; then no job is started.
     """
@@ -151,11 +151,19 @@ def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigE
 def compare(job: Job, queues: Queues | None = None) -> Job:
     """Return the job with folder and state of the existing run with its fingerprint, in whichever experiment.
 
+    A run that a rerun had set aside, when it was killed before it made its own folder, is put back, and this is said.
+
     Raises QueueError if that run may be in a queue that cannot be asked.
     """
     found = find_run(Path(job.config.runs_dir), job.fingerprint)
     if found is None:
         return job
+    if found.path != found.place and not job.config.dry_run:
+        try:
+            found = found.put_back()
+        except RunLocked:
+            return replace(job, folder=found.path, state="running")
+        print(f"{found.path}: is back in its place; a rerun was cut off when it had set it aside", flush=True)
     run = observe(found, queues or Queues())
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
@@ -229,20 +237,19 @@ def claim(job: Job) -> RunFolder:
         folder.go_on(job.config, about)
         folder.update(mlflow_parent_id=job.parent_id)
         return folder
-    config, earlier = job.config, list[Membership]()
-    if job.replaces is not None:
-        before = RunFolder(job.replaces)
-        config, earlier = changed(config, experiment=before.path.parent.name), before.memberships()
-        replace_folder(before)
-    asked = {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
-    asked |= {"baseline": dict(job.config.baseline), "name": job.name, "color": job.color}
-    try:
-        folder = RunFolder.create(job.folder, config, job.fingerprint, about | asked, job.parent_id)
-    except ConfigError as error:
-        raise RunLocked(str(error)) from None
-    if earlier:
-        folder.join(*earlier, job.membership, first=True)
-    return folder
+    config, asked = job.config, list[Membership]()
+    about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
+    about |= {"baseline": dict(job.config.baseline), "name": job.name, "color": job.color}
+    with ExitStack() as stack:
+        if job.replaces is not None:
+            before = RunFolder(job.replaces)
+            config = changed(config, experiment=before.path.parent.name)
+            asked = [*before.memberships(), job.membership]
+            stack.enter_context(set_aside(before))
+        try:
+            return RunFolder.create(job.folder, config, job.fingerprint, about, job.parent_id, asked)
+        except ConfigError as error:
+            raise RunLocked(str(error)) from None
 
 
 def join(job: Job) -> None:
@@ -250,17 +257,19 @@ def join(job: Job) -> None:
     RunFolder(job.folder).join(job.membership)
 
 
-def replace_folder(run: RunFolder) -> Path:
-    """Rename the folder of a run to FOLDER.old-N, and return its new path; readers find it until the rerun has ended.
+@contextmanager
+def set_aside(run: RunFolder) -> Iterator[Path]:
+    """Rename the folder of a run to FOLDER.old-N, and yield its new path; readers find it until the rerun has ended.
 
-    Raises RunLocked if a process runs it, or a queue is about to.
+    It is locked while the block makes the rerun's folder, so that nobody puts it back. Raises RunLocked if a process
+    runs it, or a queue is about to.
     """
     seen = observe(run, Queues())
     with run.lock():
         if seen.in_flight or run.status() != seen.status or ticket_of(run) != seen.ticket:  # looked at again, locked
             raise RunLocked(f"{run.path}: another process has just taken it; wait for it, or stop it")
         number = max(map(number_of, replaced(run.path)), default=0) + 1
-        return run.path.rename(run.path.with_name(f"{run.path.name}{REPLACED}{number}"))
+        yield run.path.rename(run.path.with_name(f"{run.path.name}{REPLACED}{number}"))
 
 
 def differences(folder: RunFolder, study: str) -> str:

@@ -32,7 +32,8 @@ from mxstudy.results.curves import band as band
 from mxstudy.results.curves import curves_of as curves_of
 from mxstudy.results.curves import draw_arm as draw_arm
 from mxstudy.results.curves import smoothed as smoothed
-from mxstudy.results.run_arms import Estimate as Estimate
+from mxstudy.results.estimates import Estimate as Estimate
+from mxstudy.results.estimates import estimate as estimate
 from mxstudy.results.run_arms import arm_rows as arm_rows
 from mxstudy.results.run_arms import with_arms as with_arms
 from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES

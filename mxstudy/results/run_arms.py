@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
+from mxstudy.results.estimates import Estimate, estimate
 from mxstudy.tracking.arms import Described, arms_of, run_names
 
 CONFIG, CHOICE, BASELINE, REPLICATES = "config.", "choice.", "config.baseline.", "config.replicates."
-CONFIDENCE = 0.95
 LOST = "diverged"
 
 
@@ -56,35 +54,6 @@ def partner_of(runs: pd.DataFrame) -> str | None:
     """Return the name of the arm that the arm of these runs is compared with; a frame has NaN for none."""
     partner = runs["partner"].iloc[0]
     return partner if isinstance(partner, str) else None
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The mean of `count` numbers, with the half-width of its 95 % interval by Student, NaN for fewer than two."""
-
-    value: float
-    half_width: float
-    count: int
-
-    def text(self, form: str) -> str:
-        """Return '5.0123 ± 0.0045', without an interval for a single number, '-' for none."""
-        if not self.count:
-            return "-"
-        return f"{self.value:{form}}" + (
-            "" if math.isnan(self.half_width) else f" ± {self.half_width:{form.strip('+')}}"
-        )
-
-
-def estimate(values: pd.Series) -> Estimate:
-    """Return the mean of the finite values with its interval."""
-    finite = values[np.isfinite(values.astype(float))].astype(float)
-    count = len(finite)
-    if count < 2:
-        return Estimate(float(finite.mean()) if count else math.nan, math.nan, count)
-    from scipy import stats  # takes a second to import
-
-    half_width = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * finite.std(ddof=1) / math.sqrt(count)
-    return Estimate(float(finite.mean()), float(half_width), count)
 
 
 @dataclass(frozen=True)

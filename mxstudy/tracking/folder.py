@@ -50,6 +50,8 @@ ARTIFACTS = (
     *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
+BEFORE_STATUS = ("status.lock", "config.yaml", "provenance.json", memberships.NAME)  # what `create` begins with
+
 RunStatus = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
 DONE = ("finished", "diverged")  # states with a result: no step is superseded any more
 REPLACED = ".old-"  # after the name of a folder that a rerun replaces, followed by a number
@@ -126,15 +128,26 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, config: schemas.Run, fingerprint: str, provenance: dict[str, Any], parent_id: str | None = None
+        cls,
+        path: Path,
+        config: schemas.Run,
+        fingerprint: str,
+        provenance: dict[str, Any],
+        parent_id: str | None = None,
+        asked: Iterable[Membership] = (),
     ) -> RunFolder:
-        """Create the folder of a new, queued run and return it. Raises ConfigError if there is a run already."""
+        """Create the folder of a new, queued run and return it. Raises ConfigError if there is a run already.
+
+        `asked`: its memberships where they are not the one that its provenance tells, as of a run that it replaces.
+        """
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         with folder._status_lock():
             require(not folder.status_path.exists(), f"{path}: already contains a run")
             replace_file(folder.config_path, yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
             replace_file(path / "provenance.json", json.dumps(provenance, indent=2))
+            if found := memberships.joined_by((), asked):
+                replace_file(path / memberships.NAME, memberships.text_of(found))
             folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
         return folder
 
@@ -184,11 +197,11 @@ class RunFolder:
         """Return the experiments and sweeps that asked for this run, the one that came first at the beginning."""
         return memberships.read_memberships(self.path, self.provenance())
 
-    def join(self, *new: Membership, first: bool = False) -> None:
-        """Add memberships, unless the run has them; `first`: before those that it has, as of a run that it replaces."""
+    def join(self, *new: Membership) -> None:
+        """Add memberships, unless the run has them."""
         with self._status_lock():
             known = self.memberships()
-            found = memberships.joined_by((), new) if first else memberships.joined_by(known, new)
+            found = memberships.joined_by(known, new)
             if found != known:
                 replace_file(self.path / memberships.NAME, memberships.text_of(found))
 
@@ -204,10 +217,31 @@ class RunFolder:
     def label(self) -> str | None:
         return self.membership().label
 
+    @property
+    def place(self) -> Path:
+        """The folder that this run has or, set aside by a rerun, had."""
+        return self.path.with_name(self.path.name.partition(REPLACED)[0])
+
+    def put_back(self) -> RunFolder:
+        """Rename a run that was set aside, by a rerun that was killed before it made its folder, to what it was.
+
+        Return it in its place. Raises RunLocked if the rerun is just making its folder, and ConfigError if there are
+        files of a run in it.
+        """
+        with suppress(FileNotFoundError), self.lock():  # it may have been put back just now
+            if not (self.place / "status.json").exists():
+                begun = list(self.place.glob("*"))
+                others = [path.name for path in begun if not path.name.startswith((*BEFORE_STATUS, "."))]
+                require(not others, f"{self.place}: has {', '.join(others)} and no status.json; move the folder away")
+                for path in begun:
+                    path.unlink()
+                self.path.rename(self.place)
+        return RunFolder(self.place, self.asked)
+
     def with_result(self) -> RunFolder:
         """Return this folder or, until the rerun that is in it has a result, that of the run which it replaces."""
         if self.status().state not in DONE:
-            for earlier in map(RunFolder, reversed(replaced(self.path))):
+            for earlier in map(RunFolder, reversed(replaced(self.place))):
                 if earlier.status().state in DONE:
                     return RunFolder(earlier.path, self.membership())
         return self
@@ -273,10 +307,16 @@ class RunFolder:
 
 
 def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") -> list[RunFolder]:
-    """Return the runs whose folder matches `pattern`, by default all runs of all experiments; not those replaced."""
+    """Return the runs whose folder matches `pattern`, by default all runs of all experiments; not those replaced.
+
+    A run that was set aside by a rerun which was killed before it made its folder stands in its place.
+    """
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
-    paths = (status.parent for status in sorted(runs_dir.glob(f"{pattern}/status.json")))
-    return [RunFolder(path) for path in paths if name.fullmatch(path.name)]
+    found = {status.parent: status.parent for status in runs_dir.glob(f"{pattern}/status.json")}
+    set_aside = [RunFolder(status.parent) for status in runs_dir.glob(f"{pattern}{REPLACED}*/status.json")]
+    for place in {run.place for run in set_aside} - found.keys():
+        found[place] = replaced(place)[-1]
+    return [RunFolder(found[place]) for place in sorted(found) if name.fullmatch(place.name)]
 
 
 def replaced(folder: Path) -> list[Path]:

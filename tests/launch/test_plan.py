@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import call
+from each import each
 from fake_study import FakeStudy, composed, existing, seeds, without
 
 from mxstudy.config import Pretrain
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import claim, differences, labels, plan, replace_folder
+from mxstudy.launch.plan import claim, differences, labels, plan, set_aside
 from mxstudy.reader import ConfigError
+from mxstudy.results import folders_of
 from mxstudy.tracking.code import code_of
-from mxstudy.tracking.folder import RunLocked
+from mxstudy.tracking.folder import RunFolder, RunLocked
+from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.provenance import provenance
 
 
@@ -232,7 +235,59 @@ def test_a_replaced_run_takes_the_number_after_all_others(tmp_path: Path, study:
     folder = existing(plan(seeds(tmp_path, 1)), state="finished")
     for end in ("old-1", "old-10", "old-x"):
         folder.path.with_name(f"{folder.path.name}.{end}").mkdir()
-    assert replace_folder(folder).name == f"{folder.path.name}.old-11"
+    with set_aside(folder) as aside:
+        assert aside.name == f"{folder.path.name}.old-11"
+
+
+@each("leaves", ([], ["status.lock", "config.yaml", ".provenance.json.12.34"]))
+def test_a_rerun_that_was_killed_before_it_had_a_folder_loses_nothing(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str], leaves: list[str]
+) -> None:
+    runs = tmp_path / str(len(leaves))
+    folder = existing(plan(seeds(runs, 1)), state="finished", reason="the first")
+    with set_aside(folder):  # and is killed here
+        if leaves:
+            folder.path.mkdir()
+        for name in leaves:
+            (folder.path / name).touch()
+    assert [run.status().reason for run in folders_of([runs, runs / "quick"])] == ["the first"] * 2
+    (job,) = plan(seeds(runs, 1, dry_run=True))
+    assert (job.state, job.folder.name) == ("finished", f"{folder.path.name}.old-1")
+    (job,) = plan(seeds(runs, 1))
+    assert (job.state, job.folder, folder.status().reason) == ("finished", folder.path, "the first")
+    assert "is back in its place; a rerun was cut off when it had set it aside" in capsys.readouterr().out
+    (job,) = plan(seeds(runs, 1, rerun=True))
+    assert job.replaces == folder.path
+    claim(job)
+    assert [run.status().reason for run in folders_of([runs])] == ["the first"]  # until the new one has ended
+    assert sorted(path.name for path in folder.path.parent.iterdir()) == [job.folder.name, f"{job.folder.name}.old-1"]
+
+
+def test_nobody_puts_back_what_a_rerun_is_replacing(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    with set_aside(folder):
+        (job,) = plan(seeds(tmp_path, 1))
+        assert job.state == "running"
+        assert not folder.path.exists()
+
+
+def test_what_looks_like_a_run_is_not_thrown_away(tmp_path: Path, study: FakeStudy) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    with set_aside(folder):
+        folder.path.mkdir()
+        (folder.path / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"has metrics\.jsonl and no status\.json; move the folder away"):
+        plan(seeds(tmp_path, 1))
+
+
+def test_a_rerun_has_the_memberships_of_what_it_replaces_from_the_first_moment(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = existing(plan(seeds(tmp_path, 1)), state="finished")
+    folder.join(Membership(experiment="quick", label="norm=rmsnorm", choices={"sweep": "grid"}))
+    (job,) = plan(seeds(tmp_path, 1, rerun=True))
+    monkeypatch.setattr(RunFolder, "join", None)
+    assert [asked.sweep for asked in claim(job).memberships()] == [None, "grid"]
 
 
 def test_provenance_says_how_the_run_was_asked_for(tmp_path: Path, study: FakeStudy) -> None:

@@ -16,7 +16,7 @@ from fake_study import FakeStudy, existing, seeds
 from mxstudy import results
 from mxstudy.launch import inline
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import claim, plan, replace_folder
+from mxstudy.launch.plan import claim, plan, set_aside
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder, RunLocked
 
@@ -180,8 +180,8 @@ def test_a_run_that_is_taken_while_one_looks_is_not_moved(tmp_path: Path, study:
                 return _locked(self)
 
             patch.setattr(RunFolder, "lock", lock)
-            with pytest.raises(RunLocked, match="another process has just taken it"):
-                replace_folder(folder)
+            with pytest.raises(RunLocked, match="another process has just taken it"), set_aside(folder):
+                pass
         assert folder.path.exists()
         folder.update(state="failed", host=None, heartbeat_s=None)
     assert real().state == "failed"

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from arm_configs import evaluate, pretrain, run
+from composing import compose
+from each import each
 from tracked import make_folder
 
-from mxstudy.tracking.arms import Described, arms_of, described, run_names
+from mxstudy.config import read_run
+from mxstudy.tracking.arms import Described, arms_of, describe, described, run_names
 
 
 def names(*runs: Described) -> list[str]:
@@ -60,6 +63,17 @@ def test_what_a_sweep_calls_replicates_parts_no_arms() -> None:
     runs = [run(optimizer__lr=lr, replicates__0="optimizer.lr") for lr in (1e-3, 2e-3)]
     assert len({*names(*runs)}) == 1
     assert names_of_runs(*runs) == ["mxfp8 rmsnorm optimizer.lr=0.001", "mxfp8 rmsnorm optimizer.lr=0.002"]
+
+
+@each("sweep", ("interventions", "interventions_public_code"))
+def test_forks_of_several_parents_with_one_intervention_are_one_arm(sweep: str) -> None:
+    jobs = compose(f"+sweep={sweep}", "parent=a,b", "at_step=9", "intervention=none,bf16_act")
+    runs = [describe(read_run(job.values), job.choices) for job in jobs]
+    assert {*run_names(runs)} == {f"intervention={name} parent={one}" for name in ("none", "bf16_act") for one in "ab"}
+    arms: dict[str, list[object]] = {}
+    for fork, arm in zip(runs, arms_of(runs), strict=True):
+        arms.setdefault(arm.name, []).append(fork.config["parent"])
+    assert arms == {"intervention=none": ["a", "b"], "intervention=bf16_act": ["a", "b"]}
 
 
 def test_a_run_has_the_name_of_its_arm_and_its_seeds_where_they_differ() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from code_by_commit import codes_at, commits_in, tables_of_runs
 from each import each
@@ -121,6 +123,14 @@ def test_the_code_of_every_commit_that_results_name_is_known() -> None:
     assert set(commits_in(tables_of_runs())) <= known.keys(), "python tests/code_by_commit.py adds them"
     assert all(codes.keys() == STUDIES.keys() for codes in known.values())
     assert code_at("f" * 40, False, "pretrain") == code_at(next(iter(known)), True, "pretrain") == "unknown"
+
+
+def test_commits_stand_in_where_runs_recorded_no_code(tmp_path: Path) -> None:
+    rows = [("a", False, "unknown"), ("b", False, "0123"), ("c", True, "unknown")]
+    columns = ["commit", "dirty", "code"]
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "new.parquet")
+    pd.DataFrame([("d", False)], columns=columns[:2]).to_parquet(tmp_path / "old.parquet")
+    assert commits_in([tmp_path / "new.parquet", tmp_path / "old.parquet"]) == ["a", "d"]
 
 
 def test_a_commit_has_the_recorded_code() -> None:

@@ -164,7 +164,7 @@ def test_runs_are_found_by_prefix_across_experiments_but_not_those_moved_aside(t
     first = make_folder(tmp_path, "aaaa" + "0" * 60, experiment="one")
     second = make_folder(tmp_path, "aabb" + "0" * 60, experiment="two")
     aside = make_folder(tmp_path, "cccc" + "0" * 60, experiment="two")
-    aside.path.rename(aside.path.with_name(f"{aside.path.name}.old-1"))
+    aside.path.rename(aside.path.with_name(f"{second.path.name}.old-1"))
     (tmp_path / "two" / ("d" * 12)).mkdir()  # killed before it had a status
     assert find_runs(tmp_path) == [first, second]
     assert find_run(tmp_path, "aabb" + "0" * 60) == second
