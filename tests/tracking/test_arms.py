@@ -69,7 +69,9 @@ def test_what_a_sweep_calls_replicates_parts_no_arms() -> None:
 def test_forks_of_several_parents_with_one_intervention_are_one_arm(sweep: str) -> None:
     jobs = compose(f"+sweep={sweep}", "parent=a,b", "at_step=9", "intervention=none,bf16_act")
     runs = [describe(read_run(job.values), job.choices) for job in jobs]
-    assert {*names_of_runs(*runs)} == {f"intervention={name} parent={one}" for name in ("none", "bf16_act") for one in "ab"}
+    assert {*names_of_runs(*runs)} == {
+        f"intervention={name} parent={one}" for name in ("none", "bf16_act") for one in "ab"
+    }
     arms: dict[str, list[object]] = {}
     for fork, arm in zip(runs, arms_of(runs), strict=True):
         arms.setdefault(arm.name, []).append(fork.config["parent"])
