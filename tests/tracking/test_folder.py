@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +125,25 @@ def test_a_second_writer_is_told_who_the_first_is_until_that_is_killed(tmp_path:
             pass
     with folder.lock():
         assert folder.status().state == "queued"
+
+
+def test_looking_whether_a_run_is_locked_costs_nobody_the_lock(tmp_path: Path) -> None:
+    folder, stop = make_folder(tmp_path), threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            folder.is_locked()
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(300):
+            with folder.lock():
+                assert folder.is_locked()
+    finally:
+        stop.set()
+        looker.join()
+    assert not folder.is_locked()
 
 
 def test_the_heart_says_whose_it_is_and_beats(tmp_path: Path) -> None:
