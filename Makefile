@@ -3,13 +3,13 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 READY := .venv/.ready
-FAST := not slow and not gpu and not slurm and not integration
-WHOLE := not slow and not gpu and not slurm
+WHOLE := not slow and not gpu and not slurm and not postgresql
+FAST := $(WHOLE) and not integration
 SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
-.PHONY: help quickstart approximation test test-gpu check bench figures pages claims report dashboard
+.PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,7 +22,7 @@ approximation: $(READY)  ## measure MXNorm and the casts on random tensors: tabl
 	$(BIN)/python -m mxstudy +experiment=approximation
 	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
 
-test: $(READY)  ## run all tests except those marked slow, slurm or gpu
+test: $(READY)  ## run all tests except those marked slow, slurm, postgresql or gpu
 	$(BIN)/python -m pytest -q $(SHARED) -m "$(WHOLE)" --durations=10
 
 check: $(READY)  ## check format, lint and types, and run the fast tests
@@ -42,6 +42,11 @@ else
 	@grep -l '^ *python -m benchmarks' benchmarks/*.py | while read file; do \
 	  printf '  %-18s%s\n' $$(basename $$file .py) "$$(sed -n '1s/^"""//p' $$file)"; done
 endif
+
+SECONDS ?= 600
+SEED ?= 0
+soak: $(READY)  ## kill commands at random, fill their disks, compare what they leave: SECONDS=600 SEED=0 ARGS="--only preparation"
+	$(BIN)/python -m benchmarks.soak --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 figures: $(READY)  ## draw every figure that results/ has data for, into figures/published; NAME=... draws one
 	$(BIN)/python -m analysis.figures $(NAME)

@@ -1,10 +1,9 @@
-"""A real `mlflow server` on SQLite that can be killed and restarted, with plain HTTP requests to it."""
+"""A real `mlflow server` that can be killed and restarted, with plain HTTP requests to it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,19 +17,15 @@ from typing import Any, Self
 import psutil
 
 ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # else eight more processes, unused here
-WRITE_VERSION = (
-    18  # a byte of SQLite's header: above 2, the file may be read and not written ("Database Header", 1.3.3)
-)
 
 
 class Server:
-    """A server on a free port of 127.0.0.1 with a copy of an empty store; MLflow's own default is four workers."""
+    """A server on a free port of 127.0.0.1 with the database of that URI; MLflow's own default is four workers."""
 
-    def __init__(self, folder: Path, empty_store: Path, workers: int = 1) -> None:
-        self.folder, self.database, self.workers = folder, folder / "server.db", workers
+    def __init__(self, folder: Path, database: str, workers: int = 1) -> None:
+        self.folder, self.database, self.workers = folder, database, workers
         self.process: subprocess.Popen[bytes] | None = None
         self.cpu_s = 0.0  # of the killed processes
-        shutil.copy(empty_store, self.database)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -44,7 +39,7 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait for all workers; raises RuntimeError, with the server's log, after 90 s."""
-        options = ["--backend-store-uri", f"sqlite:///{self.database}", "--workers", str(self.workers)]
+        options = ["--backend-store-uri", self.database, "--workers", str(self.workers)]
         options += ["--artifacts-destination", str(self.folder / "artifacts"), "--port", str(self.port)]
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", *options]
         log, environment = self.folder / "server.log", os.environ | ENVIRONMENT
@@ -77,13 +72,3 @@ class Server:
         request = urllib.request.Request(f"{self.uri}/api/2.0/mlflow/{path}", data, headers)
         with urllib.request.urlopen(request, timeout=20) as answer:
             return json.load(answer)
-
-
-def make_writable(database: Path, writable: bool) -> None:
-    """Make the database writable or read-only; processes notice when they open it next.
-
-    This sets SQLite's header, because root can write to a file whatever its mode.
-    """
-    with database.open("r+b") as file:
-        file.seek(WRITE_VERSION)
-        file.write(bytes([1 if writable else 3]))

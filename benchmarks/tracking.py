@@ -1,12 +1,14 @@
-"""The MLflow mirror under load: trainers log to one server that is killed, or cannot write, for a while.
+"""The MLflow mirror under load: trainers log to one server that is killed, or whose database is, for a while.
 
 Each trainer is a process with a journal and a mirror, like a run: rows at a fixed rate, and sometimes a durable
-checkpoint. When the last mirror is done or has given up, the points in the server's SQLite file are compared with the
+checkpoint. When the last mirror is done or has given up, the points in the server's database are compared with the
 journals; `arrived_s` is how long after the last row that was. `log_ms` is what a training loop loses per step: the time
 to write the row, and to tell the mirror about a checkpoint. `ready_s`: the time after the first row at which the server
 was back with all its workers, their start included.
 
-python -m benchmarks.tracking [--trainers 16] [--seconds 60] [--cases undisturbed killed read_only] [--json PATH]
+PostgreSQL is Debian's package (apt-get install postgresql), which is started in a folder of its own.
+
+python -m benchmarks.tracking [--databases sqlite postgresql] [--trainers 16] [--seconds 60] [--json PATH]
 """
 
 from __future__ import annotations
@@ -15,12 +17,11 @@ import argparse
 import json
 import logging
 import multiprocessing
-import sqlite3
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,14 +29,16 @@ from typing import Any
 
 import numpy as np
 import psutil
+import sqlalchemy
 
-from benchmarks.mlflow_server import Server, make_writable
+from benchmarks.databases import Databases, PostgreSQL, SQLite, make_writable
+from benchmarks.mlflow_server import Server
 from benchmarks.report import json_option, measured, show
 from mxstudy import config
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_mirror import mirror_of
-from mxstudy.tracking.mlflow_store import create_store
+from mxstudy.tracking.mlflow_store import sqlite_file
 from mxstudy.tracking.provenance import provenance
 
 WITHIN_S, LOG_LIMIT_MS = 60.0, 1.0  # limits of `arrived_s`, and of the median `log_ms`
@@ -72,38 +75,68 @@ class Trained:
     problem: str | None
 
 
-def undisturbed(server: Server, load: Load) -> None:
+@dataclass(frozen=True)
+class Site:
+    """The server, its database, and what serves that."""
+
+    server: Server
+    databases: Databases
+    load: Load
+
+    def away(self, kill: Callable[[], None], start: Callable[[], None]) -> None:
+        """Call `kill` in the middle of the run, and `start` after `away_s`."""
+        time.sleep((self.load.seconds - self.load.away_s) / 2)
+        kill()
+        time.sleep(self.load.away_s)
+        start()
+
+
+def undisturbed(site: Site) -> None:
     """Leave the server alone."""
 
 
-def killed(server: Server, load: Load) -> None:
-    """Kill the server with SIGKILL in the middle of the run, and restart it after `away_s`."""
-    time.sleep((load.seconds - load.away_s) / 2)
-    server.kill()
-    time.sleep(load.away_s)
-    server.start()
+def killed(site: Site) -> None:
+    """Kill the server with SIGKILL for a while."""
+    site.away(site.server.kill, site.server.start)
 
 
-def read_only(server: Server, load: Load) -> None:
+def database_killed(site: Site) -> None:
+    """Kill the server's database with SIGKILL for a while; the server stays."""
+    site.away(site.databases.kill, site.databases.start)
+
+
+def read_only(site: Site) -> None:
     """Keep the database read-only from before the first row on, then restart the server so that it can write."""
-    time.sleep(load.away_s)
-    server.kill()
-    make_writable(server.database, True)
-    server.start()
+    time.sleep(site.load.away_s)
+    site.server.kill()
+    make_writable(file_of(site.server), True)
+    site.server.start()
 
 
-CASES: dict[str, Callable[[Server, Load], None]] = {f.__name__: f for f in (undisturbed, killed, read_only)}
+def file_of(server: Server) -> Path:
+    """Return the server's SQLite file."""
+    path = sqlite_file(server.database)
+    assert path is not None
+    return path
 
 
-def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str, Any]:
+CASES: dict[str, dict[str, Callable[[Site], None]]] = {
+    "sqlite": {f.__name__: f for f in (undisturbed, killed, read_only)},
+    "postgresql": {f.__name__: f for f in (undisturbed, killed, database_killed)},
+}
+DATABASES: dict[str, Callable[[Path], Databases]] = {"sqlite": SQLite, "postgresql": PostgreSQL}
+
+
+def measure(load: Load, database: str, case: str, databases: Databases, folder: Path) -> dict[str, Any]:
     """Return a case's row of the table."""
     context = multiprocessing.get_context("forkserver")
     # these imports take seconds of CPU time; real runs spend them on machines of their own
     context.set_forkserver_preload(["mlflow", "mxstudy.tracking.mlflow_mirror", "benchmarks.report"])
     begin, reports = context.Barrier(load.trainers + 1), context.Queue()
     folder.mkdir()
-    with Server(folder, empty_store, load.workers) as server, ExitStack() as stack:
-        make_writable(server.database, case != "read_only")
+    with Server(folder, databases.new(case), load.workers) as server, ExitStack() as stack:
+        if case == "read_only":
+            make_writable(file_of(server), False)
         server.start()
         runs = [make_run(server.uri, folder / "runs", number) for number in range(load.trainers)]
         for run in runs:
@@ -112,13 +145,13 @@ def measure(load: Load, case: str, folder: Path, empty_store: Path) -> dict[str,
             stack.callback(trainer.kill)
         begin.wait(timeout=120)
         began_s = time.monotonic()
-        CASES[case](server, load)
+        CASES[database][case](Site(server, databases, load))
         ready_s = time.monotonic() - began_s
         trained: list[Trained] = [reports.get(timeout=load.seconds + 120) for _ in runs]
         stored, written = points_in(server.database), Counter(point for run in runs for point in points_of(run))
     load_average = psutil.getloadavg()[0]  # of the last minute, others' processes included
     machine = {"ready_s": ready_s, "server_cpu_s": server.cpu_s, "load_average": load_average}
-    return judged(case, trained, written, stored) | machine
+    return {"database": database, "case": case} | judged(trained, written, stored) | machine
 
 
 def make_run(uri: str, runs: Path, number: int) -> RunFolder:
@@ -184,22 +217,27 @@ def points_of(run: RunFolder) -> Iterator[Point]:
         yield from ((run.path.name, f"train/{name}", step, value, time_ms) for name, value in row.items())
 
 
-def points_in(database: Path) -> Counter[Point]:
-    """Return all points stored by MLflow, with their counts."""
-    query = """SELECT substr(tags.value, 1, 12), metrics.key, step, metrics.value, timestamp
+def points_in(database: str) -> Counter[Point]:
+    """Return all points stored by MLflow in the database of that URI, with their counts."""
+    query = """SELECT substr(tags.value, 1, 12), metrics.key, metrics.step, metrics.value, metrics.timestamp
                FROM metrics JOIN tags ON tags.run_uuid = metrics.run_uuid AND tags.key = 'fingerprint'"""
-    with closing(sqlite3.connect(database, timeout=60)) as connection:
-        return Counter(connection.execute(query))
+    with sqlalchemy.create_engine(database).connect() as connection:
+        return Counter(tuple(row) for row in connection.execute(sqlalchemy.text(query)))
 
 
-def judged(case: str, trained: list[Trained], written: Counter[Point], stored: Counter[Point]) -> dict[str, Any]:
+def version_of(database: str) -> str:
+    """Return the version of the database of that URI."""
+    with sqlalchemy.create_engine(database).connect() as connection:
+        return ".".join(map(str, connection.dialect.server_version_info or ()))
+
+
+def judged(trained: list[Trained], written: Counter[Point], stored: Counter[Point]) -> dict[str, Any]:
     """Return a case's row: points that are missing or too many, times, and whether all limits are kept."""
     log_ms = 1e3 * np.concatenate([each.log_s for each in trained])
     missing, extra = (written - stored).total(), (stored - written).total()
     arrived_s, median_ms = max(each.arrived_s for each in trained), float(np.median(log_ms))
     complete = missing == extra == 0 and not any(each.problem for each in trained)
     return {
-        "case": case,
         "points": written.total(),
         "missing": missing,
         "extra": extra,
@@ -217,7 +255,8 @@ def judged(case: str, trained: list[Trained], written: Counter[Point], stored: C
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--databases", nargs="+", choices=DATABASES, default=["sqlite"])
+    parser.add_argument("--cases", nargs="+", help="those of the databases' cases that are named here; default: all")
     parser.add_argument("--trainers", type=int, default=16)
     parser.add_argument("--metrics", type=int, default=20, help="metrics per row")
     parser.add_argument("--steps-per-s", type=float, default=10.0)
@@ -231,15 +270,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     json_option(parser, "tracking")
     chosen = vars(parser.parse_args(arguments))
-    cases, path = chosen.pop("cases"), chosen.pop("json")
-    load = Load(**chosen)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if problem := create_store(f"sqlite:///{folder / 'empty.db'}"):
-            raise SystemExit(problem)
-        rows = [measure(load, case, folder / case, folder / "empty.db") for case in cases]
+    named, cases, path = chosen.pop("databases"), chosen.pop("cases"), chosen.pop("json")
+    load, rows, versions = Load(**chosen), list[dict[str, Any]](), {"mlflow": version("mlflow")}
+    for database in named:
+        with tempfile.TemporaryDirectory() as name, DATABASES[database](Path(name)) as databases:
+            versions[database] = version_of(databases.new("of_nobody"))
+            for case in CASES[database]:
+                if case in (cases or CASES[database]):
+                    rows.append(measure(load, database, case, databases, Path(name) / case))
     show(rows)
-    versions = {"mlflow": version("mlflow"), "sqlite": sqlite3.sqlite_version}
     measured(rows, path, **asdict(load), **versions, cores=psutil.cpu_count())
 
 

@@ -17,7 +17,19 @@ from commands import run_here
 from pyarrow import parquet
 
 from analysis.recipe import train_step_cost
-from benchmarks import data, evaluation, launch, operands, probes, scaling, student_teacher, tracking, train_step
+from benchmarks import (
+    checkpoint,
+    data,
+    evaluation,
+    launch,
+    operands,
+    probes,
+    scaling,
+    soak,
+    student_teacher,
+    tracking,
+    train_step,
+)
 from benchmarks.kept import Kept
 from mxstudy import results
 from mxstudy.tracking.folder import find_runs
@@ -124,7 +136,7 @@ def test_operands(tmp_path: Path) -> None:
     assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys()
 
 
-@pytest.mark.parametrize("name", [*NAMES, "tracking", "train_step"])
+@pytest.mark.parametrize("name", [*NAMES, "checkpoint", "soak", "tracking", "train_step"])
 def test_a_benchmark_writes_without_being_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         importlib.import_module(f"benchmarks.{name}").main(["--help"])
@@ -209,6 +221,31 @@ def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
+def test_checkpoint(tmp_path: Path) -> None:
+    sizes = ["--model", "llama_125m", "--layers", "1", "--vocabulary", "64", "--rounds", "2"]
+    checkpoint.main([*sizes, "--folder", str(tmp_path), "--json", str(tmp_path / "checkpoint.json")])
+    rows = json.loads((tmp_path / "checkpoint.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == list(checkpoint.KINDS)
+    for row in rows:
+        assert row["added"] == pytest.approx(row["with_s"] / row["without_s"] - 1)
+
+
+@pytest.mark.slow
+def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trial is the same whenever it is drawn, ends as if nothing had happened, and what would differ is seen."""
+    drawn = [soak.drawn(3, number, list(soak.KINDS), True) for number in range(40)]
+    assert drawn == [soak.drawn(3, number, list(soak.KINDS), True) for number in range(40)]
+    assert {trial.disk for trial in drawn} == {soak.SMALL, soak.LARGE}
+    small = ["--seconds", "1", "--only", "stack of students", "--json", str(tmp_path / "soak.json")]
+    assert soak.main(small) == 0
+    (row, everything) = json.loads((tmp_path / "soak.json").read_text())["rows"]
+    assert (row["trials"], row["lost"]) == (everything["trials"], 0) == (1, 0)
+    monkeypatch.setattr(soak, "left_in", lambda folder: {"run": folder.name})
+    assert soak.main(small) == 1
+    assert "LOST: differs: run" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_tracking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever happens to the server, all points arrive once, soon, and the trainers do not feel it."""
     small = ["--trainers", "3", "--seconds", "6", "--away-s", "2", "--checkpoint-steps", "10", "--workers", "1"]
@@ -227,9 +264,9 @@ def test_tracking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_tracking_sees_what_is_lost_and_what_is_doubled() -> None:
     sent = [("a", "train/loss", step, 0.5, 1000 * step) for step in range(4)]
     trained = [tracking.Trained([0.0005, 0.0001], 0.0, 3.0, 1.0, [], None)]
-    assert tracking.judged("", trained, Counter(sent), Counter(sent))["within_limits"]
+    assert tracking.judged(trained, Counter(sent), Counter(sent))["within_limits"]
     for found, missing, extra in ((sent[1:], 1, 0), (sent + sent[:1], 0, 1), (sent[1:] + sent[1:2], 1, 1)):
-        row = tracking.judged("", trained, Counter(sent), Counter(found))
+        row = tracking.judged(trained, Counter(sent), Counter(found))
         assert (row["missing"], row["extra"], row["within_limits"]) == (missing, extra, False)
 
 

@@ -7,8 +7,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from commands import OWN_TEXT, SMALL, Fault, call, corpus, run, run_here, status, the_run
@@ -193,6 +197,46 @@ def test_a_divergence_in_a_sweep_is_a_result(here: Path, capsys: pytest.CaptureF
     assert "not done" not in said
     assert call(*sweep) == (0, "")
     assert sorted(re.findall("skipped: [a-z]+", capsys.readouterr().out)) == ["skipped: diverged", "skipped: finished"]
+
+
+@contextmanager
+def silent_server(until: Callable[[], bool]) -> Iterator[tuple[str, list[bool]]]:
+    """An address that accepts connections and answers none: at the first it waits until `until`, then it is away.
+
+    With it the list that gets whether that came about within a minute.
+    """
+    listener, came = socket.create_server(("127.0.0.1", 0)), list[bool]()
+
+    def accept() -> None:
+        with listener, listener.accept()[0]:
+            deadline_s = time.monotonic() + 60
+            while not (done := until()) and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            came.append(done)
+
+    thread = Thread(target=accept)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}", came
+    thread.join()
+
+
+@pytest.mark.integration
+def test_no_step_waits_for_a_server_that_is_silent(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither while the sweep's parent is to be made, nor while a run that is skipped has something to send."""
+    monkeypatch.setattr(mirroring, "LAST_CHANCE_S", 0.1)
+    command = (*SMALL, *OWN_TEXT, corpus(here))
+    assert call(*command) == (0, "")
+
+    def all_trained() -> bool:
+        journals = [path.read_text() for path in here.glob("runs/*/*/metrics.jsonl")]
+        return len(journals) == 2 and all('"step": 5, "tokens"' in text for text in journals)
+
+    with silent_server(all_trained) as (uri, came):
+        assert call(*command, "seed=0,1", "tracking=mlflow", f"tracking.uri={uri}") == (0, "")
+    assert came == [True]
+    assert f"tracking: {uri}: " in capsys.readouterr().out
 
 
 @pytest.mark.integration

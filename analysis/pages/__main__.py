@@ -11,15 +11,17 @@ from collections.abc import Sequence
 
 from analysis.pages.kernels import KERNELS
 from analysis.pages.language_models import PRETRAIN, PROXY, SENSITIVITY
-from analysis.pages.loads import DATA, EVALUATION, LAUNCH, MIRROR, PROBES
+from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
 from analysis.pages.pilot import DECISION, PILOT
+from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.student_lots import STUDENT_FIGURES, WINDOW
 from analysis.pages.students import STUDENT_TEACHER
 from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
 from analysis.pages.zero_shot import ZERO_SHOT
 
 PAGES: dict[str, Parts] = {
+    "checkpoint": CHECKPOINT,
     "data": DATA,
     "evaluation_speed": EVALUATION,
     "kernels": KERNELS,
@@ -33,6 +35,7 @@ PAGES: dict[str, Parts] = {
     "probe_overhead": PROBES,
     "recipe_ingredients": INGREDIENTS,
     "scaling": SCALING,
+    "soak": SOAK,
     "spike_proxy": PROXY,
     "student_figures": STUDENT_FIGURES,
     "student_teacher": STUDENT_TEACHER,

@@ -1,4 +1,4 @@
-"""The parts of the pages about data, launching, evaluating, probing and tracking, from the JSON of benchmarks."""
+"""The parts of the pages about data, launching, evaluating and probing, from the JSON of benchmarks."""
 
 from __future__ import annotations
 
@@ -136,39 +136,4 @@ PROBES: Parts = {
     "all": lambda: f"{overhead('all but gradient_bias')} %",
     "rms": overhead_of_rms,
     "rms, every 10": lambda: f"{10 * row('probe_overhead', probes='norm_output_rms')['overhead']:.2f} %",
-}
-
-
-def mirror() -> str:
-    said = {
-        "undisturbed": "undisturbed",
-        "killed": "SIGKILL at 20 s, started again at 40 s",
-        "read_only": "read-only at first, started anew at 20 s",
-    }
-    cells = [
-        (
-            said[one["case"]],
-            f"{one['points']:,}",
-            one["missing"],
-            one["extra"],
-            f"{one['arrived_s']:.1f}",
-            f"{one['log_ms']:.3f}",
-            f"{one['log_p99_ms']:.2f}",
-            "-" if one["case"] == "undisturbed" else f"{one['ready_s']:.1f}",
-            f"{one['load_average']:.1f}",
-        )
-        for one in rows("tracking_load")
-    ]
-    columns = [
-        *("case", "points", "missing", "extra", "all there, s after the end", "median of log(), ms", "99 %"),
-        *("server there again, s after the first row", "load average"),
-    ]
-    return markdown(columns, cells, left=["case"])
-
-
-MIRROR: Parts = {
-    "cases": mirror,
-    "points": lambda: f"{min(one['points'] for one in rows('tracking_load')):,}",
-    "latest": lambda: f"{max(one['arrived_s'] for one in rows('tracking_load')):.0f} s",
-    "a row": lambda: f"{max(one['log_ms'] for one in rows('tracking_load')):.2f} ms",
 }

@@ -35,18 +35,23 @@ LOG_LEVELS["mlflow.store.db.utils"] = logging.CRITICAL  # it logs the traceback 
 
 
 def quiet_client(uri: str) -> Any:
-    """Return an MlflowClient that prints nothing and tries every call once.
+    """Return an MlflowClient that prints nothing and tries every call once."""
+    return quiet_mlflow().MlflowClient(uri)
+
+
+def quiet_mlflow() -> Any:
+    """Import MLflow and return it.
 
     Why: what it prints and how often it tries are set by environment variables that it reads when it is imported, and
     by its loggers. It is imported inside, because that takes seconds and not every run needs it.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
+    import mlflow
 
     for name, level in LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
-    return MlflowClient(uri)
+    return mlflow
 
 
 def shared_view(name: str, columns: Sequence[str]) -> dict[str, str]:

@@ -165,6 +165,5 @@ def job_of(folder: RunFolder) -> Job:
         overrides=tuple(about["overrides"]),
         choices=about["choices"],
         state="resume",
-        parent_id=status.mlflow_parent_id,
         backend=study.backends(config),
     )

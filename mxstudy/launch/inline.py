@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from mxstudy.distributed import is_first, on_first_rank, world_size
+from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, differences, join
-from mxstudy.launch.sweep import begin, end, say, summarise
+from mxstudy.launch.sweep import end, say, summarise
 from mxstudy.launch.worker import attempt
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
@@ -25,38 +26,43 @@ def run_jobs(jobs: list[Job]) -> int:
     0: every job has finished or diverged; 1: a job failed or belongs to another process; 128 + signal: stopped by a
     signal. If several processes were started together, rank 0 decides which jobs run, and all ranks run them.
     """
-    jobs, done = on_first_rank(lambda: begin(jobs)), []
+    parents = Parents(jobs if is_first() else [])
+    done, skipped = list[Job](), list[Job]()
     for number, planned in enumerate(jobs, start=1):
-        job = on_first_rank(partial(take, planned, f"[{number}/{len(jobs)}]"))
+        job = on_first_rank(partial(take, planned, parents, f"[{number}/{len(jobs)}]"))
         is_ours = job.state in ("new", "resume")
         state = run_one(job) if is_ours else job.state
         done.append(replace(job, state=state))
+        if not is_ours and state in DONE:
+            skipped.append(job)
         caught = on_first_rank(partial(signal_of, job)) if is_ours and state in DONE else None
         is_stopped = state == "preempted" or (caught is not None and number < len(jobs))
         if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the other ranks have left
-            conclude(done + jobs[number:], {})
+            conclude(done + jobs[number:], {}, parents)
             return stopped(done[-1], number, len(jobs)) if is_stopped else 1
-    conclude(done, summarise(done) if is_first() and len(done) > 1 else {})
+    for job in skipped if is_first() else []:  # not before: the server may be silent, and no training waits for it
+        catch_up(job)
+    conclude(done, summarise(done) if is_first() and len(done) > 1 else {}, parents)
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))
     return 1 if left else 0
 
 
-def conclude(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
+def conclude(jobs: list[Job], summaries: Mapping[str, Summary], parents: Parents) -> None:
     if is_first():
+        parents.wait()
         end(jobs, summaries)
 
 
-def take(planned: Job, number: str) -> Job:
+def take(planned: Job, parents: Parents, number: str) -> Job:
     """Return the job with its current state, after claiming its folder if it is new or resumes."""
     job = compare(planned)  # another process may have run it since planning
     say(f"{number} {job.label}  {job.folder}{remark(job)}")
-    if job.state in DONE:
-        catch_up(job)
-    elif job.state not in LEFT_ALONE:
+    if job.state not in (*DONE, *LEFT_ALONE):
         try:
             claim(job)
+            parents.tell(job)
         except RunLocked as error:
             job = left_alone(job, error)
     join(job)

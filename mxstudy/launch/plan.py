@@ -22,6 +22,7 @@ from mxstudy.studies import study_of
 from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_run, number_of, replaced
 from mxstudy.tracking.memberships import Membership
+from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
 
 
@@ -30,10 +31,9 @@ class Job:
     """One job of a sweep. `label`: what varies among the jobs; `choices`: the choice of each config group.
 
     `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
-    `replaces`: the run that `rerun=true` replaces; it lies in `folder` until the job is claimed. `parent_id`: the id of
-    the sweep's run in MLflow, if there is one. `backend`: the backends that its blocks will run on, None without a
-    model. `also`: the labels of further jobs of this sweep that are the same run. `name`, `color`: those of its arm
-    among these jobs, the name with its seeds.
+    `replaces`: the run that `rerun=true` replaces; it lies in `folder` until the job is claimed. `backend`: the
+    backends that its blocks will run on, None without a model. `also`: the labels of further jobs of this sweep that
+    are the same run. `name`, `color`: those of its arm among these jobs, the name with its seeds.
     """
 
     config: AnyRun
@@ -44,7 +44,6 @@ class Job:
     choices: dict[str, str]
     state: str = "new"
     replaces: Path | None = None
-    parent_id: str | None = None
     backend: str | None = None
     also: tuple[str, ...] = ()
     name: str = ""
@@ -123,6 +122,8 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             if isinstance(job.values, ConfigError):
                 raise job.values
             config = read_run(job.values)
+            if config.tracking.uri is not None:
+                check_uri(config.tracking.uri)
             study = study_of(config.study)
             study.check_watched(config)
             study.check(config)
@@ -235,7 +236,6 @@ def claim(job: Job) -> RunFolder:
         folder = RunFolder(job.folder)
         drop_ticket(folder)
         folder.go_on(job.config, about)
-        folder.update(mlflow_parent_id=job.parent_id)
         return folder
     config, asked = job.config, list[Membership]()
     about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
@@ -247,7 +247,7 @@ def claim(job: Job) -> RunFolder:
             asked = [*before.memberships(), job.membership]
             stack.enter_context(set_aside(before))
         try:
-            return RunFolder.create(job.folder, config, job.fingerprint, about, job.parent_id, asked)
+            return RunFolder.create(job.folder, config, job.fingerprint, about, asked)
         except ConfigError as error:
             raise RunLocked(str(error)) from None
 

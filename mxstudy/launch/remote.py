@@ -15,10 +15,11 @@ from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, slurm
 from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
+from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, join
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.sweep import begin, end, say, summarise
+from mxstudy.launch.sweep import end, say, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError
@@ -32,13 +33,15 @@ SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     """Submit the jobs that are to be run, and print where each job is; return the exit code, 0 without `wait`."""
     check_asked(jobs, settings)
-    jobs = begin(jobs)
+    parents = Parents(jobs)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):
         queues = Queues()
         jobs = [compare(job, queues) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
         submit(todo, settings)
+    for job in todo:
+        parents.tell(job)
     for job in jobs:
         join(job)
     folders = [job.run for job in jobs]
@@ -46,12 +49,14 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     left = [job for job in jobs if job.state not in DONE]
     if left and not jobs[0].config.wait:
         say(f"{len(todo)} of {len(jobs)} jobs submitted; python -m mxstudy +launch=status shows their state")
+        parents.wait()
         return 0
     ended = wait_for(folders)
     done = [replace(job, state=submit_jobs.state) for job, submit_jobs in zip(jobs, ended, strict=True)]
     for job in done:
         if job.state in DONE:
             catch_up(job)
+    parents.wait()
     end(done, summarise(done) if len(done) > 1 else {})
     return int(any(job.state not in DONE for job in done))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mxstudy.config.launcher import Slurm
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.ticket import Ticket, ticket_of
-from mxstudy.tracking.folder import DONE, RunFolder, RunLocked, Status
+from mxstudy.tracking.folder import DONE, RunFolder, Status
 
 ENDED = (*DONE, "failed", "cancelled")
 
@@ -90,8 +90,4 @@ def is_alive(folder: RunFolder) -> bool:
         return False
     if status.host != socket.gethostname():
         return not status.is_stale(time.time())
-    try:
-        with folder.lock():
-            return False
-    except RunLocked:
-        return True
+    return folder.is_locked()

@@ -18,28 +18,9 @@ from mxstudy.tracking.code import different_code
 from mxstudy.tracking.folder import DONE
 from mxstudy.tracking.mixed_backends import REMEDY, different_backends
 from mxstudy.tracking.mlflow_parent import Summary, Sweep
-from mxstudy.tracking.mlflow_store import create_store, one_line
+from mxstudy.tracking.mlflow_store import one_line
 
 AGAIN = "run the same command again to put it right"
-
-
-def begin(jobs: list[Job]) -> list[Job]:
-    """Create each tracking store and each sweep's parent run; return the jobs with their parents' ids.
-
-    If a store cannot be reached, a line says so, and the jobs run with their journals only.
-    """
-    uris = {uri for job in jobs if (uri := job.config.tracking.uri) is not None}
-    away = {uri: reason for uri in sorted(uris) if (reason := create_store(uri))}
-    for reason in away.values():
-        say(f"tracking: {reason}; the runs go on with their journals")
-    parents: dict[str, str] = {}
-    for sweep in sweeps(jobs):
-        if sweep.uri not in away:
-            try:
-                parents |= dict.fromkeys(sweep.folders, sweep.begin())
-            except Exception as error:  # a server or a driver may raise anything
-                say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")
-    return [replace(job, parent_id=parents.get(job.fingerprint)) for job in jobs]
 
 
 def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:

@@ -133,7 +133,6 @@ class RunFolder:
         config: schemas.Run,
         fingerprint: str,
         provenance: dict[str, Any],
-        parent_id: str | None = None,
         asked: Iterable[Membership] = (),
     ) -> RunFolder:
         """Create the folder of a new, queued run and return it. Raises ConfigError if there is a run already.
@@ -148,7 +147,7 @@ class RunFolder:
             replace_file(path / "provenance.json", json.dumps(provenance, indent=2))
             if found := memberships.joined_by((), asked):
                 replace_file(path / memberships.NAME, memberships.text_of(found))
-            folder._write(Status(fingerprint=fingerprint, started_s=time.time(), mlflow_parent_id=parent_id))
+            folder._write(Status(fingerprint=fingerprint, started_s=time.time()))
         return folder
 
     def go_on(self, config: schemas.Run, provenance: dict[str, Any]) -> None:
@@ -265,16 +264,21 @@ class RunFolder:
         path = self.path / "run.lock"
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            with self._status_lock():  # `is_locked` holds it as well, so whoever is in the way is a writer
+                is_ours = try_lock(file)
+            if not is_ours:
                 holder = path.read_text() or "another process"
-                raise RunLocked(f"{self.path}: {holder} is writing to it; wait for it, or stop it") from None
+                raise RunLocked(f"{self.path}: {holder} is writing to it; wait for it, or stop it")
             os.ftruncate(file, 0)
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
         finally:
             os.close(file)
+
+    def is_locked(self) -> bool:
+        """Return whether a process is the run's writer; no process that becomes it meanwhile is refused the lock."""
+        with self._status_lock(), (self.path / "run.lock").open("a") as file:
+            return not try_lock(file.fileno())
 
     @contextmanager
     def heartbeat(self, every_s: float = 15.0) -> Iterator[None]:
@@ -304,6 +308,15 @@ class RunFolder:
     def _write(self, status: Status) -> None:
         read(Status, dataclasses.asdict(status))  # refuses an invalid state here rather than at the next read
         replace_file(self.status_path, json.dumps(dataclasses.asdict(status), indent=2))
+
+
+def try_lock(file: int) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") -> list[RunFolder]:

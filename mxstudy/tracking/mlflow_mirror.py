@@ -269,6 +269,7 @@ class Session:
 
     def __init__(self, client: Any, folder: RunFolder, position: Position) -> None:
         self.client, self.folder, self.position = client, folder, position
+        self.has_parent = False
         self.offset, self.uncovered, self.spikes = 0, list[Row](), 0
         self.points: list[Any] = []
 
@@ -282,9 +283,7 @@ class Session:
         missing = [Param(key, value) for key, value in texts.items() if key not in known]
         for batch in chunks(missing, PARAMS_PER_CALL):
             self.client.log_batch(run_id, params=batch)
-        parent_id = self.folder.status().mlflow_parent_id
-        if parent_id and PARENT not in tags and active_run(self.client, parent_id):
-            self.client.set_tag(run_id, PARENT, parent_id)
+        self.has_parent = PARENT in tags
         if (backend := self.folder.backend()) and tags.get("backend") != backend:  # it was resumed on another backend
             self.client.set_tag(run_id, "backend", backend)
         self.client.set_tag(run_id, "status", "running")
@@ -297,6 +296,7 @@ class Session:
 
         The caller guarantees that these steps are never superseded.
         """
+        self.tell_parent()
         read = not self.points  # waiting points go first; otherwise an outage would fill the memory
         if read:
             self._read(limit)
@@ -307,6 +307,13 @@ class Session:
             cut = bool(self.points) and self.points[0].step == batch[-1].step  # the rest of a step is in the next batch
             self.keep(next_step=batch[-1].step + (not cut))
         return read and not self.points
+
+    def tell_parent(self) -> None:
+        """Make the run a child of its sweep's parent run, which may have been made after it."""
+        parent_id = None if self.has_parent else self.folder.status().mlflow_parent_id
+        if parent_id and active_run(self.client, parent_id):  # None in another store
+            self.client.set_tag(self.position.run_id, PARENT, parent_id)
+        self.has_parent = self.has_parent or parent_id is not None
 
     def end(self, state: str, reason: str | None) -> None:
         """Send the folder's files and the run's final state."""

@@ -41,11 +41,7 @@ def connect(uri: str) -> Any:
 
 
 def create_store(uri: str) -> str | None:
-    """Open a store once before the jobs do.
-
-    Returns None, or one line that says why the store cannot be used now. Raises ConfigError as `check_uri` does.
-    """
-    check_uri(uri)
+    """Open a store once; return None, or one line that says why it cannot be used now."""
     try:
         connect(uri).search_experiments(max_results=1)
     except Exception as error:

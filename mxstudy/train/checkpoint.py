@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,10 @@ class Checkpoints:
         try:
             temporary = on_first_rank(lambda: self._begin(path))
             _save_tensors(temporary, tensors)
-            checksums = checksums_of(temporary)
+            with ThreadPoolExecutor(1) as thread:  # the disk writes while the checksums are computed
+                flushed = thread.submit(lambda: _sync(temporary) if is_first() else None)
+                checksums = checksums_of(temporary)
+            on_first_rank(flushed.result)
             on_first_rank(lambda: self._finish(temporary, path, step, checksums))
         except (CheckpointException, OSError) as error:
             if is_first():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_study import FakeStudy, seeds
 
-from mxstudy.launch import inline, sweep, worker
+from mxstudy.launch import inline, parents, worker
 from mxstudy.launch.plan import claim, plan
 from mxstudy.tracking.folder import RunFolder, RunLocked
 
@@ -171,7 +171,7 @@ def test_each_tracking_database_is_made_once_and_may_be_away(
         asked.append(uri)
         return f"{uri} does not answer"
 
-    monkeypatch.setattr(sweep, "create_store", unreachable)
+    monkeypatch.setattr(parents, "create_store", unreachable)
     assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, tracking={"uri": "http://localhost:1"}))) == 0
     assert asked == ["http://localhost:1"]
     assert "tracking: http://localhost:1 does not answer; the runs go on" in capsys.readouterr().out

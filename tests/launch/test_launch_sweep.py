@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_study import FakeStudy, composed, seeds
 
-from mxstudy.launch import inline, sweep
+from mxstudy.launch import inline, parents, sweep
 from mxstudy.launch.plan import plan
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Sweep
@@ -24,7 +26,7 @@ class Store:
         self.away = False
         self.begun: list[str] = []
         self.ended: dict[str, tuple[str, str]] = {}
-        monkeypatch.setattr(sweep, "create_store", lambda uri: "away" if self.away else None)
+        monkeypatch.setattr(parents, "create_store", lambda uri: "away" if self.away else None)
         monkeypatch.setattr(Sweep, "begin", lambda each: self.begin(each))
         monkeypatch.setattr(Sweep, "end", lambda each, state, summary: self.end(each, state, summary.markdown))
         monkeypatch.setattr(inline, "mirror_of", lambda *of: None)
@@ -71,16 +73,30 @@ def test_one_job_and_untracked_jobs_have_no_parent(tmp_path: Path, study: FakeSt
     assert [each.name for each in sweep.sweeps(two)] == ["quick: seed"]
 
 
-def test_folders_know_their_parent_before_their_jobs_run(tmp_path: Path, study: FakeStudy, store: Store) -> None:
-    known: list[str | None] = []
+def test_no_job_waits_for_the_parent_and_folders_are_told_of_it_when_it_is_there(
+    tmp_path: Path, study: FakeStudy, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_runs, known = threading.Event(), list[str | None]()
+
+    def slow(uri: str) -> None:
+        assert first_runs.wait(30)
+
+    def begin(folder: RunFolder) -> str:
+        known.append(folder.status().mlflow_parent_id)
+        first_runs.set()
+        return look(folder)
 
     def look(folder: RunFolder) -> str:
+        deadline_s = time.monotonic() + 30
+        while folder.status().mlflow_parent_id is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
         known.append(folder.status().mlflow_parent_id)
         return "finished"
 
-    study.outcomes |= {"seed=1": look, "seed=2": look}
+    monkeypatch.setattr(parents, "create_store", slow)
+    study.outcomes |= {"seed=1": begin, "seed=2": look}
     assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
-    assert known == ["parent of quick: seed"] * 2
+    assert known == [None, *["parent of quick: seed"] * 2]
     assert store.ended == {"quick: seed": ("finished", "2 arms")}
 
 

@@ -46,6 +46,11 @@ def test_new_jobs_live_under_experiment_and_fingerprint_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_address_that_no_store_can_have_is_refused_with_the_plan(tmp_path: Path, study: FakeStudy) -> None:
+    with pytest.raises(ConfigError, match=r"^tracking\.uri: 'ftp://host' does not begin with one of sqlite"):
+        plan(seeds(tmp_path, 1, 2, tracking={"uri": "ftp://host"}))
+
+
 def test_one_bad_job_refuses_the_sweep_and_all_bad_jobs_are_listed(tmp_path: Path, study: FakeStudy) -> None:
     study.invalid = {2}
     jobs = seeds(tmp_path, 1, 2, 3, 4)

@@ -16,7 +16,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def server(tmp_path: Path, empty_store: Path) -> Iterator[Server]:
-    started = Server(tmp_path, empty_store)
+def server(tmp_path: Path, uri: str) -> Iterator[Server]:
+    started = Server(tmp_path, uri)
     yield started
     started.kill()

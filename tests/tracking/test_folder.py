@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from tracked import FINGERPRINT, make_folder
 
 from mxstudy.config import read_run
 from mxstudy.reader import ConfigError, plain
-from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_run, find_runs
+from mxstudy.tracking import folder as module
+from mxstudy.tracking.folder import RunFolder, RunLocked, Status, find_run, find_runs, try_lock
 
 HOLDS_THE_LOCK = """
 import sys, time
@@ -124,6 +126,28 @@ def test_a_second_writer_is_told_who_the_first_is_until_that_is_killed(tmp_path:
             pass
     with folder.lock():
         assert folder.status().state == "queued"
+
+
+def test_a_look_at_the_lock_costs_nobody_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that takes the lock in the middle of a look waits until the look is over."""
+    folder, has_looked, may_end = make_folder(tmp_path), threading.Event(), threading.Event()
+
+    def slow(file: int) -> bool:
+        free = try_lock(file)
+        if threading.current_thread() is looker:
+            has_looked.set()
+            may_end.wait(30)
+        return free
+
+    monkeypatch.setattr(module, "try_lock", slow)
+    looker = threading.Thread(target=folder.is_locked)
+    looker.start()
+    assert has_looked.wait(30)
+    threading.Timer(0.1, may_end.set).start()
+    with folder.lock():
+        assert folder.is_locked()
+    looker.join()
+    assert not folder.is_locked()
 
 
 def test_the_heart_says_whose_it_is_and_beats(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tracked import FINGERPRINT, make_folder, training_row, write_rows
 
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow_store import connect, create_store
+from mxstudy.tracking.mlflow_store import check_uri, connect, create_store
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 )
 def test_what_cannot_be_mirrored_to_is_refused(uri: str, error: str) -> None:
     with pytest.raises(ConfigError, match=rf"^tracking\.uri: .*{error}"):
-        create_store(uri)
+        check_uri(uri)
 
 
 def test_a_server_that_is_away_is_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from mxstudy import results
 from mxstudy.compat.mlflow import NOTE, PARENT, charts_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.memberships import Membership
-from mxstudy.tracking.mlflow_mirror import mirror_of
+from mxstudy.tracking.mlflow_mirror import Position, mirror_of
 from mxstudy.tracking.mlflow_parent import SUMMARY, Summary, Sweep
 from mxstudy.tracking.mlflow_store import active_run, connect
 
@@ -64,6 +65,20 @@ def test_a_child_knows_its_parent_from_the_start_and_the_parent_what_came_out(ur
     assert note == TABLE.markdown
     assert f"&searchFilter=tags.mlflow.parentRunId%3D%27{parent_id}%27&" in link
     assert {file.path for file in connect(uri).list_artifacts(parent_id)} == {SUMMARY, "losses.png"}
+
+
+def test_a_child_that_began_before_its_parent_joins_it_while_it_runs(uri: str, tmp_path: Path) -> None:
+    folder = make(uri, tmp_path / "runs", "a")
+    follow = mirror_of(folder.config(), folder, "norm=rmsnorm")
+    follow.start()
+    follow.covered(1)
+    while (follow.position or Position("", "")).next_step < 1:
+        time.sleep(0.01)
+    child, parent_id = follow.position.run_id, sweep_of(uri, folder).begin()
+    assert PARENT not in get(uri, child).data.tags
+    folder.update(mlflow_parent_id=parent_id)
+    assert follow.finish("finished") is None
+    assert get(uri, child).data.tags[PARENT] == parent_id
 
 
 def test_the_same_sweep_again_in_another_order_adds_nothing(uri: str, tmp_path: Path) -> None:

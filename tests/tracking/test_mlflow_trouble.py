@@ -15,7 +15,8 @@ import pytest
 from mirrored import ARTIFACTS, losses, mirror, points, send, the_run, warnings
 from tracked import training_row, write_rows
 
-from benchmarks.mlflow_server import Server, make_writable
+from benchmarks.databases import make_writable
+from benchmarks.mlflow_server import Server
 from mxstudy.tracking import mlflow_mirror as module
 from mxstudy.tracking.folder import RunFolder, replace_file
 from mxstudy.tracking.journal import Journal

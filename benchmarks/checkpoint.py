@@ -1,0 +1,130 @@
+"""Checkpoints: the seconds that saving and loading one takes, with and without the checksums of its tensors.
+
+The tensors are those of a decoder and its AdamW: weights and two moments in FP32, random. Saving ends when everything
+is on the disk. A checkpoint is loaded once as a resumed run finds it, from the disk (the system is told to forget its
+files first), and once from memory, where reading costs least and checksums weigh most. With and without take turns.
+What checksums add is the difference of the fastest rounds, for what else the machine and its disk do only adds.
+
+python -m benchmarks.checkpoint [--model llama_1b] [--layers 8] [--vocabulary 32000] [--rounds 3] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import torch
+from torch import Tensor
+
+from benchmarks.report import json_option, measured, show
+from benchmarks.scaling import LLAMAS, model_of
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.train import checkpoint
+
+LIMIT = 0.1  # of the time without checksums
+KINDS = ("save", "load from disk", "load from memory")
+
+
+def tensors_of(model: config.Decoder) -> dict[str, Tensor]:
+    """Return the names and random values of what a training's checkpoint holds."""
+    with torch.device("meta"):
+        decoder = Decoder(model, config.RMSNorm(), config.BlockCast(), torch.float32)
+        shapes = {name: weight.shape for name, weight in decoder.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        tensors[f"model.{name}"] = torch.randn(shape)
+        tensors |= {f"optimizer.{name}.{key}": torch.randn(shape) for key in ("exp_avg", "exp_avg_sq")}
+        tensors[f"optimizer.{name}.step"] = torch.tensor(1.0)
+    return tensors
+
+
+def seconds(do: Callable[[], Any]) -> float:
+    began_s = time.perf_counter()
+    do()
+    return time.perf_counter() - began_s
+
+
+def forget(path: Path) -> None:
+    """Drop a checkpoint's files from the system's memory; they have been flushed to the disk."""
+    for file in path.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def one_round(folder: Path, tensors: dict[str, Tensor], with_checksums: bool) -> dict[str, float]:
+    """Return the seconds of each of KINDS."""
+    shutil.rmtree(folder, ignore_errors=True)
+    kept = checkpoint.Checkpoints(folder, "f" * 64, {}, keep_last=1)
+    if with_checksums:
+        save_s = seconds(lambda: kept.save(1, tensors))
+    else:
+        with patch.object(checkpoint, "checksums_of", lambda folder: {}):  # a load compares what was recorded: nothing
+            save_s = seconds(lambda: kept.save(1, tensors))
+    path = folder / "step_00000001"
+    forget(path)
+    return dict(zip(KINDS, [save_s, *(seconds(lambda: kept.load(path, tensors)) for _ in range(2))], strict=True))
+
+
+def rows_of(rounds: dict[bool, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Return a row for each of KINDS: fastest, median and slowest round, and what checksums add to the fastest."""
+    rows = []
+    for kind in KINDS:
+        without, with_them = ([each[kind] for each in rounds[key]] for key in (False, True))
+        row: dict[str, Any] = {"what": kind}
+        for name, values in (("without", without), ("with", with_them)):
+            row |= {f"{name}_s": min(values), f"{name}_median_s": median(values), f"{name}_most_s": max(values)}
+        added = min(with_them) / min(without) - 1
+        rows.append(row | {"added": added, "within_limit": added <= LIMIT})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=LLAMAS, default="llama_1b")
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
+    parser.add_argument("--vocabulary", type=int, help="another than the model's")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
+    json_option(parser, "checkpoint")
+    chosen = parser.parse_args(arguments)
+    own = {"num_layers": chosen.layers, "vocab_size": chosen.vocabulary}
+    model = replace(model_of(chosen.model), **{key: value for key, value in own.items() if value})
+    tensors = tensors_of(model)
+    sizes = {
+        "parameters": sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("model.")),
+        "gib": sum(tensor.nbytes for tensor in tensors.values()) / 2**30,
+    }
+    rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
+        one_round(Path(name) / "first", tensors, True)  # which loads what is imported late
+        shutil.rmtree(Path(name) / "first")
+        for number in range(chosen.rounds):
+            for with_checksums in (False, True) if number % 2 else (True, False):
+                rounds[with_checksums].append(one_round(Path(name) / "checkpoints", tensors, with_checksums))
+    rows = rows_of(rounds)
+    show(rows)
+    machine = {
+        "cores": psutil.cpu_count(),
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "load_average": psutil.getloadavg()[0],
+    }
+    about = {"model": chosen.model, "layers": model.num_layers, "vocabulary": model.vocab_size}
+    measured(rows, chosen.json, **about, **sizes, rounds=chosen.rounds, **machine)
+
+
+if __name__ == "__main__":
+    main()
