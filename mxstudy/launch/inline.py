@@ -11,6 +11,7 @@ from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.plan import Job, claim, compare, differences, join
 from mxstudy.launch.sweep import begin, end, say, summarise
 from mxstudy.launch.worker import attempt
+from mxstudy.reader import one_line
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.mlflow_mirror import mirror_of
@@ -59,6 +60,9 @@ def take(planned: Job, number: str) -> Job:
             claim(job)
         except RunLocked as error:
             job = left_alone(job, error)
+        except OSError as error:  # the disk is full, say: the other jobs may still find room
+            say(f"failed: runs_dir: {job.folder} could not be made ({one_line(error)}); make room, or give another")
+            return replace(job, state="failed")
     join(job)
     return job
 

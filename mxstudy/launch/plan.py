@@ -23,6 +23,7 @@ from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_run, number_of, replaced
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.provenance import provenance
+from mxstudy.whole_files import check_folder
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
                 raise job.values
             config = read_run(job.values)
             study = study_of(config.study)
+            name = config.experiment
+            require("/" not in name, f"experiment: {name!r} is in a sub-folder; move its file to experiment/ itself")
+            check_folder("runs_dir", Path(config.runs_dir) / name)
             study.check_watched(config)
             study.check(config)
             yield Valid(study.pinned(config), study.backends(config))

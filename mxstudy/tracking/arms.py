@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
 from mxstudy.config.deciding import Value, deciding, defaults_of
 from mxstudy.reader import flatten, plain
 from mxstudy.tracking.arm_colors import colors_of
@@ -22,7 +20,6 @@ from mxstudy.tracking.folder import RunFolder
 
 SEEDS = ("seed", "data_seed", "seeds")
 REPLICATES, BASELINE = "replicates.", "baseline."
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def describe(config: Any, choices: Mapping[str, str]) -> Described:
 
 def described(folder: RunFolder) -> Described:
     """Return the description of a run, as its membership asks for it; the config may be of an earlier schema."""
-    values = yaml.load(folder.config_path.read_text(), Loader=LOADER)
+    values = folder.config_values()
     asked = folder.membership()
     if asked.baseline is not None:
         values["baseline"] = asked.baseline
