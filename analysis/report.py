@@ -51,15 +51,35 @@ def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
         "Arms": arms(runs),
         "Differences": differences(runs),
         "What the papers claim": claims(runs),
-        "Figures": "".join(embedded(title, figure) for title, figure in figures.items()) + left_out(runs),
+        "Figures": Html("".join(embedded(title, figure) for title, figure in figures.items())) + left_out(runs),
         "What differs between the configs": configs(runs),
         "Runs and where they ran": environment(runs),
     }
-    body = "".join(f"<h2>{title}</h2>{part}" for title, part in parts.items())
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(experiments)}</title>
-<style>{STYLE}</style><h1>{html.escape(experiments)}</h1>
-<p>{len(runs)} runs in {runs["arm"].nunique()} arms. ± is the 95 % interval of the mean over seeds (Student's t), the
-number of runs in brackets.</p>{body}</html>"""
+    about = f"""{len(runs)} runs in {runs["arm"].nunique()} arms. ± is the 95 % interval of the mean over seeds
+(Student's t), the number of runs in brackets."""
+    body = [element("h2", title) + part for title, part in parts.items()]
+    head = [Html('<meta charset="utf-8">'), element("title", experiments), element("style", Html(STYLE))]
+    whole = element("html", *head, element("h1", experiments), element("p", about), *body, lang="en")
+    return f"<!doctype html>{whole}"
+
+
+class Html(str):
+    """Text that is HTML already; only `element` makes it of other text."""
+
+    def __add__(self, other: str) -> Html:
+        return Html(str(self) + escaped(other))
+
+
+def escaped(content: object) -> str:
+    """Return the content as HTML: what is no `Html` is text, whatever it looks like."""
+    return str(content) if isinstance(content, Html) else html.escape(str(content))
+
+
+def element(tag: str, *content: object, **attributes: str) -> Html:
+    """Return an element with that content and attributes; `kind` is the attribute class."""
+    named = {"class" if name == "kind" else name: value for name, value in attributes.items()}
+    given = "".join(f' {name}="{html.escape(value)}"' for name, value in named.items())
+    return Html(f"<{tag}{given}>{''.join(map(escaped, content))}</{tag}>")
 
 
 def in_arms(runs: pd.DataFrame) -> pd.DataFrame:
@@ -77,35 +97,34 @@ def content(runs: pd.DataFrame) -> pd.Series:
     return found.fillna(found.groupby(config).transform("first"))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    def cell(value: object) -> str:
-        return f'<td class="number">{value}</td>' if isinstance(value, Number) else f"<td>{value}</td>"
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
+    def cell(value: object) -> Html:
+        return element("td", value, kind="number") if isinstance(value, Number) else element("td", value)
 
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    head = element("tr", *(element("th", column) for column in columns))
+    return element("table", head, *(element("tr", *map(cell, row)) for row in rows))
 
 
 class Number(str):
     """Text that is aligned to the right."""
 
 
-def commands(runs: pd.DataFrame) -> str:
-    lines = runs["command"].dropna().drop_duplicates()
-    return "".join(f"<p><code>{html.escape(line)}</code></p>" for line in lines) or "<p>no command was recorded</p>"
+def commands(runs: pd.DataFrame) -> Html:
+    lines = [element("p", element("code", line)) for line in runs["command"].dropna().drop_duplicates()]
+    return Html("".join(lines or [element("p", "no command was recorded")]))
 
 
-def arms(runs: pd.DataFrame) -> str:
+def arms(runs: pd.DataFrame) -> Html:
     """Return the HTML table with one row per arm; below it, the backends and the code of the arms if they differ."""
     rows = []
     for arm, own in runs.groupby("arm", sort=False):
         states = ", ".join(f"{count} {state}" for state, count in own["state"].value_counts().items())
         done = ended(own)
         numbers = [Number(results.estimate(done[column]).counted(form)) for column, (_, form) in NUMBERS.items()]
-        square = f'<span style="color: {own["color"].iloc[0]}">&#9632;</span>'
-        rows.append([f"{square} {html.escape(str(arm))}", states, *numbers])
+        square = element("span", "■", style=f"color: {own['color'].iloc[0]}")
+        rows.append([square + f" {arm}", states, *numbers])
     said = (results.different_backends(zip(runs["arm"], backends(runs), strict=True)), results.mixed_code(runs))
-    sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in said if sentence)
+    sentences = Html("".join(element("p", sentence) for sentence in said if sentence))
     return table(["arm", "runs", *(title for title, _ in NUMBERS.values())], rows) + sentences
 
 
@@ -114,39 +133,37 @@ def backends(runs: pd.DataFrame) -> list[str | None]:
     return [known if isinstance(known, str) else None for known in runs.get("backend", [None] * len(runs))]
 
 
-def differences(runs: pd.DataFrame) -> str:
+def differences(runs: pd.DataFrame) -> Html:
     """Return the HTML table of each arm's difference from the arm that it is compared with, paired by seed."""
     rows = [
-        [
-            html.escape(row.arm),
-            html.escape(row.partner or "-"),
-            Number(row.difference.counted("+.4f") if row.difference else "-"),
-        ]
+        [row.arm, row.partner or "-", Number(row.difference.counted("+.4f") if row.difference else "-")]
         for row in results.arm_rows(ended(runs), "validation_loss")
         if row.arm != row.partner
     ]
     return table(["arm", "less", "validation loss, same seeds"], rows)
 
 
-def claims(runs: pd.DataFrame) -> str:
+def claims(runs: pd.DataFrame) -> Html:
     """Return the HTML table of those claims of the ledger of which these runs say something."""
     rows = [
         [
             f"{document}, {one.claim.where}",
             one.claim.says,
-            f'<span class="{one.verdict.replace(" ", "-")}">{one.verdict}</span>',
-            html.escape(effect(one)),
+            element("span", one.verdict, kind=one.verdict.replace(" ", "-")),
+            effect(one),
         ]
         for document, one in judged_by_runs(Tables(instead={"runs": runs}))
     ]
-    return table(["where", "claim", "here", "evidence"], rows) if rows else "<p>these runs have no claim's arms</p>"
+    if not rows:
+        return element("p", "these runs have no claim's arms")
+    return table(["where", "claim", "here", "evidence"], rows)
 
 
-def configs(runs: pd.DataFrame) -> str:
+def configs(runs: pd.DataFrame) -> Html:
     columns = differing(runs)
     rows = [
         [
-            html.escape(str(arm)),
+            arm,
             *(", ".join(sorted({str(v) for v in own[column].dropna()})) or "-" for column in columns),
         ]
         for arm, own in runs.groupby("arm", sort=False)
@@ -154,13 +171,13 @@ def configs(runs: pd.DataFrame) -> str:
     return table(["arm", *(column.removeprefix("config.") for column in columns)], rows)
 
 
-def environment(runs: pd.DataFrame) -> str:
+def environment(runs: pd.DataFrame) -> Html:
     rows = [
         [
-            html.escape(run["name"]),
-            f"<code>{run['fingerprint'][:12]}</code>",
+            run["name"],
+            element("code", run["fingerprint"][:12]),
             run["state"],
-            f"<code>{str(run['commit'])[:12]}</code>{' (changed)' if run['dirty'] else ''}",
+            element("code", str(run["commit"])[:12]) + (" (changed)" if run["dirty"] else ""),
             run["torch"],
             run["gpu"] or "CPU",
             backend or "-",
@@ -170,19 +187,18 @@ def environment(runs: pd.DataFrame) -> str:
     return table(["run", "fingerprint", "state", "commit", "torch", "GPU", "backends"], rows)
 
 
-def left_out(runs: pd.DataFrame) -> str:
-    few = (
-        f"<p>{len(runs)} runs are too many for a line or a panel each: loss curves, RMS and histograms are drawn of up "
-    )
-    return "" if is_few(runs) else f"{few}to {MOST_RUNS}; the scripts of analysis/ take --only.</p>"
+def left_out(runs: pd.DataFrame) -> Html:
+    few = f"{len(runs)} runs are too many for a line or a panel each: loss curves, RMS and histograms are drawn of up "
+    return Html() if is_few(runs) else element("p", f"{few}to {MOST_RUNS}; the scripts of analysis/ take --only.")
 
 
-def embedded(title: str, figure: Figure) -> str:
+def embedded(title: str, figure: Figure) -> Html:
     data = io.BytesIO()
     figure.savefig(data, format="png")
     plt.close(figure)
     image = base64.b64encode(data.getvalue()).decode()
-    return f'<h3>{html.escape(title)}</h3><img alt="{html.escape(title)}" src="data:image/png;base64,{image}">'
+    picture = Html(f'<img alt="{html.escape(title)}" src="data:image/png;base64,{image}">')
+    return element("h3", title) + picture
 
 
 def histograms(rows: pd.DataFrame) -> Figure:
@@ -244,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     to = chosen.to or place / "report.html"
     to.parent.mkdir(parents=True, exist_ok=True)
     runs = in_arms(runs)
-    to.write_text(page(runs, drawn(chosen.runs, runs)))
+    to.write_text(page(runs, drawn(chosen.runs, runs)), encoding="utf-8")
     print(to)
 
 

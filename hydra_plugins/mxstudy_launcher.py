@@ -39,6 +39,8 @@ class GridSweeper(Sweeper):
             values = {key: value for key, value in {**self.params, **case}.items() if key not in set_by_debug}
             axes = [f"{key}={_choices(value)}" for key, value in values.items()]
             jobs += product(self.loader, axes + arguments)  # the command line comes last, so that it overrides the file
+        if not jobs:
+            raise HydraException(f"{' '.join(arguments)}: a pattern fits no choice, so there is no job")
         return self.launcher.launch(jobs, initial_job_idx=0)
 
 

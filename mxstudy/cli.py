@@ -31,7 +31,8 @@ from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE, Override, 
 from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
-from mxstudy.reader import ConfigError, defaults, kinds_of, suggest, type_hints
+from mxstudy.reader import ConfigError, defaults, kinds_of, one_line, suggest, type_hints
+from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, STARTS, check_shape, check_words
 
 # The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {
@@ -51,12 +52,8 @@ BASES: dict[str, dict[str, Any]] = {
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.
 WHOLE = {"precision": "schedule", "norm": "kind"}
-STARTS = {"experiment", "sweep", "debug"}  # groups without a default choice
 START = "+experiment=NAME or +sweep=NAME"
-HELP = {"-h", "--help"}
-HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
 LAUNCHED = {"launch", "+launch"}
-MULTIRUN = {"-m", "--multirun"}
 
 USAGE = """\
 usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
@@ -80,12 +77,16 @@ def main() -> None:
         return
     if words & LAUNCHED:
         sys.exit(after_launch(arguments))
+    try:
+        check_words(arguments, groups())
+    except ConfigError as error:
+        sys.exit(str(error))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
     register(SWEEPS)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
-    except (HydraException, OmegaConfBaseException, ConfigError) as error:
+    except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
         sys.exit(explain(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -98,11 +99,12 @@ def after_launch(arguments: list[str]) -> int | str:
     """
     from mxstudy.launch.commands import run  # imports torch
 
-    (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
     try:
+        check_shape(arguments, groups())
+        (command,) = (value for key, _, value in (a.partition("=") for a in arguments) if key in LAUNCHED)
         return run(command, [a for a in arguments if a.partition("=")[0] not in LAUNCHED])
-    except ConfigError as error:
-        return str(error)
+    except (ConfigError, OSError) as error:
+        return explain(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -180,9 +182,21 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
             config, choices = shared[key]
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
+            check_baseline(config.get("baseline"), loader)
             yield Composed(tuple(job), choices, finish(config, choices))
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             yield Composed(tuple(job), {}, ConfigError(explain(error)))
+
+
+def check_baseline(baseline: Any, loader: ConfigLoader) -> None:
+    """Raise ConfigError unless the baseline names choices that there are; a value of another kind is refused later."""
+    chosen: Any = OmegaConf.to_container(baseline) if isinstance(baseline, DictConfig) else {}
+    for group, choice in chosen.items():
+        there = visible(loader.get_group_options(str(group)))
+        if not there:
+            raise ConfigError(f"baseline.{group}: no such group; {suggest(str(group), groups())}")
+        if choice not in there:
+            raise ConfigError(f"baseline.{group}: no such choice; {suggest(str(choice), there)}")
 
 
 def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
@@ -280,7 +294,11 @@ def explain(error: Exception) -> str:
         match = re.search(pattern, str(error))
         if match:
             return f"{match[1]}: {advice(match[1])}"
-    return "\n".join(str(part) for part in (error, cause) if part is not None)
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return f"{error.full_key}: {str(error).splitlines()[0]}"
+    return " ".join(one_line(part) for part in (error, cause) if part is not None)
 
 
 def as_a_whole(group: str, key: str) -> str:

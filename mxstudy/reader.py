@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+Unbounded = NewType("Unbounded", float)  # the type of a field that may be infinite
 
 
 class ConfigError(ValueError):
@@ -51,6 +53,20 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_at_most(value: Any, most: Mapping[str, int]) -> None:
+    """Raise ConfigError unless each of these fields is positive and at most as large as this mapping has it."""
+    for name, largest in most.items():
+        number = getattr(value, name)
+        require(0 < number <= largest, f"{name}: must lie in 1 .. {largest:,}, not {number}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text as one line, an OSError's with the file that it names."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def changed(value: T, **fields: Any) -> T:
     """Return a copy of a schema's instance with these fields changed."""
     return dataclasses.replace(value, **fields)  # type: ignore[type-var]
@@ -69,9 +85,11 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
     `path`: the full key of the value, for messages. Raises ConfigError for an unknown key, a missing key or a wrong
     type.
     """
+    where = path or "config"
+    if hint in (float, Unbounded):
+        return _read_number(value, where, hint is Unbounded)
     if type(value) is hint:
         return value
-    where = path or "config"
     if dataclasses.is_dataclass(hint):
         return _read_dataclass(hint, value, path)
     origin, args = get_origin(hint), get_args(hint)
@@ -89,11 +107,21 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
     if origin is dict:
         require(isinstance(value, Mapping), f"{where}: {value!r} is not a mapping")
         return {read(args[0], k, path): read(args[1], v, f"{path}[{k}]") for k, v in value.items()}
-    if hint is float and type(value) is int:
-        return float(value)
     is_number = hint is str and type(value) in (int, float)  # 123456 may be the first digits of a fingerprint
     advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
     raise ConfigError(f"{where}: {value!r} is not {_article(hint)}{advice}")
+
+
+def _read_number(value: Any, where: str, may_be_infinite: bool) -> float:
+    """Return an integer or float as a float, finite unless the field says otherwise."""
+    require(type(value) in (int, float), f"{where}: {value!r} is not a number")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond 1e308
+        number = math.inf
+    is_bounded = math.isfinite(number) or (may_be_infinite and not math.isnan(number))
+    require(is_bounded, f"{where}: must be a finite number, not {number}")
+    return number
 
 
 def _read_dataclass(cls: Any, value: Any, path: str) -> Any:
@@ -139,7 +167,7 @@ def kinds_of(options: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _article(hint: Any) -> str:
-    return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(hint, str(hint))
+    return {bool: "true or false", int: "an integer", str: "a string"}.get(hint, str(hint))
 
 
 def default_of(f: dataclasses.Field[Any]) -> Any:

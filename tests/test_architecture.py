@@ -22,7 +22,8 @@ MAX_LINES = 400
 
 # From the bottom up; a room imports from itself and from rows below its own.
 LAYERS = [
-    ["mxstudy.reader", "mxstudy.whole_files"],
+    ["mxstudy.reader"],
+    ["mxstudy.small_files", "mxstudy.whole_files"],
     ["mxstudy.config"],
     ["mxstudy.compat", "mxstudy.distributed"],
     ["mxstudy.numerics"],
@@ -36,6 +37,7 @@ LAYERS = [
     ["mxstudy.studies"],
     ["mxstudy.students"],
     ["mxstudy.launch"],
+    ["mxstudy.words"],
     ["mxstudy.cli"],
     ["mxstudy.__main__", "hydra_plugins"],
 ]
@@ -43,7 +45,7 @@ HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
 # Who may import what from outside; what is not named here may be imported anywhere.
 THIRD_PARTY = {
-    "hydra": {"mxstudy.cli", "hydra_plugins", "mxstudy.compat"},
+    "hydra": {"mxstudy.cli", "mxstudy.words", "hydra_plugins", "mxstudy.compat"},
     "omegaconf": {"mxstudy.cli", "hydra_plugins", "mxstudy.compat"},
     "mlflow": {"mxstudy.tracking", "mxstudy.compat"},
     "datasets": {"mxstudy.data"},

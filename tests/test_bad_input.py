@@ -9,9 +9,6 @@ import pytest
 from commands import OWN_TEXT, SMALL, call, corpus, status, the_run
 from each import slow_but
 
-from mxstudy.config import Bytes
-from mxstudy.data.tokenizer import load_tokenizer
-
 # -------------------------------------------------------------------------------- refused before a run is made
 
 TRANSFORM_OF_128 = "precision.recipes.mxfp8_sr_rht_2d.wgrad_transform.size=128"
@@ -135,12 +132,3 @@ def test_a_corpus_that_will_not_do_fails_before_the_training(
     assert re.search(f"failed: ConfigError: {message}", capsys.readouterr().out)
     assert not (the_run(here) / "metrics.jsonl").exists()
     assert not (the_run(here) / "checkpoints").exists()
-
-
-@pytest.mark.integration
-def test_a_tokenizer_larger_than_the_model_fails_before_the_training(here: Path) -> None:
-    load_tokenizer(Bytes(), lambda: iter([]), here / "none").save(here / "own.json")
-    pretrained = ("tokenizer=pretrained", f"tokenizer.name={here / 'own.json'}", "model.vocab_size=128")
-    assert call(*SMALL, *OWN_TEXT, *pretrained, corpus(here))[0] == 1
-    assert re.search(r"model\.vocab_size: 128 is smaller than the tokenizer's \d+", status(here).reason or "")
-    assert not (the_run(here) / "metrics.jsonl").exists()

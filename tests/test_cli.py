@@ -60,7 +60,7 @@ def value(one: Composed, dotted: str) -> Any:
         ([QUICK, "+hydra.launcher.nodes=3"], "hydra.launcher.nodes: no such key; choose from kind"),
         ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
         ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),
-        ([QUICK, "train"], "missing EQUAL"),
+        ([QUICK, "train"], "train: must be GROUP=CHOICE or KEY=VALUE"),
     ],
 )
 def test_a_misspelt_command_is_refused_with_what_would_be_right(arguments: list[str], message: str) -> None:

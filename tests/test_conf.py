@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import yaml
 from composing import compose, compose_job, handed_over, validated
 from each import each, slow_but
 from fingerprints import fingerprint_of, recorded
+from pyarrow import parquet
 
 from mxstudy import cli
 from mxstudy.config import Decoder
+from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.studies.pretrain import study as pretrain
 
@@ -157,6 +160,17 @@ def test_a_rehearsal_does_not_swallow_what_was_meant_for_another_kind_of_run(nam
         validated(compose_job(f"+experiment={name}", "+debug=tiny", foreign))
 
 
+@pytest.fixture
+def files(here: Path) -> None:
+    """Those that NEEDS names."""
+    for name in ("tokenizer.json", "a.json", "b.json"):
+        ByteTokenizer().save(here / name)
+    (here / "a.txt").write_text("a b c")
+    (here / "a.jsonl").write_text('{"text": "a b c"}')
+    parquet.write_table(pyarrow.table({"text": ["a b c"]}), here / "a.parquet")
+
+
+@pytest.mark.usefixtures("files")
 def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
     """The name of a pretrained one is not in the hash; what it holds is, through the identity of the corpus."""
     jobs = [
@@ -168,6 +182,7 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("group", "choice"), slow_but(CHOICES[::4], CHOICES))
+@pytest.mark.usefixtures("files")
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))
     assert one.choices[group] == choice

@@ -94,7 +94,7 @@ def is_there(name: str) -> bool:
     return path.exists() or (name.startswith("results/") and any(path.parent.glob(f"{path.name}*")))
 
 
-EVERYWHERE = {"mxstudy.config", "mxstudy.reader", "mxstudy.whole_files"}
+EVERYWHERE = {"mxstudy.config", "mxstudy.reader", "mxstudy.small_files", "mxstudy.whole_files"}
 
 
 def test_the_map_has_the_imports_of_every_room() -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import report
+from analysis.style import plt
 from analysis.units import differing, paired
 from mxstudy.results import estimate, with_arms
 
@@ -144,6 +145,26 @@ def test_arms_on_different_backends_are_named_below_their_table() -> None:
     assert "run on different backends (rmsnorm: reference; mxnorm_p2: fused), which differ in the order" in page
     assert "precision.backend=reference puts all on one" in page
     assert "<td>CPU</td><td>fused</td>" in report.page(others.assign(gpu=None), {})
+
+
+HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
+
+
+def test_text_of_a_run_is_text_on_the_page_wherever_it_stands() -> None:
+    """In every column that a run folder fills: configs, choices, names, commands, machines."""
+    frame = report.in_arms(on_corpora(*[6.5] * 4)).assign(backend="fused", code="a", label="b", name="c")
+    frame["config.data.text_field"] = ["text", "text", "others", "others"]  # so that the page shows the column
+    plain_tags = re.findall(r"<[^>]*>", report.page(frame, {}))
+    words = [column for column in frame if frame[column].map(lambda value: isinstance(value, str)).all()]
+    assert {"state", "gpu", "commit", "arm", "command", "backend", "config.data.text_field"} <= set(words)
+    for column in {*words} - {"state", "fingerprint", "color"}:
+        page = report.page(frame.assign(**{column: frame[column] + HOSTILE}), {})
+        assert set(re.findall(r"<[^>]*>", page)) <= set(plain_tags), column
+    asked = frame.assign(**{f"config.{HOSTILE}": ["a", "a", "b", "b"], "fingerprint": HOSTILE})
+    shown = [report.page(asked, {}), report.environment(frame.assign(state=HOSTILE))]
+    shown.append(report.embedded(HOSTILE, plt.figure()))
+    for part in shown:
+        assert re.findall(r"<script|<img src=x|onerror=\"", part) == []
 
 
 @pytest.mark.integration

@@ -13,7 +13,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import Glob, OverrideType
 
 # Patterns of Hydra's messages with the group they name, for which its errors have no field.
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
@@ -50,6 +50,18 @@ def parse(loader: ConfigLoader, line: str) -> Override:
     parsed = OverridesParser.create(config_loader=loader).parse_override(line)
     changes = parsed.type is OverrideType.CHANGE and not parsed.is_hydra_override()
     return Override(str(parsed.input_line), parsed.key_or_group, changes, parsed.value() if changes else None)
+
+
+def first_value(line: str) -> tuple[str, Any]:
+    """Return key and value of an override, of a sweep the first value; raises HydraException or ValueError.
+
+    Why: Hydra finds an empty or endless sweep only when it composes, and then names neither key nor line.
+    """
+    parsed = OverridesParser.create(config_loader=cast(ConfigLoader, None)).parse_override(line)
+    if not parsed.is_sweep_override() or isinstance(parsed.value(), Glob):  # a pattern is compared with files later
+        return parsed.key_or_group, "" if isinstance(parsed.value(), Glob) else parsed.value()
+    values = parsed.sweep_iterator()
+    return parsed.key_or_group, next(iter(values))
 
 
 def read_files_once(loader: ConfigLoader) -> None:

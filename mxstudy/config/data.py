@@ -6,6 +6,8 @@ from typing import Literal
 
 from mxstudy.reader import cosmetic, named, require, schema
 
+SMALLEST_BPE, LARGEST_BPE = 257, 2**24  # one id per byte, and the one that ends a document
+
 
 @schema
 class Corpus:
@@ -39,6 +41,7 @@ class Files(Corpus):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(bool(self.paths), "paths: must name one file at least, not []")
         require(
             self.format != "text" or self.text_field == "text",
             "text_field: a file of format text is one document without fields; leave it out",
@@ -65,6 +68,7 @@ class HuggingFace(Corpus):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(bool(self.name.strip()), f"name: must name a data set or a folder, not {self.name!r}")
         require(self.max_documents is None or self.max_documents > 0, "max_documents: must be positive; null: all")
 
 
@@ -87,6 +91,11 @@ class TrainedBPE:
     train_bytes: int = 100_000_000
 
     def __post_init__(self) -> None:
+        require(
+            SMALLEST_BPE <= self.vocab_size <= LARGEST_BPE,
+            f"vocab_size: a byte-level BPE has {SMALLEST_BPE} ids at least, and {LARGEST_BPE:,} at most, not "
+            f"{self.vocab_size}",
+        )
         require(self.train_bytes > 0, f"train_bytes: must be positive, not {self.train_bytes}")
 
 

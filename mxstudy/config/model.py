@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe
-from mxstudy.reader import ConfigError, require, schema
+from mxstudy.reader import ConfigError, require, require_at_most, schema
+
+MOST_FEATURES = 2**24
+MOST_LAYERS = 2**12
 
 
 @schema
@@ -34,8 +37,8 @@ class Decoder:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "ffn_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size"):
-            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require_at_most(self, dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), MOST_FEATURES))
+        require_at_most(self, dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), MOST_LAYERS))
         require(
             self.hidden_size % (2 * self.num_heads) == 0,
             f"num_heads: hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an even size",

@@ -45,7 +45,8 @@ class Run:
 
     def __post_init__(self) -> None:
         for name in ("runs_dir", "cache_dir"):
-            require(bool(getattr(self, name).strip()), f"{name}: must name a folder, not {getattr(self, name)!r}")
+            folder = getattr(self, name)
+            require(bool(folder.strip()) and folder.isprintable(), f"{name}: must name a folder, not {folder!r}")
         study = getattr(self, "study", "run")
         require(self.compares or not self.baseline, f"baseline: {study} does not compare arms; leave it out")
         require(self.stale == "refuse" or not self.rerun, "stale: has no effect with rerun=true; leave one of them out")

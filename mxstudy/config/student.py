@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from mxstudy.config.model import MOST_FEATURES, MOST_LAYERS
 from mxstudy.config.observation import Scheduled
-from mxstudy.reader import cosmetic, require, schema
+from mxstudy.config.training import MOST_STEPS
+from mxstudy.reader import cosmetic, require, require_at_most, schema
 
 
 @schema
@@ -32,8 +34,7 @@ class ResidualMLP:
     sequence_length: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "expansion"):
-            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require_at_most(self, {"hidden_size": MOST_FEATURES, "num_layers": MOST_LAYERS, "expansion": MOST_LAYERS})
         require(self.ffn_size > 0, f"hidden_size: {self.hidden_size} is too small for swiglu's multiples of 32")
         for name in ("attention_heads", "sequence_length"):
             require(getattr(self, name) >= 0, f"{name}: must not be negative, not {getattr(self, name)}")
@@ -125,8 +126,7 @@ class StackTrain:
     compile: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require_at_most(self, {"steps": MOST_STEPS, "batch_size": MOST_FEATURES})
 
 
 @schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from mxstudy.reader import cosmetic, require, schema
+from mxstudy.reader import Unbounded, cosmetic, require, schema
 
 MOST_STEPS = 10**9
 MOST_TOKENS = 2**31  # a step; 300 times the largest batch of the papers
@@ -18,7 +18,7 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
+    max_grad_norm: Unbounded = Unbounded(1.0)
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, f"lr: must be positive and finite, not {self.lr}")
@@ -27,7 +27,7 @@ class AdamW:
         for name in ("eps", "weight_decay"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name}: must be finite and not negative, not {value}")
-        require(self.max_grad_norm > 0, f"max_grad_norm: must be positive (.inf: none), not {self.max_grad_norm}")
+        require(self.max_grad_norm > 0, f"max_grad_norm: must be positive (inf: none), not {self.max_grad_norm}")
 
 
 @schema

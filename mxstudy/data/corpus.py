@@ -62,6 +62,13 @@ def identity(data: config.Data) -> dict[str, Any]:
     return {"kind": data.kind, **source_of(data).identity()}
 
 
+def is_local(data: config.Data) -> bool:
+    """Return whether the corpus is in files that the user has on this machine."""
+    if isinstance(data, config.HuggingFace):
+        return data.mirror is not None or os.path.isdir(data.name)
+    return isinstance(data, config.Files)
+
+
 def check(data: config.Data) -> None:
     """Read the first row of one file of every folder; raise ConfigError if it cannot be read or has no text column."""
     source = source_of(data)
@@ -179,8 +186,10 @@ class LocalFiles:
 
 def expand(pattern: str) -> list[Path]:
     """Return the file of that name, or the files that match the glob pattern, sorted; folders never match."""
+    require(bool(pattern.strip()), f"data.paths: {pattern!r} names no file; leave it out")
     if os.path.exists(pattern):
-        require(os.path.isfile(pattern), f"data.paths: {pattern!r} is a folder; name its files: {pattern}/*")
+        require(not os.path.isdir(pattern), f"data.paths: {pattern!r} is a folder; name its files: {pattern}/*")
+        require(os.path.isfile(pattern), f"data.paths: {pattern!r} is a pipe or a device; copy its text to a file")
         return [Path(pattern)]
     found = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
     require(bool(found), f"data.paths: {pattern!r} does not exist, and matches no file as a glob pattern")

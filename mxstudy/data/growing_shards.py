@@ -24,6 +24,7 @@ from mxstudy.data.corpus import SourceLocation
 from mxstudy.data.duplicates import DigestSet
 from mxstudy.data.encode import Encoded
 from mxstudy.reader import require
+from mxstudy.small_files import read_json
 from mxstudy.whole_files import replace_file
 
 SEEN = "seen.bin"
@@ -80,7 +81,9 @@ class Partial:
         self.location, self.counts, self.seconds = SourceLocation(), no_counts(), 0.0
         self.files: dict[str, File] = {}
         self.seen = DigestSet()
-        state = json.loads((folder / STATE).read_text()) if (folder / STATE).exists() else {"files": {}}
+        state: dict[str, Any] = {"files": {}}
+        if (folder / STATE).exists():
+            state = read_json(folder / STATE, f"delete {folder} to begin again")
         for path in folder.iterdir():
             if path.name not in ("tokenizer.json", STATE, *state["files"]):
                 path.unlink()

@@ -31,7 +31,8 @@ from mxstudy.data import tokenizer as tokenization
 from mxstudy.data.build_shards import How, OnCounts, Report, build, ignore_counts
 from mxstudy.data.content_hash import Split, sha256_of
 from mxstudy.data.tokenizer import Tokenizer
-from mxstudy.reader import ConfigError, require
+from mxstudy.reader import require
+from mxstudy.small_files import read_json
 
 SHARDS_VERSION = 1  # to be raised when the same origin would give different files
 CHUNK_TOKENS = 2**24  # tokens counted at a time
@@ -122,10 +123,7 @@ def prepare(
 def open_shards(folder: Path) -> Shards:
     """Open prepared shards; raise ConfigError for a file that is missing, unreadable or not as large as recorded."""
     path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: unreadable ({error}); {remedy(folder)}") from error
+    manifest = read_json(path, remedy(folder))
     for name, entry in manifest["files"].items():
         file = folder / name
         require(file.is_file(), f"{file}: missing; {remedy(folder)}")

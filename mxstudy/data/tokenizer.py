@@ -23,7 +23,6 @@ from mxstudy.whole_files import replace_file
 
 EOS = "<|endoftext|>"
 USUAL_EOS = (EOS, "<|end_of_text|>", "</s>", "<eos>")
-SMALLEST_BPE = 257  # one token per byte, and EOS
 
 
 class Tokenizer:
@@ -91,8 +90,7 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a config; a BPE is read from `cache_path`, or trained on `train_texts` and saved there.
 
-    Raises ConfigError for a vocabulary with fewer than 257 ids, and for a pretrained tokenizer that is not found or
-    whose EOS token is not known.
+    Raises ConfigError for a pretrained tokenizer that is not found or whose EOS token is not known.
     """
     if isinstance(tokenizer, config.Bytes):
         return ByteTokenizer()
@@ -122,10 +120,6 @@ def from_json(json: str, eos_token: str) -> Tokenizer:
 
 def train_bpe(tokenizer: config.TrainedBPE, texts: Iterator[str]) -> Tokenizer:
     """Train a byte-level BPE; the ids depend on the texts alone. A small corpus gives fewer ids than `vocab_size`."""
-    require(
-        tokenizer.vocab_size >= SMALLEST_BPE,
-        f"tokenizer.vocab_size: a byte-level BPE has at least {SMALLEST_BPE} ids, not {tokenizer.vocab_size}",
-    )
     backend = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=tokenizer.vocab_size,
@@ -163,7 +157,8 @@ def find_pretrained(name: str) -> tokenizers.Tokenizer:
     """Return the tokenizer named by a file, a folder, or else a repository on the Hugging Face hub."""
     path = Path(name, "tokenizer.json") if os.path.isdir(name) else Path(name)
     local = os.path.exists(name)
-    require(not local or path.is_file(), f"tokenizer.name: the folder {name!r} has no tokenizer.json")
+    require(bool(name.strip()), f"tokenizer.name: must name a file, a folder or a tokenizer on the hub, not {name!r}")
+    require(not local or path.is_file(), f"tokenizer.name: {path} is no file; give a tokenizer.json, or its folder")
     try:
         return tokenizers.Tokenizer.from_file(str(path)) if local else tokenizers.Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises nothing narrower

@@ -20,10 +20,12 @@ from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer, find_pretrained
 from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError, read, require
+from mxstudy.small_files import read_json as read_small
 from mxstudy.whole_files import replace_file
 
 ARCHITECTURE = "LlamaForCausalLM"
 CONFIG, TOKENIZER, ABOUT_TOKENIZER = "config.json", "tokenizer.json", "tokenizer_config.json"
+MOST_IDS = 2**32
 SAYS = (CONFIG, TOKENIZER, ABOUT_TOKENIZER)  # the files that describe a model, beside its weights
 WHOLE = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
@@ -146,9 +148,11 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     path = folder / CONFIG
     require(path.is_file(), f"checkpoint: {folder} has no {CONFIG}")
     values = read_json(path)
-    name = (values.get("architectures") or ["none"])[0]
+    named = values.get("architectures") or "none"
+    name = ", ".join(map(str, named)) if isinstance(named, list) else named
     require(name == ARCHITECTURE, f"checkpoint: {folder} is {name}; only {ARCHITECTURE} can be read")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    require(isinstance(rope, dict), f"checkpoint: {path}: rope_parameters or rope_scaling is {rope!r}, not a mapping")
     kind = rope.get("rope_type", rope.get("type", "default"))
     require(kind == "default", f"checkpoint: rotary embedding {kind!r}; only the default one can be read")
     activation = values.get("hidden_act", "silu")
@@ -185,18 +189,21 @@ def read_eos(folder: Path) -> str | None:
         return str(named)
     ids = read_json(folder / CONFIG).get("eos_token_id")
     first = next(iter(ids), None) if isinstance(ids, list) else ids
-    if not isinstance(first, int) or not (folder / TOKENIZER).is_file():
+    if first is None or not (folder / TOKENIZER).is_file():
         return None
-    return find_pretrained(str(folder / TOKENIZER)).id_to_token(first)
+    tokens = find_pretrained(str(folder / TOKENIZER))
+    is_there = type(first) is int and 0 <= first < MOST_IDS
+    token = tokens.id_to_token(first) if is_there else None
+    if token is None:
+        raise ConfigError(f"checkpoint: {folder / CONFIG}: eos_token_id {first!r} is no id of its {TOKENIZER}")
+    return token
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"checkpoint: {path} cannot be read as JSON: {error}") from error
-    require(isinstance(values, dict), f"checkpoint: {path} must be a JSON object, not {type(values).__name__}")
-    return values
+        return read_small(path, "download it again")
+    except ConfigError as error:
+        raise ConfigError(f"checkpoint: {error}") from None
 
 
 def read_state(folder: Path, read_file: Callable[[Path], dict[str, Tensor]] = load_file) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import mxstudy
+from mxstudy.reader import ConfigError
 
 PACKAGE = Path(mxstudy.__file__).parent
 NAME = ".launch"
@@ -45,7 +46,11 @@ def freeze_code(runs_dir: Path) -> Path:
     path = runs_dir.absolute() / NAME / f"code-{code_version()}"
     if not path.exists():
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        shutil.copytree(PACKAGE, temporary / "mxstudy", ignore=shutil.ignore_patterns("__pycache__"))
+        try:
+            shutil.copytree(PACKAGE, temporary / "mxstudy", ignore=shutil.ignore_patterns("__pycache__"))
+        except shutil.Error as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise ConfigError(f"runs_dir: the code cannot be copied to {path} ({error.args[0][0][2]})") from None
         temporary.rename(path)
     return path
 

@@ -12,6 +12,7 @@ from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, differences, join
 from mxstudy.launch.sweep import end, say, summarise
 from mxstudy.launch.worker import attempt
+from mxstudy.reader import one_line
 from mxstudy.studies import study_of
 from mxstudy.tracking.folder import DONE, RunFolder, RunLocked
 from mxstudy.tracking.mlflow_mirror import mirror_of
@@ -65,6 +66,9 @@ def take(planned: Job, parents: Parents, number: str) -> Job:
             parents.tell(job)
         except RunLocked as error:
             job = left_alone(job, error)
+        except OSError as error:  # the disk is full, say: the other jobs may still find room
+            say(f"failed: runs_dir: {job.folder} could not be made ({one_line(error)}); make room, or give another")
+            return replace(job, state="failed")
     join(job)
     return job
 

@@ -24,6 +24,7 @@ from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_r
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
+from mxstudy.whole_files import check_folder
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,9 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             if config.tracking.uri is not None:
                 check_uri(config.tracking.uri)
             study = study_of(config.study)
+            name = config.experiment
+            require("/" not in name, f"experiment: {name!r} is in a sub-folder; move its file to experiment/ itself")
+            check_folder("runs_dir", Path(config.runs_dir) / name)
             study.check_watched(config)
             study.check(config)
             yield Valid(study.pinned(config), study.backends(config))

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mxstudy.launch.ticket import ticket_of
 from mxstudy.reader import ConfigError, flatten, require
 from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called
-from mxstudy.tracking.memberships import LOADER
 
 
 def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
@@ -19,11 +17,11 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
 
     Raises ConfigError with the argument that no run matches.
     """
-    runs = find_runs(runs_dir)
-    require(bool(runs), f"runs_dir: there are no runs in {runs_dir}/")
+    there = find_runs(runs_dir)
+    require(bool(there), f"runs_dir: there are no runs in {runs_dir}/")
+    runs = [run for run in there if is_readable(run)]
     for argument in arguments:
-        key, equals, value = argument.removeprefix("+").partition("=")
-        require(bool(equals), f"{argument}: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT")
+        key, _, value = argument.removeprefix("+").partition("=")
         choices = value.split(",")
         if key == "run":
             for choice in choices:
@@ -32,6 +30,16 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
         runs = [found[0] for found in fitting if found]
         require(bool(runs), f"{key}: no run in {runs_dir}/ has {key}={value}")
     return runs
+
+
+def is_readable(run: RunFolder) -> bool:
+    """Return whether the files that describe a run can be read; if not, say which, and what to do about it."""
+    try:
+        run.status(), run.config_values(), run.memberships(), ticket_of(run)
+    except ConfigError as error:
+        print(f"left out: {error}", flush=True)
+        return False
+    return True
 
 
 def check_one(name: str, runs: Sequence[RunFolder]) -> None:
@@ -55,10 +63,7 @@ def fit(run: RunFolder, key: str, value: str) -> RunFolder | None:
 
 def values_of(run: RunFolder, key: str) -> Iterator[Any]:
     """Yield the value of a dotted key in a run's config, if it has one."""
-    try:
-        values = flatten(yaml.load(run.config_path.read_text(), Loader=LOADER))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{run.config_path}: cannot be read ({error}); move the folder away") from None
+    values = flatten(run.config_values())
     if key in values:
         yield values[key]
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from mxstudy.config.launcher import Local, Slurm
-from mxstudy.reader import ConfigError, read
+from mxstudy.small_files import read_if_there
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.whole_files import replace_file
 
@@ -36,13 +36,7 @@ class Ticket:
 
 def ticket_of(folder: RunFolder) -> Ticket | None:
     """Return the run's ticket, or None if it was never handed to a queue. Raises ConfigError if it is unreadable."""
-    path = folder.path / NAME
-    try:
-        ticket: Ticket = read(Ticket, json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); delete it if its job is gone") from None
+    ticket: Ticket | None = read_if_there(Ticket, folder.path / NAME, "delete it if its job is gone")
     return ticket
 
 

@@ -19,8 +19,9 @@ from mxstudy.data import corpus, tokenizer
 from mxstudy.data.growing_shards import Counts
 from mxstudy.data.shards import Shards, locate, prepare, verify
 from mxstudy.results.terminal import markdown, show
+from mxstudy.small_files import read_json
 from mxstudy.studies.protocol import Identity, Study
-from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.folder import MOVE_AWAY, RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.tracking.mlflow_parent import Summary
 from mxstudy.train.recorder import finish_and_mirror
@@ -129,7 +130,7 @@ def rows_of(shards: Shards) -> list[tuple[str, ...]]:
 
 
 def summary_of(folder: RunFolder) -> tuple[str, ...]:
-    manifest = json.loads((folder.path / "shards.json").read_text())
+    manifest = read_json(folder.path / "shards.json", MOVE_AWAY)
     config = folder.config_of(PrepareData)
     where = locate(config.data, config.tokenizer, Path(config.cache_dir))[0]
     shards = str(where) if where.exists() else "deleted; rerun=true makes them again"

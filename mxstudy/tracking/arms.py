@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import yaml
-
 from mxstudy.config.deciding import Value, deciding, defaults_of, kinds_in
 from mxstudy.reader import flatten, plain
 from mxstudy.tracking.arm_colors import colors_of
 from mxstudy.tracking.arm_names import Named, names_of, text_of
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.memberships import LOADER
 
 SEEDS = ("seed", "data_seed", "seeds")
 REPLICATES, BASELINE = "replicates.", "baseline."
@@ -87,7 +84,7 @@ def describe(config: Any, choices: Mapping[str, str]) -> Described:
 
 def described(folder: RunFolder) -> Described:
     """Return the description of a run, as its membership asks for it; the config may be of an earlier schema."""
-    values = yaml.load(folder.config_path.read_text(), Loader=LOADER)
+    values = folder.config_values()
     asked = folder.membership()
     if asked.baseline is not None:
         values["baseline"] = asked.baseline

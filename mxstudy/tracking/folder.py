@@ -28,9 +28,10 @@ import yaml
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
+from mxstudy.small_files import read_as, read_json, read_yaml
 from mxstudy.tracking import memberships
 from mxstudy.tracking.code import code_in
-from mxstudy.tracking.memberships import LOADER, Membership
+from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.whole_files import replace_file
 
@@ -54,6 +55,7 @@ BEFORE_STATUS = ("status.lock", "config.yaml", "provenance.json", memberships.NA
 
 RunStatus = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
 DONE = ("finished", "diverged")  # states with a result: no step is superseded any more
+MOVE_AWAY = "move the folder away to train this run again"  # what to do about a file that cannot be read
 REPLACED = ".old-"  # after the name of a folder that a rerun replaces, followed by a number
 
 
@@ -166,10 +168,15 @@ class RunFolder:
         replace_file(self.path / "provenance.json", json.dumps(about, indent=2))
 
     def config(self) -> schemas.AnyRun:
+        values = self.config_values()
         try:
-            return schemas.read_run(yaml.load(self.config_path.read_text(), Loader=LOADER))
-        except (OSError, yaml.YAMLError, ConfigError) as error:
+            return schemas.read_run(values)
+        except ConfigError as error:
             raise ConfigError(f"{self.config_path}: {error}") from None
+
+    def config_values(self) -> dict[str, Any]:
+        """Return the run's config as plain data, perhaps of an earlier schema. Raises ConfigError."""
+        return read_yaml(self.config_path, MOVE_AWAY)
 
     def config_of(self, kind: type[C]) -> C:
         """Return the run's config. Raises ConfigError if the run is of another kind."""
@@ -179,7 +186,8 @@ class RunFolder:
         return config
 
     def provenance(self) -> dict[str, Any]:
-        return json.loads((self.path / "provenance.json").read_text())
+        """Return where the run comes from. Raises ConfigError for a file that cannot be read."""
+        return read_json(self.path / "provenance.json", MOVE_AWAY)
 
     def backend(self) -> str | None:
         """Return the backends that the run's blocks ran on, over all starts and resumes; None if not recorded."""
@@ -246,12 +254,8 @@ class RunFolder:
         return self
 
     def status(self) -> Status:
-        try:
-            return read(Status, json.loads(self.status_path.read_text()))
-        except (OSError, ValueError) as error:  # ConfigError is a ValueError
-            raise ConfigError(
-                f"{self.status_path}: cannot be read ({error}); move the folder away to train this run again"
-            ) from None
+        status: Status = read_as(Status, self.status_path, MOVE_AWAY)
+        return status
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the status and keep all others; safe while other processes update it too."""
@@ -384,6 +388,9 @@ def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
 
 
 def is_called(run: RunFolder, text: str) -> bool:
-    status = run.status()
+    try:
+        status = run.status()
+    except ConfigError:  # one that cannot be read keeps nobody from naming the others
+        return len(text) >= SHORTEST_PREFIX and run.path.name.startswith(text)
     begins = len(text) >= SHORTEST_PREFIX and status.fingerprint.startswith(text)
     return begins or status.mlflow_run_id == text

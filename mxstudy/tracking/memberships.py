@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from mxstudy.small_files import read_if_there, read_yaml
 
-from mxstudy.reader import read
-
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
 NAME = "memberships.json"
+DELETE_IT = "delete it; the commands that asked for the run, run again, make it anew"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +49,8 @@ class Membership:
 
 def read_memberships(folder: Path, about: Mapping[str, Any]) -> list[Membership]:
     """Return the memberships of a run, the one that came first at the beginning; `about`: its provenance."""
-    path = folder / NAME
-    if path.exists():
-        found: list[Membership] = read(tuple[Membership, ...], json.loads(path.read_text()), NAME)
+    found = read_if_there(tuple[Membership, ...], folder / NAME, DELETE_IT)
+    if found:
         return list(found)
     choices = about.get("choices", {})
     return [
@@ -70,7 +67,7 @@ def read_memberships(folder: Path, about: Mapping[str, Any]) -> list[Membership]
 def experiment_of(folder: Path) -> str:
     """Return the experiment that a run's config names, or else that of its folder."""
     config = folder / "config.yaml"
-    values = yaml.load(config.read_text(), Loader=LOADER) if config.exists() else {}
+    values = read_yaml(config, "move the folder away") if config.exists() else {}
     return str(values.get("experiment", folder.parent.name))
 
 

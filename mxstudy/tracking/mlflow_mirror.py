@@ -24,6 +24,7 @@ from typing import Any
 from mxstudy.compat.mlflow import COLOR, PARENT
 from mxstudy.config import Run
 from mxstudy.reader import flatten, plain
+from mxstudy.small_files import read_if_there
 from mxstudy.tracking import memberships
 from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.tracking.journal import Row, last_segments, read_rows
@@ -256,8 +257,8 @@ class Position:
 
 def position_of(folder: RunFolder, uri: str) -> Position | None:
     """Return how much of the run that store has; None if it has no such run."""
-    path = folder.path / "mirror.json"
-    position = Position(**json.loads(path.read_text())) if path.exists() else None
+    remedy = "delete it; the same command, run again, sends everything again"
+    position: Position | None = read_if_there(Position, folder.path / "mirror.json", remedy)
     return position if position and position.uri == uri else None
 
 

@@ -14,10 +14,12 @@ from mxstudy.compat.mlflow import SOURCE_COMMIT, SOURCE_NAME, quiet_client, shar
 from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_database import make_database
+from mxstudy.tracking.mlflow_metrics import allowed
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
 
+BACKTICK, QUOTES = "`", "'\""  # the marks around names and values in MLflow's searches
 MEMBER = "in."  # prefix of the tags that name the experiments and sweeps of a run
 VIEW = "mxstudy"  # name of our saved view of an experiment's list of runs
 COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
@@ -99,14 +101,27 @@ def active_run(client: Any, run_id: str) -> Any | None:
 
 def find_run(client: Any, experiment_id: str, tags: Mapping[str, str]) -> Any | None:
     """Return the earliest run with all of these tags that was not deleted in MLflow; None if there is none."""
-    query = " and ".join(f"tags.{key} = '{value}'" for key, value in tags.items())
+    query = " and ".join(f"tags.{quoted(key, BACKTICK)} = {quoted(value, QUOTES)}" for key, value in tags.items())
     found = client.search_runs([experiment_id], query, max_results=1, order_by=["attributes.start_time ASC"])
     return found[0] if found else None
 
 
+def quoted(text: str, marks: str) -> str:
+    """Return a text in the first of these quotation marks that is not in it, as MLflow's searches read it.
+
+    Raises ValueError for a text that has all of them: a search knows no other way to write one.
+    """
+    mark = next((mark for mark in marks if mark not in text), None)
+    if mark is None:
+        raise ValueError(f"{text!r} cannot be searched for in MLflow")
+    return f"{mark}{text}{mark}"
+
+
 def create_run(client: Any, experiment_id: str, run_name: str, started_s: float, tags: Mapping[str, Any]) -> Any:
     """Create a run and return it; `tags` whose values are lists or mappings are left out."""
-    texts = {key: str(value)[:TEXT_LENGTH] for key, value in tags.items() if not isinstance(value, dict | list)}
+    texts = {
+        allowed(key): str(value)[:TEXT_LENGTH] for key, value in tags.items() if not isinstance(value, dict | list)
+    }
     return client.create_run(experiment_id, start_time=int(started_s * 1000), tags=texts, run_name=run_name)
 
 
@@ -118,12 +133,12 @@ def origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 def membership_tags(folder: RunFolder) -> dict[str, str]:
     """Return a tag in.NAME for each experiment and sweep that asked for the run: its label there."""
-    return {f"{MEMBER}{name}": str(each.label) for each in folder.memberships() for name in sorted(each.names)}
+    return {allowed(f"{MEMBER}{name}"): str(each.label) for each in folder.memberships() for name in sorted(each.names)}
 
 
 def member_of(name: str) -> str:
     """Return the search for the runs of an experiment or sweep, in whichever experiment of MLflow they are."""
-    return f"tags.`{MEMBER}{name}` LIKE '%'"
+    return f"tags.`{allowed(MEMBER + name)}` LIKE '%'"
 
 
 def own_tags(folder: RunFolder) -> dict[str, str]:

@@ -18,6 +18,7 @@ from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.watch import Watch
 
+MOST_RANKS = 2**20
 TIMEOUT = timedelta(minutes=30)  # of a collective; the watch notices a rank that dies long before
 LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns by itself
@@ -70,9 +71,23 @@ def find_rank(environment: Mapping[str, str]) -> ProcessRank:
     """
     for name, starter in STARTERS.items():
         if starter.rank in environment and starter.size in environment:
-            rank, size, local_rank = (int(environment.get(variable, "0")) for variable in starter[:3])
-            return ProcessRank(rank, size, local_rank, *meeting_point(environment, name)) if size > 1 else ProcessRank()
+            size = number_in(environment, starter.size, range(1, MOST_RANKS))
+            if size == 1:
+                return ProcessRank()
+            rank, local_rank = (number_in(environment, key, range(size)) for key in (starter.rank, starter.local_rank))
+            return ProcessRank(rank, size, local_rank, *meeting_point(environment, name))
     return ProcessRank()
+
+
+def number_in(environment: Mapping[str, str], variable: str, allowed: range) -> int:
+    """Return the number in an environment variable. Raises ConfigError unless it is an allowed one."""
+    text = environment.get(variable, "0")
+    require(
+        text.isdecimal() and int(text) in allowed,
+        f"{variable}: must lie in {allowed.start} .. {allowed.stop - 1}, not {text!r}; torchrun, srun and submitit set "
+        "it, and a process that is alone needs none",
+    )
+    return int(text)
 
 
 def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
@@ -88,7 +103,7 @@ def meeting_point(environment: Mapping[str, str], name: str) -> tuple[str, int]:
         f"MASTER_ADDR, MASTER_PORT: not set, but the variables of {name} say that there are several processes; start "
         "them with torchrun, srun or submitit, or set both",
     )
-    return address, int(port)
+    return address, number_in({"MASTER_PORT": str(port)}, "MASTER_PORT", range(1, 2**16))
 
 
 def first_node(nodes: str) -> str:

@@ -203,7 +203,7 @@ def test_open_refuses_what_is_cut_missing_or_unreadable(data, cache):
     with pytest.raises(ConfigError, match=r"train-00000.bin: missing"):
         open_shards(shards.folder)
     (shards.folder / "manifest.json").write_text('{"files"')
-    with pytest.raises(ConfigError, match=r"manifest.json: unreadable"):
+    with pytest.raises(ConfigError, match=r"manifest.json: cannot be read"):
         open_shards(shards.folder)
     shutil.rmtree(shards.folder)
     verify(prepare(data, BPE, cache, silent))

@@ -125,7 +125,7 @@ def test_runs_are_chosen_by_choices_values_and_names(
     for arguments, message in (
         (["seed=55"], f"seed: no run in {tmp_path}/runs/ has seed=55"),
         (["sed=1"], f"sed: no run in {tmp_path}/runs/ has sed=1"),
-        (["seed"], "seed: must be GROUP=CHOICE, KEY=VALUE or run=FINGERPRINT"),
+        (["seed"], "seed: must be GROUP=CHOICE or KEY=VALUE"),
         (["wait=true"], "launch=status: takes neither hydra.launcher nor wait nor setup; leave them out"),
         ([f"runs_dir={tmp_path}/none"], f"runs_dir: there are no runs in {tmp_path}/none/"),
     ):

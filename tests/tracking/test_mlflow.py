@@ -14,7 +14,15 @@ from tracked import FINGERPRINT, make_folder, training_row, write_rows
 
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.tracking.mlflow_store import check_uri, connect, create_store
+from mxstudy.tracking.mlflow_store import (
+    check_uri,
+    connect,
+    create_run,
+    create_store,
+    find_run,
+    get_experiment,
+    member_of,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -185,6 +193,22 @@ def test_the_same_fingerprint_trained_again_is_another_run(uri: str, folder: Run
     write_rows(again, [training_row(0, loss=1.0)])
     send(uri, again)
     assert len(connect(uri).search_runs(["1"])) == 2
+
+
+def test_names_with_marks_are_searched_for_as_they_are(uri: str) -> None:
+    client = connect(uri)
+    experiment_id = get_experiment(client, 'it\'s "mine" <b>`x`</b>')
+    hostile = ("plain", "it's", 'so "said"', "x' OR tags.a LIKE '%")
+    made = {text: create_run(client, experiment_id, text, 1.0, {"a": text}).info.run_id for text in hostile}
+    found = {text: find_run(client, experiment_id, {"a": text}).info.run_id for text in hostile}
+    assert found == made
+    with pytest.raises(ValueError, match="cannot be searched for in MLflow"):
+        find_run(client, experiment_id, {"a": "'\""})
+    tag = "in.it_s _mine_ _b__x__/b_"
+    member = create_run(client, experiment_id, "member", 1.0, {"in.it's `mine` <b>`x`</b>": "yes"})
+    assert member.data.tags[tag] == "yes"
+    found = client.search_runs([experiment_id], member_of("it's `mine` <b>`x`</b>"))
+    assert [run.info.run_id for run in found] == [member.info.run_id]
 
 
 def test_a_run_that_was_deleted_in_mlflow_is_sent_anew(uri: str, folder: RunFolder) -> None:

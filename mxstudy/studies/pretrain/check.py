@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 from operator import attrgetter
+from pathlib import Path
 
 import torch
 
 from mxstudy import config as schemas
 from mxstudy.config import Pretrain
+from mxstudy.config.data import SMALLEST_BPE
+from mxstudy.data import corpus
 from mxstudy.data.batches import rows_of_rank
+from mxstudy.data.shards import locate
+from mxstudy.data.tokenizer import load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
@@ -17,7 +23,8 @@ from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check
 from mxstudy.reader import require
 from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
-from mxstudy.train.runtime import resolve_device
+from mxstudy.train.runtime import is_planned, resolve_device
+from mxstudy.whole_files import check_folder
 
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
@@ -34,10 +41,9 @@ def check(config: Pretrain, ranks: int = 1) -> None:
         )
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
-    sizes = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}
-    vocab_size = sizes.get(type(config.tokenizer))
-    if vocab_size is not None:
-        check_vocabulary(config, vocab_size(config.tokenizer))
+    check_vocabulary(config, most_ids(config.tokenizer))
+    if ranks == 1:  # else a process that plans has done it
+        check_corpus(config.data, config.tokenizer, Path(config.cache_dir), Path.cwd(), is_planned())
 
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
@@ -75,6 +81,27 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return backends_by_step(backends)
+
+
+@functools.cache  # a sweep has many jobs of one tokenizer
+def most_ids(chosen: schemas.Tokenizer) -> int:
+    """Return the number of ids that a tokenizer has at most. Raises ConfigError for one that cannot be loaded."""
+    if isinstance(chosen, schemas.Pretrained):
+        return load_pretrained(chosen).vocab_size
+    return chosen.vocab_size if isinstance(chosen, schemas.TrainedBPE) else SMALLEST_BPE
+
+
+@functools.cache  # a corpus may have thousands of files, and `here` is where its paths begin
+def check_corpus(data: schemas.Data, chosen: schemas.Tokenizer, cache_dir: Path, here: Path, elsewhere: bool) -> None:
+    """Raise ConfigError unless the corpus is prepared, or can be: there is a cache, and first rows of local files.
+
+    The hub is not asked: a run may be planned without a network, and `+experiment=prepare_data` asks it.
+    """
+    if not os.path.exists(locate(data, chosen, cache_dir)[0]):  # False, too, for a path that cannot be
+        if not elsewhere:  # another machine may have a disk that this one has not
+            check_folder("cache_dir", cache_dir)
+        if corpus.is_local(data):
+            corpus.check(data)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:

@@ -29,6 +29,7 @@ from mxstudy.probes.build import build_probes, build_spikes
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import ConfigError, plain, require
+from mxstudy.small_files import read_json
 from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import first_missing, read_journal
@@ -146,7 +147,7 @@ def pin_shards(folder: RunFolder, shards: Shards) -> None:
     if not path.exists():
         replace_file(path, json.dumps(shards.manifest, indent=2))
     require(
-        json.loads(path.read_text()) == json.loads(json.dumps(shards.manifest)),
+        read_json(path, "rerun=true starts over") == json.loads(json.dumps(shards.manifest)),
         f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts over",
     )
 

@@ -1,0 +1,57 @@
+"""Read the small JSON and YAML files that a run leaves; one that is empty, torn or unreadable is named in the error.
+
+`remedy`: what to do then; it ends the message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mxstudy.reader import ConfigError, one_line, read, require
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ConfigError."""
+    return _parsed(path, lambda text: mapping(json.loads(text)), remedy)
+
+
+def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file. Raises ConfigError."""
+    return _parsed(path, lambda text: mapping(yaml.load(text, Loader=LOADER)), remedy)
+
+
+def read_as(hint: Any, path: Path, remedy: str) -> Any:
+    """Return the content of a JSON file as the type `hint`. Raises ConfigError."""
+    return _parsed(path, lambda text: read(hint, json.loads(text), path.name), remedy)
+
+
+def read_if_there(hint: Any, path: Path, remedy: str) -> Any | None:
+    """Return the same as `read_as`, or None if there is no such file."""
+    try:
+        return read_as(hint, path, remedy)
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def mapping(found: Any) -> dict[str, Any]:
+    """Return the value if it is a mapping, else raise ConfigError."""
+    require(isinstance(found, Mapping), f"it holds {found!r:.40}, and must hold a mapping")
+    return found
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], remedy: str) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        require(bool(text.strip()), "it is empty")
+        return parse(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ConfigError is a ValueError
+        raise ConfigError(f"{path}: cannot be read ({one_line(error)}); {remedy}") from error

@@ -1,0 +1,77 @@
+"""Check the words of a command one by one, before Hydra composes a config from them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from hydra.errors import HydraException
+
+from mxstudy.compat.hydra import first_value
+from mxstudy.reader import ConfigError, one_line, require, suggest
+
+STARTS = {"experiment", "sweep", "debug"}  # groups without a default choice
+HELP = {"-h", "--help"}
+MULTIRUN = {"-m", "--multirun"}
+HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
+VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"}
+OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
+SHOWN = 60  # characters of a word in a message
+
+
+def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError for a word that is no override or option, for one given twice, and for what Hydra cannot read.
+
+    `groups`: every config group with its choices.
+    """
+    encoding = sys.getfilesystemencoding()
+    require(encoding == "utf-8", f"LC_ALL: names of files are {encoding} here; set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+    check_shape(arguments, groups)
+    for line in overrides_in(arguments):
+        try:
+            key, value = first_value(line)
+        except (HydraException, ValueError) as error:
+            advice = f"text with other signs than a-z 0-9 _ - . / stands in quotes: '{key_of(line)}=\"...\"'"
+            raise ConfigError(f"{short(line)}: cannot be read ({short(one_line(error))}); {advice}") from error
+        if key in groups and not isinstance(value, str | list):
+            raise ConfigError(f"{short(line)}: no such choice; {suggest(line.partition('=')[2], groups[key])}")
+
+
+def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError for a word that is no override or option, and for a key that is given twice."""
+    before = ""
+    for word in arguments:
+        option = word.partition("=")[0]
+        if word.startswith("-"):
+            require(option in OPTIONS, f"{option}: no such option; {suggest(option, sorted(OPTIONS))}")
+        elif before not in VALUED:
+            require(not word.startswith("~"), f"{short(word)}: nothing can be left out of a config; set it: KEY=VALUE")
+            key, equals, _ = word.lstrip("+").partition("=")
+            require(bool(equals and key), f"{short(word)}: must be GROUP=CHOICE or KEY=VALUE{meant(word, groups)}")
+        before = word
+    given: dict[str, str] = {}
+    for line in overrides_in(arguments):
+        first = given.setdefault(key_of(line), line)
+        require(first is line, f"{short(first)} and {short(line)}: one key is given twice; leave one of them out")
+
+
+def overrides_in(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the words KEY=VALUE and GROUP=CHOICE."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if not word.startswith("-") and before not in VALUED:
+            yield word
+
+
+def meant(word: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Return the question whether a choice was meant whose group is missing; '' if there is none of that name."""
+    found = next((group for group, choices in groups.items() if word in choices), None)
+    plus = "+" if found in STARTS else ""
+    return f"; did you mean {plus}{found}={word}?" if found else ""
+
+
+def key_of(line: str) -> str:
+    return line.lstrip("+").partition("=")[0]
+
+
+def short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
