@@ -9,6 +9,9 @@ SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
+# Images set it; then each process compiles the package anew, and each of pytest's all tests: 6 s of CPU time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help quickstart approximation test test-gpu check bench figures pages claims report dashboard
 .DEFAULT_GOAL := help
 
