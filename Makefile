@@ -9,6 +9,9 @@ SHARED := -n logical --dist worksteal
 
 APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_quality recipe.formats_table
 
+# Images set it; then each process compiles the package anew, and each of pytest's all tests: 6 s of CPU time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report dashboard
 .DEFAULT_GOAL := help
 
@@ -28,8 +31,8 @@ test: $(READY)  ## run all tests except those marked slow, slurm, postgresql or 
 check: $(READY)  ## check format, lint and types, and run the fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -q $(SHARED) -m "$(FAST)"
+	@$(BIN)/mypy > .venv/types.log 2>&1 & types=$$!; $(BIN)/python -m pytest -q $(SHARED) -m "$(FAST)"; tests=$$?; \
+	  wait $$types; types=$$?; cat .venv/types.log; exit $$((tests + types))
 
 test-gpu: $(READY)  ## run the tests that need GPUs, and list those that were skipped (without a GPU: all) and why
 	@$(BIN)/python -c 'import torch; n = torch.cuda.device_count(); print(f"GPUs: {n}" if n else "no GPU found: every test that needs one is skipped")'

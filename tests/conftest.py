@@ -33,6 +33,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile traces as it always does, and runs the graphs as they are: no code is made of them, half the time.
+
+    For what is asked about graphs: how many there are, that tracing has no break, what is read beside them.
+    """
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs, **_: graph.forward)
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The override that has all runs prepare a corpus once."""

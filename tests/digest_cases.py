@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 Values = dict[str, Any]
-STEPS = 20
+STEPS = 6
 BACKENDS = ("auto", "modules")  # as it comes, and module by module
 
 # The rows of PRECISIONS as they were when the first digests were recorded.

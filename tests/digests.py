@@ -1,4 +1,4 @@
-"""Digests of twenty steps of small models, in every precision and norm: what a change of the code must not change.
+"""Digests of six steps of small models, in every precision and norm: what a change of the code must not change.
 
     python tests/digests.py --out FILE [--device cuda] [--compile] [--jobs 8] [PATTERN ...]
     python tests/digests.py --compare FILE FILE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import os
 import re
 import shlex
@@ -17,6 +19,46 @@ from mxstudy.tracking.journal import read_journal
 ROOT = Path(__file__).parent.parent
 PARTS = ("mxstudy", "conf", "sweeps", "hydra_plugins")
 SAME = ("train.device=cpu",)  # of every run, so that numbers can be compared to the bit
+
+
+# A process that has imported what takes seconds, the package aside, and is forked for each command that it reads: a
+# line of JSON with the folder to run in, the file to say it to, and the arguments. It answers with the exit code.
+SERVER = """
+import json, os, runpy, sys
+import torch, torch._inductor.standalone_compile, torch.distributed.checkpoint, torch.distributed.fsdp, torch._dynamo
+import hydra, pandas
+torch.set_num_threads(1)
+for line in sys.stdin:
+    folder, output, sys.argv[1:] = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.chdir(folder)
+sys.path.insert(0, folder)
+os.environ["PYTHONPATH"] = folder
+file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(file, 1)
+os.dup2(file, 2)
+runpy.run_module("mxstudy", run_name="__main__", alter_sys=True)
+"""
+
+
+@functools.cache
+def server() -> subprocess.Popen[str]:
+    """It ends when the tests do, which close its input."""
+    path = os.pathsep.join(part for part in sys.path if part and not Path(part, "mxstudy").exists())
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 class Block(NamedTuple):
@@ -53,16 +95,13 @@ class Copy:
         """Exit code, and what the command said; it is one of `python -m mxstudy`."""
         python, *rest = shlex.split(command)
         assert (python, rest[:2]) == ("python", ["-m", "mxstudy"])
-        ended = subprocess.run(
-            [sys.executable, *rest, *SAME, f"cache_dir={self.cache}", *words],
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-        )
-        return ended.returncode, ended.stdout
+        output = self.folder / "said"
+        line = [str(self.folder), str(output), [*rest[2:], *SAME, f"cache_dir={self.cache}", *words]]
+        asked, answers = server().stdin, server().stdout
+        assert asked is not None
+        assert answers is not None
+        print(json.dumps(line), file=asked, flush=True)
+        return int(answers.readline()), output.read_text()
 
     def trained(self, command: str, *words: str) -> str:
         """What the command said, which ended well."""

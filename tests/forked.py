@@ -9,8 +9,6 @@ import gc
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
-from hydra._internal.hydra import Hydra
-
 from mxstudy.studies import MODULES
 
 PRELOAD = [
@@ -33,11 +31,3 @@ def context() -> ForkServerContext:
 def leave_imports_alone() -> None:
     """A garbage collector that looks through them copies their pages and takes a quarter of a short run's time."""
     gc.freeze()
-
-
-def take_multirun_at_its_word() -> None:
-    """Let Hydra not compose the whole config once more, only to ask it for a mode, where --multirun has said it."""
-    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-
-
-take_multirun_at_its_word()

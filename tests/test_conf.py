@@ -1,4 +1,9 @@
-"""Every YAML file of conf/ and sweeps/ composes to a config that a study accepts."""
+"""Every YAML file of conf/ and sweeps/ composes to a config that a study accepts, with the fingerprint that it had.
+
+Else finished runs would be trained again. A fingerprint that has to change is a change of
+`mxstudy.config.fingerprint.SCHEMA_VERSION`, or of what the experiment asks for; `python tests/fingerprints.py` adds new
+ones.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,13 @@ from typing import Any
 import pyarrow
 import pytest
 import yaml
-from composing import compose, compose_job, handed_over, validated
+from composing import compose, compose_job, covering, handed_over, validated
 from each import each, slow_but
-from fingerprints import fingerprint_of, recorded
+from fingerprints import all_recorded, fingerprint_of, names, recorded
 from pyarrow import parquet
 
 from mxstudy import cli
-from mxstudy.config import Decoder
+from mxstudy.config import Decoder, read_run
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.studies.pretrain import study as pretrain
@@ -106,8 +111,15 @@ def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[s
 def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
     path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
-    jobs = compose(*command_of(path), *given_to(path.stem), each_value_once=True)
-    assert {fingerprint_of(validated(one)) for one in jobs} <= set(recorded(f"sweep/{path.stem}"))
+    """Of all jobs the fingerprints, in order; valid are enough of them to have every override once."""
+    loader, master, jobs = handed_over(*command_of(path), *given_to(path.stem))
+    composed = list(cli.compose(loader, master, jobs))
+    assert [fingerprint_of(read_run(one.values)) for one in composed] == recorded(f"sweep/{path.stem}")
+    chosen = set(map(tuple, covering(jobs)))
+    assert chosen
+    for one in composed:
+        if one.overrides in chosen:
+            validated(one)
 
 
 @pytest.mark.integration
@@ -125,6 +137,10 @@ def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callabl
     assert {key: tiny[key] for key in asked} == asked
     if "train.sequence_length" in tiny:
         assert tiny["train.steps"] * tiny["train.batch_size"] * tiny["train.sequence_length"] <= 10_000
+
+
+def test_all_fingerprints_are_recorded() -> None:
+    assert sorted(all_recorded()) == sorted(names())
 
 
 def tiny_values(study: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Twenty steps of small models give the bits that they gave when `tests/fixtures/digests_*.json` were recorded.
+"""Six steps of small models give the bits that they gave when `tests/fixtures/digests_*.json` were recorded.
 
 Bits hang on torch's build and on the kind of processor, so a fixture is of one of each. Where none fits, a case is run
 twice instead: what can be held there is that its numbers are its config's, and what is refused. To have one made by an

@@ -20,6 +20,17 @@ NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
 CHOSEN_ALREADY = r"Multiple values for ([^.]+)\."
 
 
+def compose_once() -> None:
+    """Make Hydra, started with --multirun, compose the config once instead of twice.
+
+    Why: it composes the whole config beforehand to read hydra.mode from it, which --multirun overrides anyway. Hydra
+    takes None for "not in the config".
+    """
+    from hydra._internal.hydra import Hydra
+
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+
+
 def product(loader: ConfigLoader, lines: Sequence[str]) -> list[list[str]]:
     """Return the overrides of every job of the grid KEY=A,B,...; of two lines with the same key the later one wins.
 

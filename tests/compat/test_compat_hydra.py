@@ -30,6 +30,20 @@ def test_the_product_of_overrides_is_hydras() -> None:
     ]
 
 
+@pytest.mark.integration
+def test_a_command_composes_its_config_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed, load = [], ConfigLoaderImpl.load_configuration
+
+    def counted(self: ConfigLoaderImpl, **asked: object) -> object:
+        composed.append(asked["overrides"])
+        return load(self, **asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    handed_over(QUICK)
+    assert len(composed) == 1
+    assert "hydra.mode=MULTIRUN" in composed[0]
+
+
 def test_what_a_repository_is_asked_for_is_what_ours_knows() -> None:
     assert {name for name in vars(IConfigRepository) if not name.startswith("_")} == {
         *("get_schema_source", "load_config", "group_exists", "config_exists"),

@@ -83,11 +83,12 @@ def test_a_model_without_an_answer_diverges_as_it_would_anyway(evaluation_sets: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("traced")
 def test_compiled_training_is_the_same(evaluation_sets: Path, tmp_path: Path) -> None:
     asked = [TASKS, f"evaluation.data_dir={evaluation_sets}", "evaluation.every_steps=4"]
     for name, own in {"off": [], "on": asked}.items():
         (tmp_path / name).mkdir()
-        run_here(tmp_path / name, *TRAIN, "train.compile=true", *own)
+        run_here(tmp_path / name, *TRAIN, "train.compile=true", "model.num_layers=1", *own)
     off, on = (find_runs(tmp_path / name / "runs")[0] for name in ("off", "on"))
     assert losses(off) == losses(on)
     assert list(scores(on)) == [3, 7, 9]

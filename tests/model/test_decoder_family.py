@@ -193,13 +193,15 @@ def test_an_init_std_that_mitchell_would_pass_over_is_refused():
 # ---------------------------------------------------------------------------------------------------------- counts
 
 
-def test_flops_count_ungated_mlps_and_no_norms():
-    decoder = build()
-    matmul = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + 2 * 64 * 128) + 64 * 64
+@each(("mlp", "matrices"), [("swiglu", 3), ("gelu", 2), ("relu2", 2)])
+def test_flops_per_token_are_counted_from_the_modules(mlp, matrices):
+    """6 a matmul parameter without the input embedding, 6 x layers x heads x head size x sequence for the attention."""
+    decoder = build(replace(OLMO, mlp=mlp, vocab_size=50))
+    matmul = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + matrices * 64 * 128) + 64 * 50
     assert decoder.num_matmul_params() == matmul
     assert decoder.flops_per_token(128) == 6 * matmul + 6 * 2 * 4 * 16 * 128
     gains = 2 * (2 * 64 + 64 + 32) + 64  # two fused norms and those of queries and keys in each block, the final one
-    assert decoder.num_params() == matmul + 64 * 64 + gains
+    assert decoder.num_params() == matmul + 50 * 64 + gains
 
 
 def conf_model(*overrides: str) -> config.Decoder:

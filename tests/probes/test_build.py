@@ -43,7 +43,8 @@ def trained(
     probes: config.Probes, folder: Path, backend: str = "auto", **changes: Any
 ) -> tuple[TrainingRun, tiny.Memory]:
     precision = replace(tiny.precision((0, "mxfp8"), (4, "mxfp8_e5m2_grad")), backend=backend)
-    run, memory = tiny.build(replace(tiny.CONFIG, probe=probes, precision=precision), **{"steps": 7} | changes)
+    settings = replace(tiny.ONE_BLOCK if changes.get("compile") else tiny.CONFIG, probe=probes, precision=precision)
+    run, memory = tiny.build(settings, **{"steps": 7} | changes)
     run.spikes = build_spikes(probes, run.probes, folder, lambda: "step_00000000", [])
     return run, memory
 
@@ -109,7 +110,7 @@ def test_losses_keep_their_bits(probes, unwatched, tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_losses_keep_their_bits_and_no_block_is_compiled_anew(tmp_path):
+def test_compiled_losses_keep_their_bits_and_no_block_is_compiled_anew(tmp_path, traced):
     from torch._dynamo.utils import counters
 
     def losses_and_graphs(probes: config.Probes) -> tuple[list[float], int]:

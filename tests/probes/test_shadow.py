@@ -74,10 +74,9 @@ def losses_and_graphs(probes: list[Probe], device: str, checkpointing: str) -> t
     from torch._dynamo.utils import counters
 
     counters.clear()
-    settings = replace(tiny.CONFIG, model=replace(tiny.MODEL, num_layers=1))
     changes = {"compile": True, "deterministic": True, "activation_checkpointing": checkpointing}
     try:
-        curve = losses(settings, probes, device, steps=5, **changes)
+        curve = losses(tiny.ONE_BLOCK, probes, device, steps=5, **changes)
     finally:
         torch.use_deterministic_algorithms(False)
     return curve, counters["stats"]["unique_graphs"]
@@ -91,7 +90,11 @@ def losses_and_graphs(probes: list[Probe], device: str, checkpointing: str) -> t
         pytest.param("cuda", "full", marks=ON_GPU),
     ],
 )
-def test_compiled_losses_have_the_same_bits_and_no_graph_is_compiled_anew(device: str, checkpointing: str) -> None:
+def test_compiled_losses_have_the_same_bits_and_no_graph_is_compiled_anew(
+    device: str, checkpointing: str, request: pytest.FixtureRequest
+) -> None:
+    if device == "cpu":
+        request.getfixturevalue("traced")
     plain = losses_and_graphs([], device, checkpointing)
     assert plain[1] > 0
     assert losses_and_graphs(both_probes(1), device, checkpointing) == plain

@@ -49,7 +49,7 @@ def test_a_replica_is_the_run_alone(attention: dict[str, int]) -> None:
     model = {"kind": "residual_mlp", "hidden_size": 256, "num_layers": 2} | attention
     together = stack([4, 7, 1, 0, 9], batch_size=512, model=model)
     alone = {replica: stack([seed], batch_size=512, model=model) for replica, seed in ((0, 4), (3, 0))}
-    for _ in range(3):
+    for _ in range(2):
         together.train_step()
         for replica, one in alone.items():
             one.train_step()

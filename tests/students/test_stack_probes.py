@@ -83,8 +83,12 @@ def test_the_training_does_not_notice(optimizer: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("traced")
 def test_nor_does_compiled_training() -> None:
-    run = settings(train={"steps": 8, "batch_size": 64, "compile": True, "device": "cpu"})
+    run = settings(
+        train={"steps": 8, "batch_size": 64, "compile": True, "device": "cpu"},
+        model={"kind": "residual_mlp", "hidden_size": 32, "num_layers": 1},
+    )
     watched, plain_run = trained(run, steps=4)[0], trained(quietly(run), steps=4)[0]
     assert all(torch.equal(a, b) for a, b in zip(watched, plain_run, strict=True))
 

@@ -130,16 +130,15 @@ def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM])
-def test_compiled_is_eager_within_the_contract_and_probes_still_do_not_touch(norm):
-    """Contract: the loss within 1e-4 nats after 20 steps."""
-    settings = replace(tiny.CONFIG, norm=norm, optimizer=config.AdamW(lr=3e-4))
+def test_compiled_is_eager_within_the_contract(norm):
+    """Contract: the loss within 1e-4 nats after 20 steps. That probes do not touch it is asked in probes/test_build."""
+    settings = replace(tiny.ONE_BLOCK, norm=norm, optimizer=config.AdamW(lr=3e-4))
     eager, compiled = tiny.losses(settings), tiny.losses(settings, compile=True)
     assert abs(eager[-1] - compiled[-1]) < 1e-4
-    assert tiny.losses(replace(settings, probe=PROBES), compile=True) == compiled
 
 
 @pytest.mark.slow
-def test_activation_checkpointing_compiles():
-    compiled = tiny.losses(compile=True)
-    recomputed = tiny.losses(compile=True, activation_checkpointing="full")
+def test_activation_checkpointing_compiles(traced):
+    compiled = tiny.losses(tiny.ONE_BLOCK, compile=True)
+    recomputed = tiny.losses(tiny.ONE_BLOCK, compile=True, activation_checkpointing="full")
     assert max(abs(a - b) for a, b in zip(compiled, recomputed, strict=True)) < 1e-4

@@ -37,6 +37,9 @@ CONFIG = config.Pretrain(
     validation=config.Validation(sequences=4),
 )
 
+# What is compiled: Dynamo takes seconds for each block.
+ONE_BLOCK = replace(CONFIG, model=replace(MODEL, num_layers=1))
+
 # Module by module, so that hooks of linears are called.
 REFERENCE = replace(CONFIG, precision=replace(CONFIG.precision, backend="reference"))
 
