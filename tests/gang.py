@@ -53,7 +53,7 @@ def together(folder: Path, size: int, work: Callable[..., Any], *arguments: Any)
     return [torch.load(folder / f"result-{rank}", weights_only=False) for rank in range(size)]
 
 
-def ended(gang: list[ForkServerProcess], timeout_s: float = 120.0) -> list[int | None]:
+def ended(gang: list[ForkServerProcess], timeout_s: float = 270.0) -> list[int | None]:
     """Exit codes; None of one that still runs then."""
     until_s = time.monotonic() + timeout_s
     for process in gang:

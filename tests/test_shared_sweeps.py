@@ -41,9 +41,13 @@ TEMPLATES = {  # a study: the commands of runs that have the rows of all its pro
 }
 STEPS, LOST = 640, 100  # of a stack that is made, and where one of its replicas diverges
 OF_SWEEPS = [figure for figure in FIGURES if "+sweep=" in figure.command and "+experiment=" not in figure.command]
-ASKED = sorted(  # every sweep as it stands, and with what figures ask for beside it
+ASKED = sorted(  # every sweep as it stands, and with what figures ask for beside it, but for runs that a user names
     {f"+sweep={name}" for name in cli.groups()["sweep"]}
-    | {part.removeprefix("python -m mxstudy ") for figure in OF_SWEEPS for part in figure.command.split(" && ")}
+    | {
+        " ".join(word for word in part.split()[3:] if "FINGERPRINT" not in word)
+        for figure in OF_SWEEPS
+        for part in figure.command.split(" && ")
+    }
 )
 
 
