@@ -126,7 +126,7 @@ def in_the_child(
 
 
 def count_writes(do: Callable[[int], None]) -> list[int]:
-    """From now on, call `do` with the number of each write before it happens; returns a list with the last number.
+    """Call `do` with the number of each write before it happens, from now on; return a list with the last number.
 
     A write is a file that is opened to be written, renamed or deleted, a new folder, and os.write, for which Python has
     no event.

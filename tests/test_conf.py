@@ -111,7 +111,7 @@ def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[s
 def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
     path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
-    """Of all jobs the fingerprints, in order; valid are enough of them to have every override once."""
+    """Compare the fingerprints of all jobs, in order, and validate enough jobs to have every override once."""
     loader, master, jobs = handed_over(*command_of(path), *given_to(path.stem))
     composed = list(cli.compose(loader, master, jobs))
     assert [fingerprint_of(read_run(one.values)) for one in composed] == recorded(f"sweep/{path.stem}")

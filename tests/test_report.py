@@ -151,7 +151,7 @@ HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;
 
 
 def test_text_of_a_run_is_text_on_the_page_wherever_it_stands() -> None:
-    """In every column that a run folder fills: configs, choices, names, commands, machines."""
+    """Put hostile text into every column that a run folder fills: configs, choices, names, commands, machines."""
     frame = report.in_arms(on_corpora(*[6.5] * 4)).assign(backend="fused", code="a", label="b", name="c")
     frame["config.data.text_field"] = ["text", "text", "others", "others"]  # so that the page shows the column
     plain_tags = re.findall(r"<[^>]*>", report.page(frame, {}))

@@ -84,7 +84,7 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_to_identical_bits(tmp_path: Path, cache: str, undisturbed: Path) -> None:
-    """At one moment, which stands for all: the test below."""
+    """Kill at one moment; the slow test below kills at all of them."""
     code, said = run(tmp_path, *COMMAND, cache, fault=MOMENTS["in the middle of the journal's line"])
     assert code == -signal.SIGKILL, said
     assert state(tmp_path)[0] == "running"

@@ -82,7 +82,7 @@ def test_four_that_begin_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_killed_at_any_moment_of_its_birth(tmp_path: Path, sent: signal.Signals) -> None:
-    """From the first byte of the temporary file on, twice each."""
+    """Kill twice with each signal, at any moment from the first byte of the temporary file on."""
     rng = random.Random(int(sent))
     for number in range(2):
         path = tmp_path / str(number) / "mlflow.db"
