@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from mxstudy.config import STUDIES
-from mxstudy.tracking.code import BY_COMMIT, UNKNOWN, decides, recorded, tree_digest
+from mxstudy.tracking.code import BY_COMMIT, UNKNOWN, decides, digests_of, recorded
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,7 +45,7 @@ def is_code(name: str) -> bool:
 
 def codes_at(commit: str) -> dict[str, str]:
     """The digest of each kind of run at a commit."""
-    digests = {name: digest for name, source in sources_at(commit).items() if (digest := tree_digest(source))}
+    digests = digests_of(sources_at(commit))
     return {
         study: recorded({name: digest for name, digest in digests.items() if decides(name, study)})["code"]
         for study in STUDIES

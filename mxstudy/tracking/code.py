@@ -1,15 +1,12 @@
 """The code identity of a run: a digest of the syntax trees of the files that decide its numbers.
 
-Docstrings, comments, positions, imports and the names of files are not in it, and files are a multiset. So moving or
-renaming a file changes nothing, nor does editing prose. Versions of torch and Triton and the kind of GPU stand beside
-it in provenance.json.
+Names of files are not in it, and files are a multiset, so moving a file changes nothing; `syntax_digests` says what
+else does not. Versions of torch and Triton and the kind of GPU stand beside it in provenance.json.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-import gc
 import hashlib
 import json
 from collections import Counter, defaultdict
@@ -17,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mxstudy.tracking.syntax_digests import DIGITS, file_digests
+
 PACKAGE = Path(__file__).parent.parent
 BY_COMMIT = Path(__file__).with_name("code_by_commit.json")  # `python tests/code_by_commit.py` writes it
 UNKNOWN = "unknown"
-DIGITS = 12  # hex digits of a digest
 
 MODEL = ("config", "numerics", "kernels", "blocks", "model", "distributed.py", "compat/torch_compiler.py")
 STUDENTS = (*MODEL, "data", "train", "students")
@@ -37,6 +35,12 @@ DECIDES: dict[str, tuple[str, ...]] = {
     "prepare_data": ("data",),
 }
 EVERYTHING = (*STUDENTS, "evaluation", "studies")
+
+# Rooms and files of which no row of DECIDES names a part. What is in neither is somebody's own file, and decides.
+DECIDED_BY_NONE = (
+    *("launch", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
+    *("reader.py", "results.py", "small_files.py", "whole_files.py"),  # results.py: of earlier layouts
+)
 
 # What lies in these rooms and decides no number: what no run calls, settings of what only observes or launches, probes,
 # output. Paths of earlier layouts are among them.
@@ -61,7 +65,8 @@ LISTED = 6  # files that a message lists; more are counted
 
 def decides(path: str, study: str) -> bool:
     """Return whether a file, named from mxstudy/ on, decides the numbers of that kind of run."""
-    return is_below(path, DECIDES.get(study, EVERYTHING)) and not is_below(path, DECIDES_NOTHING)
+    is_own = not is_below(path, (*EVERYTHING, *DECIDED_BY_NONE))
+    return is_own or (is_below(path, DECIDES.get(study, EVERYTHING)) and not is_below(path, DECIDES_NOTHING))
 
 
 def is_below(path: str, places: Iterable[str]) -> bool:
@@ -71,56 +76,25 @@ def is_below(path: str, places: Iterable[str]) -> bool:
 @functools.cache  # the process keeps the code that it has loaded
 def code_of(study: str) -> dict[str, Any]:
     """Return what provenance.json records of the code of this process: its digest, and that of each of its files."""
-    names = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-    files = {name: _file_digest(PACKAGE / name) for name in names if decides(name, study)}
-    return recorded({name: digest for name, digest in files.items() if digest})
+    return recorded({name: digest for name, digest in _digests().items() if decides(name, study)})
 
 
 @functools.cache
-def _file_digest(path: Path) -> str:
-    return tree_digest(path.read_text())
+def _digests() -> dict[str, str]:
+    paths = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return digests_of({name: path.read_text() for name, path in paths.items()})
+
+
+def digests_of(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the digest of each file that decides numbers of any run; `sources`: by their paths below mxstudy/."""
+    kinds = (*DECIDES, "a kind without a row")
+    return file_digests({name: text for name, text in sources.items() if any(decides(name, kind) for kind in kinds)})
 
 
 def recorded(files: Mapping[str, str]) -> dict[str, Any]:
     """Return a code identity as provenance.json has it; `files`: the digest of each file."""
     text = " ".join(sorted(files.values()))
     return {"code": hashlib.sha256(text.encode()).hexdigest()[:DIGITS], "code_files": dict(files)}
-
-
-def tree_digest(source: str) -> str:
-    """Return the digest of a file's syntax tree; '' if it has nothing but docstrings and imports."""
-    was_on, words = gc.isenabled(), list[str]()
-    gc.disable()  # a tree has no garbage, and looking for it would take longer than parsing
-    try:
-        _add_words(ast.parse(source), words)
-    finally:
-        if was_on:
-            gc.enable()
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGITS] if len(words) > 2 else ""
-
-
-def _add_words(node: ast.AST, words: list[str]) -> None:
-    """Append a tree as words, without what changes no number; the same in every version of Python."""
-    words.append(type(node).__name__)
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(value, list):
-            value = [each for each in value if not _is_silent(each)]
-        if value is None or value == [] or name in ("ctx", "kind", "type_comment"):
-            continue
-        words.append(name)
-        for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, ast.AST):
-                _add_words(each, words)
-            else:
-                words.append(repr(each))
-    words.append(")")
-
-
-def _is_silent(statement: Any) -> bool:
-    """Return whether it is a docstring, an import or a pass."""
-    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return is_text or isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass)
 
 
 # ---------------------------------------------------------------------------------------------- the code of a run

@@ -28,13 +28,13 @@ from mxstudy.tracking.code import (
     decides,
     different_code,
     recorded,
-    tree_digest,
 )
+from mxstudy.tracking.syntax_digests import file_digests, tree_digest
 
 SOURCE = '''"""What it is."""
 
 import math
-from somewhere import scale as own
+from somewhere import own
 
 RATE = 0.4  # of a Gaussian
 
@@ -103,8 +103,47 @@ def test_every_kind_of_run_has_its_files_and_they_are_there() -> None:
         assert not any(name.startswith(("tracking", "launch", "results", "probes")) for name in files)
     assert "numerics/formats.py" in code_of("pretrain")["code_files"]
     assert "students/model.py" not in code_of("pretrain")["code_files"]
-    assert decides("anything/else.py", "prepare_data") is decides("launch/plan.py", "a new kind") is False
+    assert decides("model/norm.py", "prepare_data") is decides("launch/plan.py", "a new kind") is False
     assert decides("students/model.py", "a new kind")
+    assert decides("my_norm.py", "pretrain")  # in no room of ours
+    assert decides("mine/norm.py", "evaluate")
+
+
+RENAMED = {
+    "the same": "from mxstudy.numerics.rms import exact as estimate\n",
+    "another function": "from mxstudy.numerics.rms import tripled as estimate\n",
+    "a module": "from mxstudy.numerics import other as estimate\n",
+    "of two of that name": "from mxstudy.numerics.rms import twice\n",
+    "the other one": "from mxstudy.numerics.other import twice\n",
+    "another package": "from math import sqrt as estimate\n",
+}
+BODY = "def norm(x):\n    return estimate(x) + twice(x)\n"
+FILES = {
+    "numerics/rms.py": """
+def exact(x):
+    return x
+
+def tripled(x):
+    return 3 * x
+
+def twice(x):
+    return 2 * x
+""",
+    "numerics/other.py": "def twice(x):\n    return x + x\n",
+}
+
+
+def test_what_a_name_is_imported_for_is_in_the_digest() -> None:
+    digests = {file_digests(FILES | {"model/norm.py": line + BODY})["model/norm.py"] for line in RENAMED.values()}
+    assert len(digests) == len(RENAMED)
+
+
+def test_what_moves_keeps_the_digest_of_who_imports_it() -> None:
+    line = "from mxstudy.{} import exact as estimate, twice\n"
+    before = FILES | {"model/norm.py": line.format("numerics.rms") + BODY}
+    after = {"rms/all.py": FILES["numerics/rms.py"], "numerics/other.py": FILES["numerics/other.py"]}
+    after["norm.py"] = line.format("rms.all") + BODY
+    assert sorted(file_digests(before).values()) == sorted(file_digests(after).values())
 
 
 def test_nobody_calls_what_is_left_out_as_uncalled() -> None:

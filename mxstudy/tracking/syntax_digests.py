@@ -1,0 +1,137 @@
+"""Digests of Python files that change when what they compute may, and not when files move or prose is edited.
+
+Docstrings, comments and positions are not in a digest. Nor is an import, if its name can mean one thing alone. If it is
+renamed (`import a as b`), or several files of the package define it, the digest holds the definition that it names.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+DIGITS = 12  # hex digits of a digest
+ROOT = "mxstudy"
+
+
+class Imported(NamedTuple):
+    """`from module import name as own`; `module` is '' for `import name as own`."""
+
+    module: str
+    name: str
+    own: str
+
+
+def file_digests(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the digest of each file; a file of docstrings and imports has none. `sources`: by paths below mxstudy/."""
+    with _no_garbage():
+        trees = {name: ast.parse(text) for name, text in sources.items()}
+        definitions = {name: definitions_in(tree) for name, tree in trees.items()}
+        count = Counter(name for own in definitions.values() for name in own)
+        found = {}
+        for file, tree in trees.items():
+            words = words_of(tree)
+            if len(words) > 2:
+                for one in imports_in(tree):
+                    if one.own != one.name.split(".")[-1] or count[one.name] > 1:
+                        words += [one.own, *meaning(one, trees, definitions)]
+                found[file] = digest_of(words)
+    return found
+
+
+def tree_digest(source: str) -> str:
+    """Return the digest of one file by itself; '' if it has nothing but docstrings and imports."""
+    return file_digests({"": source}).get("", "")
+
+
+def digest_of(words: list[str]) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGITS]
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Collect no garbage within the block: a tree has none, and looking for it takes longer than parsing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def definitions_in(tree: ast.Module) -> dict[str, ast.stmt]:
+    """Return the functions, classes and variables that a module defines at its top, by name."""
+    found: dict[str, ast.stmt] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            found[statement.name] = statement
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        found |= {target.id: statement for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def imports_in(tree: ast.Module) -> list[Imported]:
+    """Return the imports of a file, those within functions too, sorted by the names that they bind."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = (getattr(node, "module", None) or "") if isinstance(node, ast.ImportFrom) else ""
+            found += [Imported(module, each.name, each.asname or each.name.split(".")[-1]) for each in node.names]
+    return sorted(set(found), key=lambda one: (one.own, one))
+
+
+def meaning(
+    one: Imported, trees: Mapping[str, ast.Module], definitions: Mapping[str, Mapping[str, ast.stmt]]
+) -> list[str]:
+    """Return what an import's name stands for, as words: its definition, the whole module, or its own dotted name.
+
+    The last is for what these files do not have: other packages, and rooms that decide nothing.
+    """
+    dotted = ".".join(filter(None, (one.module, one.name)))
+    if file := _file_of(dotted, trees):
+        return words_of(trees[file])
+    file = _file_of(one.module, trees)
+    if file and one.name in definitions[file]:
+        return words_of(definitions[file][one.name])
+    return [] if dotted.startswith(f"{ROOT}.") else [dotted]
+
+
+def _file_of(module: str, files: Mapping[str, Any]) -> str | None:
+    path = module.removeprefix(f"{ROOT}.").replace(".", "/")
+    return next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in files), None)
+
+
+def words_of(tree: ast.AST) -> list[str]:
+    """Return a tree as words, without what changes no number; the same in every version of Python."""
+    words: list[str] = []
+    _add_words(tree, words)
+    return words
+
+
+def _add_words(node: ast.AST, words: list[str]) -> None:
+    """Append a tree as words, without what changes no number; the same in every version of Python."""
+    words.append(type(node).__name__)
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            value = [each for each in value if not _is_silent(each)]
+        if value is None or value == [] or name in ("ctx", "kind", "type_comment"):
+            continue
+        words.append(name)
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, ast.AST):
+                _add_words(each, words)
+            else:
+                words.append(repr(each))
+    words.append(")")
+
+
+def _is_silent(statement: Any) -> bool:
+    """Return whether it is a docstring, an import or a pass."""
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass)
