@@ -38,7 +38,7 @@ BASES: dict[str, dict[str, Any]] = {
     "model": {"decoder": schemas.Decoder, "residual_mlp": schemas.ResidualMLP},
     "norm": kinds_of(get_args(schemas.Norm)),
     "precision": {"precision": schemas.Precision},
-    "data": kinds_of(get_args(schemas.Data)),
+    "data": kinds_of(get_args(schemas.TrainingData)),
     "tokenizer": kinds_of(get_args(schemas.Tokenizer)),
     "optimizer": {"adamw": schemas.AdamW, "adam": schemas.Adam, "sgd": schemas.SGD},
     "schedule": {"schedule": schemas.Schedule},

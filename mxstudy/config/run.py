@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from mxstudy.config.data import Data, Tokenizer
+from mxstudy.config.data import Data, Tokenizer, TrainingData
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
 from mxstudy.config.model import Decoder, Norm, Precision
 from mxstudy.config.observation import Probes, Tracking
@@ -67,7 +67,7 @@ class Pretrain(Run):
     model: Decoder
     norm: Norm
     precision: Precision
-    data: Data
+    data: TrainingData
     tokenizer: Tokenizer
     optimizer: AdamW
     schedule: Schedule
@@ -113,13 +113,13 @@ class Approximation(Run):
 
 @schema
 class PrepareData(Run):
-    """The shards of a corpus under a tokenizer, made before a training needs them.
+    """The shards of a corpus, or of those of a blend, under a tokenizer, made before a training needs them.
 
     `workers`: processes that tokenise; null: one per core.
     """
 
     study: Literal["prepare_data"] = "prepare_data"
-    data: Data
+    data: TrainingData
     tokenizer: Tokenizer
     workers: int | None = cosmetic(None)
 

@@ -8,8 +8,9 @@ from operator import attrgetter
 import torch
 
 from mxstudy import config as schemas
-from mxstudy.config import Pretrain
+from mxstudy.config import Pretrain, blend_of
 from mxstudy.data.batches import rows_of_rank
+from mxstudy.data.sampling import Sampling
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
@@ -26,6 +27,7 @@ WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 def check(config: Pretrain, ranks: int = 1) -> None:
     """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
     backends_over(config, ranks)
+    sampling_of(config)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
@@ -78,6 +80,11 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
         vocab_size <= config.model.vocab_size,
         f"model.vocab_size: {config.model.vocab_size} is smaller than the tokenizer's {vocab_size}",
     )
+
+
+def sampling_of(config: Pretrain) -> Sampling:
+    """Return which corpus each sample is taken from. Raises ConfigError for a phase or a corpus that gets none."""
+    return Sampling(blend_of(config.data), config.train.steps, config.train.batch_size, config.data_seed)
 
 
 def build_model(config: Pretrain) -> Decoder:
