@@ -188,10 +188,32 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
 def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """Return the job's config, without Hydra's own part, and its choice of each group."""
     config = loader.load_sweep_config(master, list(job))
-    choices = {group: str(c) for group, c in config.hydra.runtime.choices.items() if not group.startswith("hydra/")}
+    if corpora := corpora_by_name(loader, config):
+        config = loader.load_sweep_config(master, [*job, *corpora])
+    chosen = config.hydra.runtime.choices.items()
+    choices = {group: str(c) for group, c in chosen if not group.startswith("hydra/") and "@" not in group}
     with open_dict(config):
         del config["hydra"]
     return config, choices
+
+
+def corpora_by_name(loader: ConfigLoader, config: DictConfig) -> list[str]:
+    """Return the overrides that give a blend those of its corpora which are choices of the group data.
+
+    A corpus that `data.corpora` describes itself, with its kind, needs none. Raises ConfigError for an unknown name.
+    """
+    data: Any = OmegaConf.to_container(config).get("data")  # type: ignore[union-attr]
+    phases = data.get("phases") if isinstance(data, dict) else None
+    described = {name for name, one in data["corpora"].items() if "kind" in one} if phases else set()
+    choices = visible(loader.get_group_options("data", results_filter=None)) if phases else []
+    found: dict[str, None] = {}
+    for number, phase in enumerate(phases if isinstance(phases, list) else []):
+        for name in phase.get("weights") or {} if isinstance(phase, dict) else {}:
+            if name not in described and name not in choices:
+                known = suggest(name, [*sorted(described), *choices])
+                raise ConfigError(f"data.phases[{number}].weights.{name}: no such corpus; {known}")
+            found |= {} if name in described else {f"+data@data.corpora.{name}={name}": None}
+    return list(found)
 
 
 def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:

@@ -101,6 +101,11 @@ def manifest_of(prepared: Mapping[str, Shards]) -> dict[str, Any]:
     return {"corpora": manifests} if len(manifests) > 1 else next(iter(manifests.values()))
 
 
+def manifests_in(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the manifests of all corpora in what `manifest_of` returned."""
+    return list(manifest.get("corpora", {"": manifest}).values())
+
+
 def unigram_entropy_nats(prepared: Mapping[str, Shards], weights: Mapping[str, float], split: Split) -> float:
     """Return the entropy of the token frequencies of a split, nats: the best loss of a model without context.
 
