@@ -48,6 +48,7 @@ BASES: dict[str, dict[str, Any]] = {
     "probe": {"probe": schemas.Probes, "student_probe": schemas.StudentProbes},
     "tracking": {"tracking": schemas.Tracking},
 }
+ADDED = "+data.corpora."  # how an override of a blend's corpus begins
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.
 WHOLE = {"precision": "schedule", "norm": "kind"}
@@ -189,7 +190,8 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
     """Return the job's config, without Hydra's own part, and its choice of each group."""
     config = loader.load_sweep_config(master, list(job))
     if corpora := corpora_by_name(loader, config):
-        config = loader.load_sweep_config(master, [*job, *corpora])
+        again = [line.replace(ADDED, f"+{ADDED}", 1) if line.startswith(ADDED) else line for line in job]
+        config = loader.load_sweep_config(master, [*again, *corpora])  # ++: what is added may be there by now
     chosen = config.hydra.runtime.choices.items()
     choices = {group: str(c) for group, c in chosen if not group.startswith("hydra/") and "@" not in group}
     with open_dict(config):

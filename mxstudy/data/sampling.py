@@ -35,25 +35,27 @@ class Sampling:
     def __init__(self, blend: Blend, steps: int, batch_size: int, data_seed: int) -> None:
         self.corpora, self.batch_size, self.data_seed = sorted(blend.corpora), batch_size, data_seed
         self.first_steps = [*(round(phase.from_fraction * steps) for phase in blend.phases), steps]
-        lengths = [end - start for start, end in pairwise(self.first_steps)]
-        for number, length in enumerate(lengths):
-            begin = f"it begins at step {self.first_steps[number]} of {steps}"
+        self.sizes: list[int] = []  # of each phase, in samples
+        self.counts: list[dict[str, int]] = []  # of its samples, those of each corpus
+        self.decks: list[int] = []  # its decks' size
+        for number, (phase, (begin, end)) in enumerate(zip(blend.phases, pairwise(self.first_steps), strict=True)):
+            where, size = f"data.phases[{number}]", (end - begin) * batch_size
             require(
-                length > 0,
-                f"data.phases[{number}]: no step reaches it: {begin}, and has none before the next phase or the end; "
-                "raise train.steps, or move from_fraction",
+                size > 0,
+                f"{where}: no step reaches it: it begins at step {begin} of {steps}, and has none before the next "
+                "phase or the end; raise train.steps, or move from_fraction",
             )
-        self.sizes = [length * batch_size for length in lengths]  # of the phases, in samples
-        self.counts = [apportion(phase.weights, n) for phase, n in zip(blend.phases, self.sizes, strict=True)]
-        self.decks = [max(DECK, -(-CARDS * n // max(1, min(c.values())))) for c, n in zip(self.counts, self.sizes)]
-        for number, (counts, size) in enumerate(zip(self.counts, self.decks, strict=True)):
-            least = min(counts, key=lambda name: (counts[name], name))
+            counts = apportion(phase.weights, size)
+            least = min(sorted(counts), key=counts.__getitem__)
+            deck = max(DECK, -(-CARDS * size // max(counts[least], 1)))
             require(
-                counts[least] > 0 and size <= LARGEST_DECK,
-                f"data.phases[{number}].weights.{least}: {blend.phases[number].weights[least]:g} gives it "
-                f"{counts[least]} of the phase's {self.sizes[number]:,} samples, too few to be spread evenly; raise it, "
-                "or leave it out",
+                counts[least] > 0 and deck <= LARGEST_DECK,
+                f"{where}.weights.{least}: {phase.weights[least]:g} gives it {counts[least]} of the phase's {size:,} "
+                "samples, too few to be spread evenly; raise it, or leave it out",
             )
+            self.sizes.append(size)
+            self.counts.append(counts)
+            self.decks.append(deck)
         self.deck = functools.lru_cache(KEPT)(self.shuffled)
 
     def deal(self, step: int, rows_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,6 @@ from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
 
-
 CORPORA = "corpora"  # in the journal: what a run has taken of each corpus at its end
 
 

@@ -27,7 +27,9 @@ def dealt(samples: Sampling, steps: range) -> list[tuple[str, int]]:
     found = []
     for step in steps:
         corpora, numbers = samples.deal(step, rows)
-        found += [(samples.corpora[one], number) for one, number in zip(corpora.tolist(), numbers.tolist(), strict=True)]
+        found += [
+            (samples.corpora[one], number) for one, number in zip(corpora.tolist(), numbers.tolist(), strict=True)
+        ]
     return found
 
 
@@ -118,7 +120,7 @@ def test_a_corpus_as_large_as_that_of_the_recipe_needs_no_table() -> None:
         (
             [(0, {"a": 1, "b": 1e-7})],
             10**7,
-            r"data\.phases\[0\]\.weights\.b: 1e-07 gives it 10 of the phase's 100,000,000 samples, too few to be spread",
+            r"data\.phases\[0\]\.weights\.b: 1e-07 gives it 10 of the phase's 100,000,000 samples, too few",
         ),
     ],
 )
