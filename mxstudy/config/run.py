@@ -77,6 +77,10 @@ class Pretrain(Run):
     probe: Probes = cosmetic(default_factory=Probes)
     evaluation: EvaluationDuringTraining = cosmetic(default_factory=EvaluationDuringTraining)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.schedule.check_steps(self.train.steps)
+
 
 @schema
 class Approximation(Run):
@@ -223,6 +227,7 @@ class StudentTeacher(Run):
             self.label_noise > 0 or not self.teacher.from_disk,
             "teacher.from_disk: stored targets have label noise, and label_noise is 0; set it to false",
         )
+        self.schedule.check_steps(self.train.steps)
         samples, length = self.train.batch_size, self.model.sequence_length
         require(
             samples % (length or 1) == 0,
