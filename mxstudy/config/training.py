@@ -34,7 +34,8 @@ class AdamW:
 class Schedule:
     """Learning rate as a fraction of lr: linear warm-up from `initial_ratio`, then the shape `kind` to `final_ratio`.
 
-    `warmup_steps`: the length of the warm-up in steps; null: `warmup_fraction` of all steps. wsd decays over the last `decay_fraction` of the steps; cosine and linear decay from the end of the warm-up on.
+    `warmup_steps`: the length of the warm-up in steps; null: `warmup_fraction` of all steps. wsd decays over the last
+    `decay_fraction` of the steps; cosine and linear decay from the end of the warm-up on.
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"]

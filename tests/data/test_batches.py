@@ -8,7 +8,7 @@ import pytest
 import torch
 from each import each
 
-from mxstudy.config import PySource, blend_of
+from mxstudy.config import Blend, Phase, PySource, blend_of
 from mxstudy.data.batches import Batches
 from mxstudy.data.permutation import permute
 from mxstudy.data.sampling import Sampling
@@ -135,3 +135,70 @@ def test_permutations_of_epochs_are_uniform(size):
         expected = len(epochs) / bins
         chi2 = ((np.bincount(draws, minlength=bins) - expected) ** 2 / expected).sum()
         assert abs(chi2 - (bins - 1)) < 5 * np.sqrt(2 * (bins - 1))
+
+
+# ------------------------------------------------------------------------------------------------- several corpora
+
+BLEND = Blend(
+    corpora={"a": PySource(), "b": PySource(include_site_packages=True)},
+    phases=(Phase(weights={"a": 3, "b": 1}), Phase(from_fraction=0.5, weights={"b": 1})),
+)
+
+
+@pytest.fixture
+def blended(tmp_path: Path) -> Batches:
+    """Corpus a has 50 windows in training and 9 in validation, b 30 and 12; its tokens are 5000 more."""
+    shards = {}
+    for name, train, validation in (("a", 501, 95), ("b", 301, 125)):
+        (tmp_path / name).mkdir()
+        shards[name] = shards_of(tmp_path / name, train, validation)
+    batches = Batches(shards, Sampling(BLEND, 20, 8, data_seed=2), 10)
+    batches.train_tokens[1] = batches.train_tokens[1][:] + np.uint16(5000)
+    return batches
+
+
+def test_one_corpus_has_the_order_that_it_always_had(tmp_path):
+    """Sample n is window n % windows in the order of epoch n // windows."""
+    windows, batch_size = 50, 8
+    n = np.arange(200 * batch_size, dtype=np.uint64)
+    order = permute(n % np.uint64(windows), windows, 7, n // np.uint64(windows))
+    batches = one_corpus(shards_of(tmp_path, windows * 10 + 1), 10, batch_size, data_seed=7)
+    assert first_tokens(batches, range(200)) == (10 * order.astype(int)).tolist()
+
+
+def test_a_corpus_goes_on_where_it_stopped_when_the_blend_changes(blended):
+    samples = first_tokens(blended, range(20))
+    in_a, in_b = ([n for n in samples if (n >= 5000) == of_b] for of_b in (False, True))
+    assert [n for n in samples[80:] if n < 5000] == []
+    assert (len(in_a), len(in_b)) == (60, 100)
+    assert sorted(in_a[:50]) == list(range(0, 500, 10))
+    for epoch in range(3):  # the second begins in the first phase's last steps or the second phase's first ones
+        assert sorted(in_b[30 * epoch : 30 * epoch + 30]) == list(range(5000, 5300, 10))
+
+
+def test_ranks_and_micro_batches_take_slices_of_a_blended_batch(blended):
+    for step in (9, 10, 0, 19):
+        tokens_BT, targets_BT = blended.train(step)
+        for size in (1, 2, 4):
+            parts = [blended.train(step, start, start + size) for start in range(0, 8, size)]
+            assert torch.equal(torch.cat([part[0] for part in parts]), tokens_BT)
+            assert torch.equal(torch.cat([part[1] for part in parts]), targets_BT)
+        assert torch.equal(targets_BT, tokens_BT + 1)
+
+
+def test_validation_has_the_training_s_share_of_each_corpus(blended):
+    """60 of 160 samples are a's."""
+    assert blended.validation_shares(16) == {"a": 6, "b": 10}
+    tokens_BT = blended.validation(16)[0]
+    assert tokens_BT[:6, 0].tolist() == [10_000 + 10 * (n * 9 // 6) for n in range(6)]
+    assert tokens_BT[6:, 0].tolist() == [10_000 + 10 * (n * 12 // 10) for n in range(10)]
+    assert blended.validation_shares(1) == {"a": 0, "b": 1}
+    with pytest.raises(
+        ConfigError, match="15 sequences of 10 tokens are more than the 12 that the validation split of b"
+    ):
+        blended.validation(24)
+
+
+def test_what_was_taken_is_counted_in_tokens_and_epochs(blended):
+    assert blended.taken(10) == {"a/tokens": 600, "a/epochs": 1.2, "b/tokens": 200, "b/epochs": 20 / 30}
+    assert blended.taken(20) == {"a/tokens": 600, "a/epochs": 1.2, "b/tokens": 1000, "b/epochs": 100 / 30}
