@@ -210,7 +210,8 @@ class PretrainRecorder(Recorder):
         if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
             print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
         if row.get("probe") == CORPORA:
-            print("\n".join(f"{key}: {value:,.4g}" for key, value in row["values"].items()), flush=True)
+            taken = ", ".join(f"{key} {value:,.4g}" for key, value in row["values"].items())
+            print(f"taken of the corpora: {taken}", flush=True)
         if "loss" in row:
             self.show(row)
 
