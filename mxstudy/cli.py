@@ -205,12 +205,15 @@ def corpora_by_name(loader: ConfigLoader, config: DictConfig) -> list[str]:
     A corpus that `data.corpora` describes itself, with its kind, needs none. Raises ConfigError for an unknown name.
     """
     data: Any = OmegaConf.to_container(config).get("data")  # type: ignore[union-attr]
-    phases = data.get("phases") if isinstance(data, dict) else None
-    described = {name for name, one in data["corpora"].items() if "kind" in one} if phases else set()
-    choices = visible(loader.get_group_options("data", results_filter=None)) if phases else []
+    phases, corpora = (data.get(key) for key in ("phases", "corpora")) if isinstance(data, dict) else (None, None)
+    if not isinstance(phases, list) or not isinstance(corpora, dict):
+        return []
+    described = {name for name, one in corpora.items() if isinstance(one, dict) and "kind" in one}
+    choices = visible(loader.get_group_options("data", results_filter=None))
     found: dict[str, None] = {}
-    for number, phase in enumerate(phases if isinstance(phases, list) else []):
-        for name in phase.get("weights") or {} if isinstance(phase, dict) else {}:
+    for number, phase in enumerate(phases):
+        weights = phase.get("weights") if isinstance(phase, dict) else None
+        for name in weights if isinstance(weights, dict) else ():
             if name not in described and name not in choices:
                 known = suggest(name, [*sorted(described), *choices])
                 raise ConfigError(f"data.phases[{number}].weights.{name}: no such corpus; {known}")

@@ -59,3 +59,30 @@ def test_a_blend_of_what_is_no_corpus_is_refused(last: str, message: str) -> Non
 def test_a_phase_that_no_step_reaches_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^data\.phases\[1\]: no step reaches it: it begins at step 1 of 1"):
         validated(compose_job("+experiment=quickstart", "data=pysource_phases", "train.steps=1"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=blend"], "data.phases: missing; it has no default"),
+        (["data=blend", "data.phases=3"], "data.phases: 3 is not a list"),
+        (["data=blend", "data.phases=[3]"], "data.phases[0]: 3 is not a mapping"),
+        (
+            ["data=blend", "data.phases=[{weights: [pysource]}]"],
+            "data.phases[0].weights: ['pysource'] is not a ",
+        ),
+        (
+            ["data=blend", "data.phases=[{weights: {pysource: 1}}]", "data.corpora=3"],
+            "data.corpora: 3 is not a mapping",
+        ),
+        (
+            ["+data.phases=[{weights: {pysource: 1}}]"],
+            "data.phases: no such key; choose from ",
+        ),
+    ],
+)
+def test_what_is_no_blend_is_refused_in_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validated(compose_job("+experiment=quickstart", *words))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
