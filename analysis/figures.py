@@ -285,19 +285,22 @@ FIGURES = (
     ),
     Figure("instability_table04_mitigations", "instability paper, tables 1, 4 and 5", RUNS, *MITIGATIONS),
     Figure("formats_table", "MXFP8 recipe, table 1", ("formats",), *APPROXIMATION, script="recipe.formats_table"),
-    comparison(
-        "mxfp8_fig02_scale_rounding",
-        "MXFP8 recipe, figure 2",
-        VALIDATED,
-        *sweep("scale_rounding"),
-        arguments="--of validation_perplexity --baseline precision=bf16",
+    *(
+        comparison(
+            f"mxfp8_fig02{part}_scale_rounding",
+            f"MXFP8 recipe, figure 2 ({part})",
+            VALIDATED,
+            *sweep("scale_rounding"),
+            arguments=f"--of validation_perplexity --only train.steps={steps} --baseline precision=bf16",
+        )
+        for part, steps in (("a", 286_102), ("b", 953_674))  # 300 billion tokens, 1 trillion
     ),
     comparison(
         "mxfp8_fig03a_element_formats",
         "MXFP8 recipe, figure 3 (a)",
         VALIDATED,
         *ELEMENTS,
-        arguments="--of validation_perplexity --without model=nemotron_8b --baseline precision=bf16",
+        arguments="--of validation_perplexity --only model=nemotron_843m --baseline precision=bf16",
     ),
     comparison(
         "mxfp8_fig03b_element_formats",

@@ -40,6 +40,9 @@ NEEDS = {
     "tokenizer=pretrained": ["tokenizer.name=tokenizer.json"],
     "tokenizer=bpe_32k": ["model.vocab_size=32000"],
     "precision=fp32": ["train.compute=fp32"],
+    "data=blend": ["data.phases=[{weights: {pysource: 1}}]"],
+    "schedule=cosine_2000_steps": ["train.steps=3000"],
+    "schedule=torchtitan": ["train.steps=300"],
 }
 # What a stack of students cannot use a choice without: a norm with a gain to round, a forward with blocks of MX.
 STUDENT_NEEDS = {

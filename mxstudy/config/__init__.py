@@ -1,7 +1,21 @@
 """The schema of every run: frozen dataclasses and their validation. Standard library only."""
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms, Hadamard
-from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
+from mxstudy.config.data import (
+    Blend,
+    Bytes,
+    Corpus,
+    Data,
+    Files,
+    HuggingFace,
+    Phase,
+    Pretrained,
+    PySource,
+    Tokenizer,
+    TrainedBPE,
+    TrainingData,
+    blend_of,
+)
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
 from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
@@ -62,6 +76,7 @@ __all__ = [
     "AdamW",
     "AnyRun",
     "Approximation",
+    "Blend",
     "BlockCast",
     "Bytes",
     "Cast",
@@ -90,6 +105,7 @@ __all__ = [
     "NormOutputRMS",
     "OutlierFeatures",
     "Perplexity",
+    "Phase",
     "PostRoundMXNorm",
     "Precision",
     "PrecisionRow",
@@ -119,8 +135,10 @@ __all__ = [
     "Train",
     "TrainedBPE",
     "TrainedModelRun",
+    "TrainingData",
     "Validation",
     "Weights",
+    "blend_of",
     "fingerprint",
     "hashed",
     "read_launcher",

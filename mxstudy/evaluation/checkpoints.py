@@ -38,7 +38,7 @@ class Trained:
     tokenizer: Tokenizer
     max_length: int
     shapes: Mapping[str, torch.Size]
-    data: config.Data | None
+    data: config.TrainingData | None
     seed: int = 0
 
 

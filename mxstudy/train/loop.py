@@ -34,12 +34,14 @@ from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
 
+CORPORA = "corpora"  # in the journal: what a run has taken of each corpus at its end
+
 
 class StepRecorder(Protocol):
+    """Stores a run's measurements, and the checkpoints from which it can resume."""
+
     def measuring(self, what: str, done: int, total: int) -> None:
         """Show that so much of a measurement of the model is done, between two steps."""
-
-    """Stores a run's measurements, and the checkpoints from which it can resume."""
 
     def record(self, row: Row) -> None:
         """Append a row to the journal."""
@@ -140,6 +142,8 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
         view = recorded_step(run, step)
+        if step + 1 == steps or not view.is_finite():
+            run.recorder.record({"step": step, "probe": CORPORA, "values": run.batches.taken(step + 1)})
         if not view.is_finite():
             run.recorder.save(step)
             return "diverged"

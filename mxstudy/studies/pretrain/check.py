@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from mxstudy import config as schemas
-from mxstudy.config import Pretrain
+from mxstudy.config import Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
-from mxstudy.data import corpus
+from mxstudy.data import blends, corpus
 from mxstudy.data.batches import rows_of_rank
-from mxstudy.data.shards import locate
+from mxstudy.data.sampling import Sampling
 from mxstudy.data.tokenizer import load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
@@ -33,6 +33,7 @@ WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 def check(config: Pretrain, ranks: int = 1) -> None:
     """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
     backends_over(config, ranks)
+    sampling_of(config)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
@@ -43,7 +44,8 @@ def check(config: Pretrain, ranks: int = 1) -> None:
         questions.check(config.evaluation)
     check_vocabulary(config, most_ids(config.tokenizer))
     if ranks == 1:  # else a process that plans has done it
-        check_corpus(config.data, config.tokenizer, Path(config.cache_dir), Path.cwd(), is_planned())
+        read = repr((config.data, config.tokenizer, config.cache_dir))
+        check_corpora(Keyed(read, config), Path.cwd(), is_planned())
 
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
@@ -92,16 +94,21 @@ def most_ids(chosen: schemas.Tokenizer) -> int:
 
 
 @functools.cache  # a corpus may have thousands of files, and `here` is where its paths begin
-def check_corpus(data: schemas.Data, chosen: schemas.Tokenizer, cache_dir: Path, here: Path, elsewhere: bool) -> None:
-    """Raise ConfigError unless the corpus is prepared, or can be: there is a cache, and first rows of local files.
+def check_corpora(keyed: Keyed[Pretrain], here: Path, elsewhere: bool) -> None:
+    """Raise ConfigError unless each corpus is prepared, or can be: there is a cache, and first rows of local files.
 
     The hub is not asked: a run may be planned without a network, and `+experiment=prepare_data` asks it.
     """
-    if not os.path.exists(locate(data, chosen, cache_dir)[0]):  # False, too, for a path that cannot be
-        if not elsewhere:  # another machine may have a disk that this one has not
-            check_folder("cache_dir", cache_dir)
-        if corpus.is_local(data):
-            corpus.check(data)
+    config = keyed.value
+    cache_dir = Path(config.cache_dir)
+    folders = blends.locate(config.data, config.tokenizer, cache_dir)
+    for name, one in blend_of(config.data).corpora.items():
+        if name not in folders or not os.path.exists(folders[name]):  # False, too, for a path that cannot be
+            if not elsewhere:  # another machine may have a disk that this one has not
+                check_folder("cache_dir", cache_dir)
+            if corpus.is_local(one):
+                with blends.keys_of(config.data, name):
+                    corpus.check(one)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
@@ -116,6 +123,11 @@ def flops_per_token(keyed: Keyed[Pretrain]) -> int:
     """Return the FLOPs of forward and backward of one token, without recomputation."""
     with torch.device("meta"):
         return build_model(keyed.value).flops_per_token(keyed.value.train.sequence_length)
+
+
+def sampling_of(config: Pretrain) -> Sampling:
+    """Return which corpus each sample is taken from. Raises ConfigError for a phase or a corpus that gets none."""
+    return Sampling(blend_of(config.data), config.train.steps, config.train.batch_size, config.data_seed)
 
 
 def build_model(config: Pretrain) -> Decoder:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 from mxstudy.config import OutlierFeatures, Pretrain
-from mxstudy.data import corpus, tokenizer
+from mxstudy.data import blends
 from mxstudy.reader import changed, require
 from mxstudy.studies.pretrain.check import backends_over, by_model, check, flops_per_token
 from mxstudy.studies.protocol import (
@@ -43,13 +43,11 @@ arithmetic."""
         return changed(config, train=on_planned_device(config.train))
 
     def identity_key(self, config: Pretrain) -> Hashable:
-        return config.data, config.tokenizer, config.train.device
+        return repr(config.data), config.tokenizer, config.train.device
 
     def identity(self, config: Pretrain) -> Identity:
-        """Return the device's type, and the identities of corpus and tokenizer; may hash every file of the corpus."""
-        return resolve_device(config.train.device).type, corpus.identity(config.data) | {
-            "tokenizer": tokenizer.identity(config.tokenizer)
-        }
+        """Return the device's type, and the identities of corpora and tokenizer; may hash every file of them."""
+        return resolve_device(config.train.device).type, blends.identity(config.data, config.tokenizer)
 
     def backends(self, config: Pretrain) -> str | None:
         return backends_over(config, 1)
