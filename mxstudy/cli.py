@@ -51,7 +51,7 @@ BASES: dict[str, dict[str, Any]] = {
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.
 WHOLE = {"precision": "schedule", "norm": "kind"}
-STARTS = {"experiment", "sweep", "debug"}  # groups without a default choice
+STARTS = {"experiment", "sweep", "debug", "evaluation"}  # groups without a default choice
 START = "+experiment=NAME or +sweep=NAME"
 HELP = {"-h", "--help"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}

@@ -88,7 +88,7 @@ def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
 
 def values_of(scores: pd.DataFrame) -> dict[str, float]:
     """Return the scores as values of a journal's row or MLflow, by names like 'arc_easy.cf/score', without NaN."""
-    measures = ("score", "stderr", "bits_per_char", "bits_per_char_stderr")
+    measures = ("score", "stderr", "chance", "bits_per_char", "bits_per_char_stderr")
     return {
         f"{row['task'].replace(' ', '_')}.{row['form']}/{measure}": row[measure]
         for row in scores.to_dict("records")
