@@ -13,7 +13,7 @@ from random_decoder import random_decoder
 
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer, Tokenizer
-from mxstudy.evaluation.checkpoints import build, describe, identity
+from mxstudy.evaluation.checkpoints import build, describe, identity, load
 from mxstudy.evaluation.hugging_face import (
     ROPE,
     export,
@@ -82,7 +82,7 @@ THEIRS = {  # models that transformers makes, by architecture and what they have
 OURS = {  # models of ours that have an architecture there
     "LlamaForCausalLM": MODEL,
     "LlamaForCausalLM, llama3": replace(MODEL, rope_scaling=LLAMA3),
-    "LlamaForCausalLM, wide heads": replace(MODEL, head_dim=24),
+    "LlamaForCausalLM, wide heads": replace(MODEL, head_dim=48),
     "Qwen2ForCausalLM": replace(MODEL, qkv_bias=True),
     "Qwen3ForCausalLM": replace(MODEL, qk_norm=True, qk_norm_by_head=True, head_dim=32),
 }
@@ -121,6 +121,19 @@ def test_transformers_computes_what_ours_do(name: str, tmp_path: Path) -> None:
     assert type(theirs).__name__ == name.split(",")[0]
     tokens = torch.randint(0, 257, (2, 300), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(tokens).logits, ours(tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_they_are_asked_in_mx_formats_and_another_norm_too(name: str, tmp_path: Path) -> None:
+    export(decoder(model=OURS[name]), RMSNORM, ByteTokenizer(), 512, tmp_path / "hf")
+    exact = describe(tmp_path / "hf")
+    plan = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "mxfp8"}),))
+    cast = replace(exact, norm=config.MXNorm(p=2.0), precision=plan)
+    models = [load(tmp_path / "hf", one, torch.device("cpu")) for one in (exact, cast)]
+    assert models[1].layers[0].fused is not None
+    theirs, ours = (model(TOKENS).float() for model in models)
+    assert 1e-3 < (ours - theirs).abs().mean() < 0.1 * theirs.std()
 
 
 @torch.no_grad()
