@@ -9,6 +9,7 @@ import pytest
 from test_analysis import drawn
 from tracked import make_folder, training_row, write_rows
 
+from analysis import export
 from analysis.recipe import fig05_reasoning
 
 SHOTS = {"tasks": ["mmlu", "piqa"], "shots": 1, "task_shots": {"mmlu": 5}, "every_steps": 2}
@@ -42,6 +43,9 @@ def test_scores_of_every_arm_stand_over_those_of_one_who_guesses(
     assert [*lines[2][1]] == [25, 25]
     assert [*nine.lines[0].get_ydata()] == pytest.approx([45, 55])
     assert [*nine.lines[2].get_ydata()] == [35, 35]
+    export.main(["--runs", str(tmp_path), "--name", "x", "--to", str(tmp_path / "out")])
+    again, _ = drawn(fig05_reasoning, monkeypatch, "--runs", str(tmp_path / "out" / "x")).axes
+    assert [[*line.get_ydata()] for line in again.lines] == [[*line.get_ydata()] for line in mmlu.lines]
 
 
 @pytest.mark.parametrize(
