@@ -316,6 +316,14 @@ FIGURES = (
         *sweep("mxfp8_vs_bf16"),
         arguments="--of validation_perplexity --baseline precision=bf16",
     ),
+    Figure(
+        "mxfp8_fig05_reasoning",
+        "MXFP8 recipe, figure 5, bottom",
+        (*RUNS, "evaluation"),
+        "python -m mxstudy +sweep=mxfp8_vs_bf16 +evaluation=reasoning evaluation.every_steps=50000",
+        "runs/mxfp8_vs_bf16",
+        script="recipe.fig05_reasoning",
+    ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
 )
 

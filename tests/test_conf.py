@@ -29,7 +29,7 @@ from mxstudy.studies.pretrain import study as pretrain
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
-GROUPS = {g: c for g, c in cli.groups().items() if g not in {"experiment", "sweep", "study", "debug", "hydra/launcher"}}
+GROUPS = {g: c for g, c in cli.groups().items() if g not in {*cli.STARTS, "study", "hydra/launcher"}}
 
 # What a choice cannot be used without.
 NEEDS = {
@@ -210,6 +210,16 @@ def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
             validated(one)
     else:
         validated(one)
+
+
+@pytest.mark.integration
+def test_a_training_asks_the_recipes_questions(evaluation_sets: Path) -> None:
+    asked = ["evaluation.every_steps=4", f"evaluation.data_dir={evaluation_sets}"]
+    found = validated(compose_job("+experiment=quickstart", "+evaluation=reasoning", *asked)).evaluation
+    assert [(found.shots_of(name), found.forms_of(name)) for name in ("mmlu", "race")] == [(5, ("mcf",)), (1, ("cf",))]
+    assert (len(found.tasks), found.limit) == (10, None)
+    with pytest.raises(ConfigError, match=r"^evaluation: write \+evaluation=NAME, with a plus"):
+        validated(compose_job("+experiment=quickstart", "evaluation=reasoning"))
 
 
 @pytest.mark.integration

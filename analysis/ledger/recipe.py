@@ -253,7 +253,7 @@ TRAINED = (
         says="MXFP8 answers MMLU (5 shots) as bf16 does",
         there=MAIN,
         arms="MXFP8, bf16",
-        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16, task="mmlu")),
+        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16, "mmlu", "mcf")),
         rule=equal(*OF_TASKS),
     ),
     Claim(
@@ -263,7 +263,7 @@ TRAINED = (
         says="MXFP8 answers nine tasks (1 shot) as bf16 does",
         there=MAIN,
         arms="MXFP8, bf16",
-        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16)),
+        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16, form="cf")),
         rule=equal(*OF_TASKS),
     ),
     Claim(
@@ -273,7 +273,7 @@ TRAINED = (
         says="MXFP8 answers as per-tensor FP8 with its first and last blocks in bf16 does",
         there=MAIN,
         arms="MXFP8, FP8",
-        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, FP8)),
+        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, FP8, form="cf")),
         rule=equal(*OF_TASKS),
     ),
     pretraining(

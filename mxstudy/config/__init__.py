@@ -19,7 +19,17 @@ from mxstudy.config.data import (
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
 from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
-from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
+from mxstudy.config.model import (
+    Decoder,
+    LayerNorm,
+    Llama3RopeScaling,
+    MXNorm,
+    Norm,
+    PostRoundMXNorm,
+    Precision,
+    PrecisionRow,
+    RMSNorm,
+)
 from mxstudy.config.observation import (
     ActivationHistograms,
     GradientBias,
@@ -98,6 +108,7 @@ __all__ = [
     "LastBin",
     "Launcher",
     "LayerNorm",
+    "Llama3RopeScaling",
     "Local",
     "MXNorm",
     "Memory",

@@ -15,12 +15,34 @@ MOST_LAYERS = 2**12
 
 
 @schema
+class Llama3RopeScaling:
+    """How Llama 3.1 slows the rotary embedding for more tokens than the `original_length` of its first training.
+
+    Frequencies with a period above original_length / low_freq_factor are divided by `factor`, those with one below
+    original_length / high_freq_factor stay, and between the two the divisor changes smoothly.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        for name in ("factor", "low_freq_factor", "original_length"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require(high > low, f"high_freq_factor: must be above low_freq_factor, {low}, not {high}")
+
+
+@schema
 class Decoder:
-    """A pre-norm decoder: rotary embedding, grouped-query attention, no biases, embedding and head not tied.
+    """A pre-norm decoder: rotary embedding, grouped-query attention, embedding and head not tied.
 
     `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU. `qk_norm`:
-    normalise queries and keys over all heads at once, exactly and unquantised. `init`: llama is TorchTitan's for Llama
-    3, where the linears' standard deviation is `init_std`; mitchell is OLMo's, where it follows from the fan-in.
+    normalise queries and keys over all heads at once, exactly and unquantised; `qk_norm_by_head`: each head by itself,
+    with one gain for all heads. `qkv_bias`: add a bias to queries, keys and values, the only one of a linear.
+    `head_dim`: features of a head; null: hidden_size / num_heads. `init`: llama is TorchTitan's for Llama 3, where the
+    linears' standard deviation is `init_std`; mitchell is OLMo's, where it follows from the fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -32,7 +54,11 @@ class Decoder:
     vocab_size: int
     rope_theta: float = 500_000.0
     mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    rope_scaling: Llama3RopeScaling | None = None
     qk_norm: bool = False
+    qk_norm_by_head: bool = False
+    qkv_bias: bool = False
+    head_dim: int | None = None
     init: Literal["llama", "mitchell"] = "llama"
     init_std: float = 0.02
 
@@ -40,9 +66,14 @@ class Decoder:
         require_at_most(self, dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), MOST_FEATURES))
         require_at_most(self, dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), MOST_LAYERS))
         require(
-            self.hidden_size % (2 * self.num_heads) == 0,
+            self.head_dim is not None or self.hidden_size % (2 * self.num_heads) == 0,
             f"num_heads: hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an even size",
         )
+        require(
+            self.head_size > 0 and self.head_size % 2 == 0,
+            f"head_dim: must be positive and even, not {self.head_dim}",
+        )
+        require(self.qk_norm or not self.qk_norm_by_head, "qk_norm_by_head: there is no such norm; set qk_norm too")
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_kv_heads: {self.num_heads} query heads do not divide into {self.num_kv_heads} groups",
@@ -53,6 +84,10 @@ class Decoder:
         )
         require(self.init_std >= 0, f"init_std: must not be negative, not {self.init_std}")
         require(self.rope_theta > 0, f"rope_theta: must be positive, not {self.rope_theta}")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
 
 @schema

@@ -90,7 +90,7 @@ def native(path: Path) -> Trained:
 
 
 def foreign(path: Path) -> Trained:
-    """Return the description of a Hugging Face Llama, to be computed in bf16.
+    """Return the description of a Hugging Face model, to be computed in bf16.
 
     Its `torch_dtype` is ignored: it is the dtype in which the weights are stored, often FP32, not the compute dtype.
     """

@@ -27,7 +27,7 @@ from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
-from mxstudy.numerics.rotary import rotate
+from mxstudy.numerics.rotary import frequencies, rotate, slowed
 from mxstudy.reader import require
 
 # Called with a norm's module name, the linear that the norm is fused with (or the norm itself), and the norm's input.
@@ -49,29 +49,45 @@ class Tree(NamedTuple):
 class Attention(nn.Module):
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
         super().__init__()
-        self.head_size = model.hidden_size // model.num_heads
-        q_size, kv_size = model.hidden_size, model.num_kv_heads * self.head_size
+        self.head_size = model.head_size
+        q_size, kv_size = model.num_heads * self.head_size, model.num_kv_heads * self.head_size
         self.sizes = (q_size, kv_size, kv_size)
         std = INITS[model.init].linear(model, model.hidden_size)
         self.wqkv = NormLinear(build_norm(norm, model.hidden_size, cast), sum(self.sizes), std)
-        self.wo = MXLinear(model.hidden_size, model.hidden_size, output_std)
-        self.q_norm = build_exact_norm(norm, q_size) if model.qk_norm else None
-        self.k_norm = build_exact_norm(norm, kv_size) if model.qk_norm else None
+        self.wo = MXLinear(q_size, model.hidden_size, output_std)
+        self.qkv_bias = nn.Parameter(torch.empty(sum(self.sizes))) if model.qkv_bias else None
+        normed = (self.head_size, self.head_size) if model.qk_norm_by_head else (q_size, kv_size)
+        self.q_norm, self.k_norm = (build_exact_norm(norm, size) if model.qk_norm else None for size in normed)
 
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output [B, T, D] and {name: input} of the norms of queries and keys; causal without a mask."""
-        q, k, v = split_heads(self.wqkv(x_BTD), self.sizes, self.head_size)
+        q, k, v = self.biased(*split_heads(self.wqkv(x_BTD), self.sizes, self.head_size))
         q, k, norm_inputs = self.normed(q, k)
         heads_BTD = attend(rotate(q, rope_TH), rotate(k, rope_TH), v, mask_BTT)
         return self.wo(heads_BTD), norm_inputs
+
+    @property
+    def turns_late(self) -> bool:
+        """Return whether anything stands between the linear and the rotary embedding."""
+        return self.q_norm is not None or self.qkv_bias is not None
+
+    def biased(self, *heads: Tensor) -> list[Tensor]:
+        """Return queries, keys and values [B, T, N, H] with their bias, if they have one."""
+        if self.qkv_bias is None:
+            return [*heads]
+        biases = split_heads(self.qkv_bias.to(heads[0].dtype), self.sizes, self.head_size)
+        return [y_BTNH + bias_NH for y_BTNH, bias_NH in zip(heads, biases, strict=True)]
 
     def normed(self, q_BTNH: Tensor, k_BTNH: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return queries and keys after their norms, and {name: input} of those norms ({} if there are none)."""
         if self.q_norm is None or self.k_norm is None:
             return q_BTNH, k_BTNH, {}
-        q, k = q_BTNH.flatten(2), k_BTNH.flatten(2)
+        q, k = (
+            y_BTNH if norm.size == self.head_size else y_BTNH.flatten(2)
+            for y_BTNH, norm in ((q_BTNH, self.q_norm), (k_BTNH, self.k_norm))
+        )
         norm_inputs = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
         return self.q_norm(q).view_as(q_BTNH), self.k_norm(k).view_as(k_BTNH), norm_inputs
 
@@ -105,7 +121,7 @@ class Block(Fusable):
         def output_std(fan_in: int) -> float:
             return INITS[model.init].linear(model, fan_in) / (2 * (layer + 1)) ** 0.5
 
-        self.attention = Attention(model, norm, cast, output_std(model.hidden_size))
+        self.attention = Attention(model, norm, cast, output_std(model.num_heads * model.head_size))
         self.feed_forward = MLPS[model.mlp].module(model, norm, cast, output_std(model.ffn_size))
 
     def forward(
@@ -124,11 +140,11 @@ class Block(Fusable):
         """Return what `forward` does, computed from the modules' weights by the two fused functions."""
         self.check_hooks()
         attention, (wqkv, wo, up, w2) = self.attention, fused_linears(self)
-        is_normed = attention.q_norm is not None  # the norms come before the rotary embedding
-        rope, affine = None if is_normed else rope_TH, wqkv.gain_and_bias(x_BTD)
+        rope, affine = None if attention.turns_late else rope_TH, wqkv.gain_and_bias(x_BTD)
         q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, keys_of(wqkv), settings)
+        q, k, v = attention.biased(q, k, v)
         q, k, norm_inputs = attention.normed(q, k)
-        if is_normed:
+        if attention.turns_late:
             q, k = rotate(q, rope_TH), rotate(k, rope_TH)
         heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
         keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
@@ -206,13 +222,14 @@ class Decoder(nn.Module):
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angles of the rotary embedding, float32 [..., H / 2], at positions float32 [...]."""
-        half = self.config.hidden_size // self.config.num_heads // 2
-        powers = -torch.arange(half, device=positions.device, dtype=torch.float32) / half
-        return positions[..., None] * self.config.rope_theta**powers
+        turning_H = frequencies(self.config.head_size, self.config.rope_theta, positions.device)
+        if self.config.rope_scaling is not None:
+            turning_H = slowed(turning_H, self.config.rope_scaling)
+        return positions[..., None] * turning_H
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Reset the norms; draw embedding and linears from normals truncated at 3 sigma, with the stds of `INITS`.
+        """Reset norms, biases; draw embedding and linears from normals truncated at 3 sigma, with the stds of `INITS`.
 
         A parameter's values depend on the seed and its name alone, so they are equal for all norms, devices and world
         sizes.
@@ -222,6 +239,8 @@ class Decoder(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, Norm):
                 module.reset_parameters()
+            elif isinstance(module, Attention) and module.qkv_bias is not None:
+                nn.init.zeros_(module.qkv_bias)
             elif isinstance(module, nn.Embedding | MXLinear):
                 stds = module.init_stds if isinstance(module, MXLinear) else (embedding_std,)
                 weights.append(
@@ -237,7 +256,7 @@ class Decoder(nn.Module):
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Return the FLOPs of forward and backward: 6 per matmul parameter, plus causal attention (half the square)."""
-        attention = 6 * self.config.num_layers * self.config.hidden_size * sequence_length
+        attention = 6 * self.config.num_layers * self.config.num_heads * self.config.head_size * sequence_length
         return 6 * self.num_matmul_params() + attention
 
 
