@@ -5,7 +5,17 @@ from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrai
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
 from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
-from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
+from mxstudy.config.model import (
+    Decoder,
+    LayerNorm,
+    MoE,
+    MXNorm,
+    Norm,
+    PostRoundMXNorm,
+    Precision,
+    PrecisionRow,
+    RMSNorm,
+)
 from mxstudy.config.observation import (
     ActivationHistograms,
     GradientBias,
@@ -13,6 +23,7 @@ from mxstudy.config.observation import (
     NormOutputRMS,
     OutlierFeatures,
     Probes,
+    Routing,
     Saturation,
     Spikes,
     Timing,
@@ -86,6 +97,7 @@ __all__ = [
     "Local",
     "MXNorm",
     "Memory",
+    "MoE",
     "Norm",
     "NormOutputRMS",
     "OutlierFeatures",
@@ -100,6 +112,7 @@ __all__ = [
     "PySource",
     "RMSNorm",
     "ResidualMLP",
+    "Routing",
     "Run",
     "Saturation",
     "Schedule",

@@ -40,10 +40,12 @@ def names(probes: list[Probe]) -> list[str]:
 
 
 def trained(
-    probes: config.Probes, folder: Path, backend: str = "auto", **changes: Any
+    probes: config.Probes, folder: Path, backend: str = "auto", model: config.Decoder = tiny.MODEL, **changes: Any
 ) -> tuple[TrainingRun, tiny.Memory]:
     precision = replace(tiny.precision((0, "mxfp8"), (4, "mxfp8_e5m2_grad")), backend=backend)
-    run, memory = tiny.build(replace(tiny.CONFIG, probe=probes, precision=precision), **{"steps": 7} | changes)
+    run, memory = tiny.build(
+        replace(tiny.CONFIG, probe=probes, precision=precision, model=model), **{"steps": 7} | changes
+    )
     run.spikes = build_spikes(probes, run.probes, folder, lambda: "step_00000000", [])
     return run, memory
 
@@ -125,7 +127,8 @@ def test_compiled_losses_keep_their_bits_and_no_block_is_compiled_anew(tmp_path)
 
 @pytest.mark.integration
 def test_every_probe_leaves_rows_that_are_numbers_of_json_on_its_steps(tmp_path):
-    run, memory = trained(replace(ALL, timing=observation.Timing(every_steps=3)), tmp_path)
+    probes = replace(ALL, timing=observation.Timing(every_steps=3))
+    run, memory = trained(probes, tmp_path, model=replace(tiny.MODEL, mlp="moe"))
     train(run, 0, Leave())
     rows = [row for row in memory.rows if "probe" in row]
     assert {row["probe"] for row in rows} == set(PROBES)

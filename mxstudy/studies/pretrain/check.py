@@ -13,6 +13,7 @@ from mxstudy.data.batches import rows_of_rank
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
 from mxstudy.studies.protocol import Keyed
@@ -32,6 +33,7 @@ def check(config: Pretrain, ranks: int = 1) -> None:
             f"{name}.every_steps: it needs all weights on one GPU, but each of {ranks} ranks has only its shards; set "
             "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run",
         )
+    check_routing(config)
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
     sizes = {schemas.Bytes: lambda t: 257, schemas.TrainedBPE: lambda t: t.vocab_size}
@@ -40,9 +42,17 @@ def check(config: Pretrain, ranks: int = 1) -> None:
         check_vocabulary(config, vocab_size(config.tokenizer))
 
 
+def check_routing(config: Pretrain) -> None:
+    """Raise ConfigError for a probe of routers without routers."""
+    require(
+        config.model.mlp == "moe" or config.probe.routing.every_steps == 0,
+        f"probe.routing.every_steps: model.mlp={config.model.mlp} has no router; set it to 0, or take model.mlp=moe",
+    )
+
+
 def backends_over(config: Pretrain, ranks: int) -> str | None:
     """Return the blocks' backends over all rows of the precision schedule. Raises ConfigError as `check_model` does."""
-    read = repr((config.model, config.norm, config.precision, config.train))
+    read = repr((config.model, config.norm, config.precision, config.train, config.probe.saturation))
     return check_model(Keyed(read, config), resolve_device(config.train.device), ranks)
 
 
@@ -50,7 +60,7 @@ def backends_over(config: Pretrain, ranks: int) -> str | None:
 def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str | None:
     """Check model, norm, precision and train against each other; returns the blocks' backends over the schedule.
 
-    `keyed`: a config by these four sections. Raises ConfigError.
+    `keyed`: a config by these four sections and `probe.saturation`. Raises ConfigError.
     """
     config = keyed.value
     check_starts(config.precision, config.train.steps)
@@ -69,6 +79,12 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             compiled=config.train.compile,
         )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
+        scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
+        require(
+            scaled is None or config.probe.saturation.every_steps == 0,
+            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has a scale for each; "
+            "set it to 0",
+        )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return backends_by_step(backends)
 
