@@ -313,6 +313,13 @@ FIGURES = (
         *sweep("mxfp8_vs_bf16"),
         arguments="--of validation_perplexity --baseline precision=bf16",
     ),
+    comparison(
+        "mxfp8_fig06_mixture_of_experts",
+        "MXFP8 recipe, figure 6",
+        TRAINED,
+        *sweep("moe"),
+        arguments="--baseline precision=bf16",
+    ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
 )
 

@@ -1,7 +1,8 @@
-"""Export a native checkpoint as a Hugging Face Llama, and measure how far its outputs are from the native model's.
+"""Export a native checkpoint in Hugging Face's format, and measure how far its outputs are from the native model's.
 
-An RMSNorm model in bf16 or FP32 stays the same function. Hugging Face's Llama divides by the exact RMS and casts
-nothing, so the export of an MXNorm model, or of one trained in MX formats, differs; the difference is measured on text.
+It becomes a Llama, or a mixture of experts in one of three formats. An RMSNorm model in bf16 or FP32 stays the same
+function. These formats divide by the exact RMS and cast nothing, so the export of an MXNorm model, or of one trained in
+MX formats, differs; the difference is measured on text.
 
 python -m mxstudy.evaluation.export --checkpoint RUN --to FOLDER [--dtype bfloat16] [--text FILE]
 """
@@ -11,10 +12,10 @@ from __future__ import annotations
 import argparse
 import pydoc_data.topics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from mxstudy import config
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.hugging_face import export
-from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.train.runtime import configure_torch, resolve_device
 
@@ -65,14 +65,31 @@ def departure(
 ) -> Departure:
     """Return how far the export in `folder` departs from the native checkpoint `path` on the tokens [B, T + 1]."""
     tokens_BT = tokens_BT.to(device)
-    models = (path, trained), (folder, read_back(folder, dtype))
-    native, exported = (log_probs(checkpoints.load(*model, device), tokens_BT) for model in models)
+    native = log_probs(checkpoints.load(path, trained, device), tokens_BT)
+    if trained.model.mlp == "moe":  # which this package writes in formats that it does not read
+        exported = transformers_log_probs(folder, dtype, tokens_BT, device)
+    else:
+        exported = log_probs(checkpoints.load(folder, read_back(folder, dtype), device), tokens_BT)
     return Departure(-native.mean().item(), -exported.mean().item(), (native - exported).abs().max().item())
 
 
+def transformers_log_probs(folder: Path, dtype: str, tokens_BT: Tensor, device: torch.device) -> Tensor:
+    """Return the `log_probs` of transformers' own model of an export. Raises ConfigError without transformers."""
+    try:
+        from transformers import AutoModelForCausalLM  # takes seconds, and is an extra
+    except ImportError as error:
+        raise ConfigError(f"transformers: missing, and the export is compared with it: {error}") from error
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model.to(device)
+    return log_probs(lambda tokens_BT: model(tokens_BT).logits, tokens_BT)
+
+
 @torch.inference_mode()
-def log_probs(model: Decoder, tokens_BT: Tensor) -> Tensor:
-    """Return the log-probability of every token after the first, computed row by row: float32 [B, T - 1]."""
+def log_probs(model: Callable[[Tensor], Tensor], tokens_BT: Tensor) -> Tensor:
+    """Return the log-probability of every token after the first, computed row by row: float32 [B, T - 1].
+
+    `model`: from tokens to logits.
+    """
     rows = []
     for tokens_T in tokens_BT:
         found_TV = model(tokens_T[None, :-1])[0].float().log_softmax(-1)
@@ -103,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = departure(path, trained, chosen.to, chosen.dtype, tokens_BT, device)
     except (ConfigError, OSError) as error:
         sys.exit(str(error))
-    print(f"{chosen.to}: {trained.name} as a Hugging Face Llama, weights in {chosen.dtype}")
+    print(f"{chosen.to}: {trained.name} in Hugging Face's format, weights in {chosen.dtype}")
     asked_in = checkpoints.title(trained)
     print(f"loss: native ({asked_in}) {found.native_loss:.4f} nats per token, exported {found.exported_loss:.4f}")
     print(f"largest difference of a token's log-probability: {found.largest:.2g} nats")

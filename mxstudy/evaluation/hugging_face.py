@@ -18,7 +18,9 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer, find_pretrained
+from mxstudy.evaluation.hugging_face_moe import KEEPS_FP32, settings_of, tensors_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.whole_files import replace_file
 
@@ -39,6 +41,7 @@ FUSED = {
     "feed_forward.w13.norm.weight": ("post_attention_layernorm.weight",),
     "feed_forward.w2.weight": ("mlp.down_proj.weight",),
 }
+OF_THE_MLP = ("feed_forward.w13.weight", "feed_forward.w2.weight")
 SHAPES = {  # key in Hugging Face's config -> key in ours
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_size",
@@ -63,7 +66,11 @@ def export(
     }
     require(not folder.exists(), f"{folder}: exists already; give a new folder")
     folder.mkdir(parents=True)
-    state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
+    stored = getattr(torch, dtype)
+    state = {
+        name: tensor.to(torch.float32 if name.endswith(KEEPS_FP32) else stored).contiguous()
+        for name, tensor in to_hugging_face(model).items()
+    }
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     replace_file(folder / CONFIG, json.dumps(hf_config, indent=2))
     tokenizer.save(folder / TOKENIZER)
@@ -72,8 +79,12 @@ def export(
 
 
 def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:
-    """Return the content of config.json. Raises ConfigError for a model that Llama's config cannot describe."""
-    for name, wanted in {"mlp": "swiglu", "qk_norm": False}.items():
+    """Return the content of config.json. Raises ConfigError for a model that Llama's config cannot describe.
+
+    A mixture of experts is a Llama but for its MLP (`mxstudy.evaluation.hugging_face_moe`).
+    """
+    is_mixture = model.mlp == "moe"
+    for name, wanted in {"mlp": "moe" if is_mixture else "swiglu", "qk_norm": False}.items():
         require(getattr(model, name) == wanted, f"model.{name}: a Llama has {wanted}, not {getattr(model, name)}")
     require(not isinstance(norm, config.LayerNorm), "norm: Llama has no LayerNorm; RMSNorm and MXNorm can be exported")
     return {
@@ -88,6 +99,7 @@ def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) ->
         "attention_bias": False,
         "mlp_bias": False,
         **{theirs: getattr(model, ours) for theirs, ours in SHAPES.items()},
+        **(settings_of(model) if is_mixture else {}),
     }
 
 
@@ -98,8 +110,12 @@ def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
         state[theirs] = own[name]
     for layer in range(model.config.num_layers):
         for name, parts in FUSED.items():
+            if model.config.mlp == "moe" and name in OF_THE_MLP:
+                continue
             tensors = own[f"layers.{layer}.{name}"].split(sizes(name, model.config))
             state |= {f"model.layers.{layer}.{part}": tensor for part, tensor in zip(parts, tensors, strict=True)}
+    for layer, mixture in enumerate(mixtures_of(model).values()):
+        state |= {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors_of(mixture, model.config)}
     return state
 
 
