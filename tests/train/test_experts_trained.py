@@ -8,6 +8,8 @@ import torch
 
 from mxstudy import config
 from mxstudy.model.moe import mixtures_of
+from mxstudy.reader import ConfigError
+from mxstudy.studies.pretrain.check import check
 from mxstudy.train.checkpoint import Checkpoints, load_weights, state_tensors
 from mxstudy.train.loop import train, train_step, validate
 from mxstudy.train.optimizer import materialize_state
@@ -103,3 +105,30 @@ def test_the_probe_says_what_the_routers_did(plain):
     assert values["idle"] == 0
     assert values["entropy"] == pytest.approx(1.79, abs=0.01)  # log 6: nothing is learnt yet
     assert values["padding"] == pytest.approx(6 * 32 / (4 * 64 * 2 + 6 * 32))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            replace(tiny.CONFIG, probe=config.Probes(routing=config.Routing(every_steps=1))),
+            r"probe\.routing\.every_steps: model\.mlp=swiglu has no router; set it to 0",
+        ),
+        (
+            replace(
+                MOE,
+                precision=tiny.precision((0, "fp8_tensor")),
+                probe=config.Probes(saturation=config.Saturation(every_steps=1)),
+            ),
+            r"probe\.saturation\.every_steps: it measures all experts together, and their forward_x has a scale",
+        ),
+        (
+            replace(MOE, precision=tiny.precision((0, "fp8_tensor")), train=replace(MOE.train, compile=True)),
+            r"train\.compile: layers\.0 computes its experts one after the other",
+        ),
+    ],
+    ids=["probe of routers", "scales of experts", "compiled loop"],
+)
+def test_what_a_run_cannot_have_is_refused_before_it_begins(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        check(settings)
