@@ -17,7 +17,18 @@ from commands import run_here
 from pyarrow import parquet
 
 from analysis.recipe import train_step_cost
-from benchmarks import data, evaluation, launch, operands, probes, scaling, student_teacher, tracking, train_step
+from benchmarks import (
+    data,
+    evaluation,
+    experts,
+    launch,
+    operands,
+    probes,
+    scaling,
+    student_teacher,
+    tracking,
+    train_step,
+)
 from benchmarks.kept import Kept
 from mxstudy import results
 from mxstudy.tracking.folder import find_runs
@@ -113,7 +124,29 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert drawn == {row["arm"]: row["over_bf16"] for row in written["rows"][1:]}
 
 
-NAMES = ("evaluation", "kernel_tiles", "kernels", "layers", "operands", "probes", "scaling", "student_teacher")
+@pytest.mark.slow
+def test_experts(tmp_path: Path) -> None:
+    small = ["--model", "moe_tiny", "--batch", "1", "--sequence", "64", "--seconds", "0", "--eager", "--device", "cpu"]
+    experts.main([*small, "--json", str(tmp_path / "experts.json")])
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "experts.json").read_text())["rows"]}
+    assert rows.keys() == experts.CONTENDERS.keys()
+    assert rows["dense, mxfp8"]["mfu_over_dense"] == 1
+    for row in rows.values():
+        assert row["active_over_dense"] == pytest.approx(1, abs=0.05)
+        assert row["mfu_over_dense"] > 0
+
+
+NAMES = (
+    "evaluation",
+    "experts",
+    "kernel_tiles",
+    "kernels",
+    "layers",
+    "operands",
+    "probes",
+    "scaling",
+    "student_teacher",
+)
 
 
 def test_operands(tmp_path: Path) -> None:
