@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Block, Decoder
 from mxstudy.model.linear import MXLinear, Sources
+from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import token_block
 from mxstudy.probes.base import Sequence
 from mxstudy.reader import require
@@ -110,6 +111,7 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
     """
     linears = list(linears_of(model).values())
     blocks = [module for module in model.modules() if isinstance(module, Block)]
+    grouped = [mixture for mixture in mixtures_of(model).values() if mixture.is_grouped]
     before = model.watchers, model.compute, [linear.gemms for linear in linears], [block.fused for block in blocks]
     device = next(model.parameters()).device
     try:
@@ -118,6 +120,8 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
             linear.gemms = gemms or linear.gemms
         for block in blocks:
             block.fused = None  # it was built for the plan's formats
+        for mixture in grouped:
+            mixture.is_grouped = False  # nor does the grouped GEMM take FP32
         with (
             torch.compiler.set_stance("force_eager"),
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -130,3 +134,5 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
             linear.gemms = planned
         for block, settings in zip(blocks, fused, strict=True):
             block.fused = settings
+        for mixture in grouped:
+            mixture.is_grouped = True

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from mxstudy import config
+from mxstudy.config.casts import Gemms
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.describe_precision import describe
 from mxstudy.model.feed_forward import FeedForward
 from mxstudy.model.fusable import linears_in
 from mxstudy.model.moe import MixtureOfExperts, mixtures_of
 from mxstudy.model.precision import DTYPES, apply_precision, check_tokens
+from mxstudy.probes.shadow import borrowed, capture_linears
 from mxstudy.reader import ConfigError, read
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -272,6 +275,24 @@ def test_parameters_are_counted_in_total_and_as_a_token_uses_them():
     assert model.num_active_params() == embedding + head + gains + 2 * (attention + router + 3 * expert)
     assert model.num_matmul_params() == head + 2 * (attention + router + 3 * expert)
     assert model.flops_per_token(64) == 6 * model.num_matmul_params() + 6 * 2 * 64 * 64
+
+
+def test_a_loss_over_a_micro_batch_is_said_to_be_one():
+    with_loss = build(replace(MOE, moe=config.MoE(balance="loss")), "rmsnorm", "bf16")
+    rows = dict.fromkeys((name for name, m in with_loss.named_modules() if hasattr(m, "gemms")), "bf16")
+    assert "model.moe.balance=loss: it is over a micro-batch" in describe(with_loss, rows)
+    assert "balance" not in describe(build(MOE, "rmsnorm", "bf16"), rows)
+
+
+def test_a_shadow_pass_computes_experts_by_the_loop_and_puts_the_grouped_gemm_back():
+    model, sequence = group(build(MOE, "rmsnorm", "bf16"), True), (tokens(1), tokens(1))
+    with borrowed(model, Gemms(), torch.float32):
+        assert not any(mixture.is_grouped for mixture in mixtures_of(model).values())
+    assert all(mixture.is_grouped for mixture in mixtures_of(model).values())
+    captured = capture_linears(group(build(MOE, "mxnorm", "mxfp8"), True), sequence, 64)
+    of = captured["layers.0.feed_forward.w13"].sources()
+    assert of.x_TI.shape[0] == captured["layers.0.feed_forward.w13"].dh_TO.shape[0] == 2 * 64 + 6 * 32
+    assert of.forward_weight.shape == (6, 192, 64)
 
 
 def test_initial_weights_of_experts_differ_and_have_their_stds():
