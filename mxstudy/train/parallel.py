@@ -30,8 +30,9 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     Every parameter, its gradient and its optimizer state are sharded along the first axis over the ranks of `mesh`
     (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before the block runs, and
     freed after it, so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
-    in FP32. Routers are gathered in FP32. Embedding (in FP32), final norm and head are gathered once per step. Without
-    a mesh nothing is sharded.
+    in FP32. A block with a router is gathered in FP32, which the router needs, and rounded where it is used: a group of
+    its own inside a block could not be compiled. Embedding (in FP32), final norm and head are gathered once per step.
+    Without a mesh nothing is sharded.
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":
@@ -42,10 +43,8 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         allow_views()
         policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)
         in_fp32 = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
-        for mixture in mixtures_of(model).values():
-            fully_shard(mixture.router, mesh=mesh, mp_policy=in_fp32)
         for block in model.layers:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=in_fp32 if mixtures_of(block) else policy)
         fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, mp_policy=in_fp32, reshard_after_forward=False)  # the embedding
         sum_gradients(model)
