@@ -257,6 +257,17 @@ def test_compiled_blocks_are_sharded_too(tmp_path):
     assert abs(first[0][-1] - one[-1]) < 2e-3
 
 
+@pytest.mark.slow
+def test_a_compiled_mixture_is_sharded_too(tmp_path):
+    """Its router is FP32 beside weights in bf16."""
+    arm = settings("experts", compile=True, steps=4)
+    arm = replace(arm, model=replace(arm.model, num_layers=1))
+    first, second = together(tmp_path, 2, whole_run, [arm])
+    eager = replace(arm, train=replace(arm.train, compile=False))
+    assert first == second
+    assert first[0] == pytest.approx(losses_of(sharded(eager)), abs=2e-3)
+
+
 # ------------------------------------------------------------------------------------------------- large models
 
 LLAMA_3_8B = 8_030_261_248  # parameters, as published
