@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,14 @@ def blended(last: str, *overrides: str) -> Any:
     return validated(compose_job("+experiment=quickstart", "data=blend", PHASES % last, *overrides)).data
 
 
+@pytest.fixture
+def own_files(here: Path) -> None:
+    """Those that the corpora of a user name."""
+    (here / "a.txt").write_text("a b c")
+    (here / "a.jsonl").write_text('{"text": "a b c"}')
+
+
+@pytest.mark.usefixtures("own_files")
 def test_a_blend_takes_any_choice_of_data_by_its_name() -> None:
     data = blended("fineweb_edu")
     alone = {
@@ -32,6 +41,7 @@ def test_a_blend_takes_any_choice_of_data_by_its_name() -> None:
     assert [group for group in one.choices if group.startswith("data")] == ["data"]
 
 
+@pytest.mark.usefixtures("own_files")
 def test_a_corpus_of_a_blend_is_changed_with_a_plus() -> None:
     assert blended("jsonl", "+data.corpora.jsonl.paths=[a.jsonl]").corpora["jsonl"].paths == ("a.jsonl",)
     fractions = [f"+data.corpora.{name}.validation_fraction=0.1" for name in ("pysource", "starcoder")]

@@ -12,6 +12,7 @@ from mxstudy.reader import ConfigError, require, require_at_most, schema
 
 MOST_FEATURES = 2**24
 MOST_LAYERS = 2**12
+MOST_EXPERTS = 2**12
 
 
 @schema
@@ -35,14 +36,59 @@ class Llama3RopeScaling:
 
 
 @schema
+class MoE:
+    """A mixture of experts: a router sends each token to `top_k` of `num_experts` MLPs; `num_shared` more see them all.
+
+    No token is dropped. `activation`: that of every expert. `gate`: the router's scores, softmax over all experts or a
+    sigmoid of each; the scores of the chosen ones, divided by their sum, weight their outputs (with top_k=1 the score
+    itself does, as in Switch).
+
+    `balance`: bias adds to each score a number that counts for the choice alone, and moves it by `bias_rate` after each
+    step, up for an expert with less than the mean load, down for one with more (DeepSeek-V3). loss adds
+    `loss_coefficient` times Switch's loss of every mixture to the training loss, over the tokens of a micro-batch.
+    none does neither.
+    """
+
+    num_experts: int = 8
+    top_k: int = 2
+    num_shared: int = 0
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    gate: Literal["softmax", "sigmoid"] = "sigmoid"
+    balance: Literal["bias", "loss", "none"] = "bias"
+    bias_rate: float = 1e-3
+    loss_coefficient: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require_at_most(self, {"num_experts": MOST_EXPERTS})
+        require(
+            0 < self.top_k <= self.num_experts,
+            f"top_k: must lie in 1 .. num_experts ({self.num_experts}), not {self.top_k}",
+        )
+        require(
+            0 <= self.num_shared <= MOST_EXPERTS,
+            f"num_shared: must lie in 0 .. {MOST_EXPERTS:,}, not {self.num_shared}",
+        )
+        for name, owner in (("bias_rate", "bias"), ("loss_coefficient", "loss")):
+            value, default = getattr(self, name), getattr(MoE, name)
+            require(
+                0 < value < float("inf"), f"{name}: must be positive and finite, not {value}; balance=none: no balance"
+            )
+            require(
+                self.balance == owner or value == default,
+                f"{name}: only for balance={owner}, not for {self.balance}; leave it at {default}",
+            )
+
+
+@schema
 class Decoder:
     """A pre-norm decoder: rotary embedding, grouped-query attention, embedding and head not tied.
 
-    `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU. `qk_norm`:
-    normalise queries and keys over all heads at once, exactly and unquantised; `qk_norm_by_head`: each head by itself,
-    with one gain for all heads. `qkv_bias`: add a bias to queries, keys and values, the only one of a linear.
-    `head_dim`: features of a head; null: hidden_size / num_heads. `init`: llama is TorchTitan's for Llama 3, where the
-    linears' standard deviation is `init_std`; mitchell is OLMo's, where it follows from the fan-in.
+    `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU; or moe, a
+    mixture of experts as in `moe`, where `ffn_size` is that of one expert. `qk_norm`: normalise queries and keys over
+    all heads at once, exactly and unquantised; `qk_norm_by_head`: each head by itself, with one gain for all heads.
+    `qkv_bias`: add a bias to queries, keys and values, the only one of a linear. `head_dim`: features of a head; null:
+    hidden_size / num_heads. `init`: llama is TorchTitan's for Llama 3, where the linears' standard deviation is
+    `init_std`; mitchell is OLMo's, where it follows from the fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -53,8 +99,9 @@ class Decoder:
     num_kv_heads: int
     vocab_size: int
     rope_theta: float = 500_000.0
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"
     rope_scaling: Llama3RopeScaling | None = None
+    mlp: Literal["swiglu", "gelu", "relu2", "moe"] = "swiglu"
+    moe: MoE = MoE()
     qk_norm: bool = False
     qk_norm_by_head: bool = False
     qkv_bias: bool = False
@@ -83,6 +130,10 @@ class Decoder:
             f"init_std: {self.init} initialisation sets it from the fan-in; leave it at 0.02, not {self.init_std}",
         )
         require(self.init_std >= 0, f"init_std: must not be negative, not {self.init_std}")
+        require(
+            self.mlp == "moe" or self.moe == MoE(),
+            f"moe: {self.mlp} has no experts; set mlp=moe, or leave moe out",
+        )
         require(self.rope_theta > 0, f"rope_theta: must be positive, not {self.rope_theta}")
 
     @property

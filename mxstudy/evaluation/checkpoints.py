@@ -157,8 +157,9 @@ def set_precision(model: Decoder, trained: Trained, device: torch.device) -> dic
 
 
 def check_weights(model: Decoder, trained: Trained) -> None:
-    """Raise ConfigError unless each parameter has a weight of its shape and no weight is left over."""
-    wanted, found = {name: parameter.shape for name, parameter in model.named_parameters()}, trained.shapes
+    """Raise ConfigError unless each of the model's tensors has a weight of its shape and no weight is left over."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    wanted, found = {name: tensor.shape for name, tensor in named}, trained.shapes
     for name in sorted(wanted.keys() & found.keys()):
         there, asked = tuple(found[name]), tuple(wanted[name])
         require(there == asked, f"checkpoint: {name} of {trained.name} is {there}, but {asked} by its config")

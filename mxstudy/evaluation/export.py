@@ -1,7 +1,8 @@
 """Export a native checkpoint to Hugging Face's format, and measure how far transformers' outputs are from the model's.
 
-An RMSNorm model in bf16 or FP32 stays the same function. Hugging Face's models divide by the exact RMS and cast
-nothing, so the export of an MXNorm model, or of one trained in MX formats, differs; the difference is measured on text.
+It becomes a Llama or a Qwen, or a mixture of experts in one of three formats. An RMSNorm model in bf16 or FP32 stays
+the same function. Hugging Face's models divide by the exact RMS and cast nothing, so the export of an MXNorm model, or
+of one trained in MX formats, differs; the difference is measured on text.
 
 python -m mxstudy.evaluation.export --checkpoint RUN --to FOLDER [--dtype bfloat16] [--text FILE]
 """

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer, find_pretrained
+from mxstudy.evaluation.hugging_face_moe import KEEPS_FP32, settings_of, tensors_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.small_files import read_json as read_small
 from mxstudy.whole_files import replace_file
@@ -75,6 +77,7 @@ FUSED_IF: dict[str, dict[str, tuple[str, ...]]] = {
         "attention.k_norm.weight": ("self_attn.k_norm.weight",),
     },
 }
+OF_THE_MLP = ("feed_forward.w13.weight", "feed_forward.w2.weight")  # of a dense one; a mixture's: `tensors_of`
 SHAPES = {  # key in Hugging Face's config -> key in ours
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_size",
@@ -99,7 +102,11 @@ def export(
     }
     require(not folder.exists(), f"{folder}: exists already; give a new folder")
     folder.mkdir(parents=True)
-    state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
+    stored = getattr(torch, dtype)
+    state = {
+        name: tensor.to(torch.float32 if name.endswith(KEEPS_FP32) else stored).contiguous()
+        for name, tensor in to_hugging_face(model).items()
+    }
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     replace_file(folder / CONFIG, json.dumps(hf_config, indent=2))
     tokenizer.save(folder / TOKENIZER)
@@ -108,13 +115,18 @@ def export(
 
 
 def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:
-    """Return the content of config.json. Raises ConfigError for a model that none of ARCHITECTURES is."""
-    require(model.mlp == "swiglu", f"model.mlp: Llama and Qwen have swiglu, not {model.mlp}")
+    """Return the content of config.json. Raises ConfigError for a model that none of ARCHITECTURES is.
+
+    A mixture of experts is a Llama but for its MLP (`mxstudy.evaluation.hugging_face_moe`).
+    """
+    is_mixture = model.mlp == "moe"
+    require(is_mixture or model.mlp == "swiglu", f"model.mlp: Llama and Qwen have swiglu, not {model.mlp}")
     require(not isinstance(norm, config.LayerNorm), "norm: Llama has no LayerNorm; RMSNorm and MXNorm can be exported")
     own = {name: getattr(model, name) for name in ARCHITECTURES["LlamaForCausalLM"].fields}
     name = next((name for name, known in ARCHITECTURES.items() if known.fields == own), None)
     said = ", ".join(key for key, is_set in own.items() if is_set)
     require(name is not None, f"model: none of {', '.join(ARCHITECTURES)} has just {said}; it cannot be exported")
+    require(not (is_mixture and said), f"model: a mixture of experts cannot be exported with {said}; a Llama has none")
     return {
         "architectures": [name],
         "model_type": ARCHITECTURES[str(name)].model_type,
@@ -125,6 +137,7 @@ def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) ->
         **ONLY,
         **rope_of(model),
         **{theirs: getattr(model, ours) for theirs, ours in SHAPES.items()},
+        **(settings_of(model) if is_mixture else {}),
     }
 
 
@@ -147,6 +160,8 @@ def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
             whole = own[f"layers.{layer}.{name}"]
             tensors = whole.split(sizes(name, model.config)) if len(parts) > 1 else [whole]
             state |= {f"model.layers.{layer}.{part}": tensor for part, tensor in zip(parts, tensors, strict=True)}
+    for layer, mixture in enumerate(mixtures_of(model).values()):
+        state |= {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors_of(mixture, model.config)}
     return state
 
 
@@ -174,8 +189,9 @@ def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dic
 
 
 def fused_in(model: config.Decoder) -> dict[str, tuple[str, ...]]:
-    """Return FUSED with the rows of FUSED_IF that this decoder has."""
-    return FUSED | {k: v for field, rows in FUSED_IF.items() if getattr(model, field) for k, v in rows.items()}
+    """Return FUSED with the rows of FUSED_IF that this decoder has, and without an MLP's if it has experts instead."""
+    found = FUSED | {k: v for field, rows in FUSED_IF.items() if getattr(model, field) for k, v in rows.items()}
+    return {k: v for k, v in found.items() if model.mlp != "moe" or k not in OF_THE_MLP}
 
 
 def sizes(name: str, model: config.Decoder) -> list[int]:

@@ -21,10 +21,11 @@ from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_att
 from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
-from mxstudy.model.feed_forward import INITS, MLPS
+from mxstudy.model.feed_forward import INITS, FeedForward
 from mxstudy.model.fusable import Fusable, Target, linears_in
 from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.moe import MixtureOfExperts, Routed, Router, mixtures_of
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.rotary import frequencies, rotate, slowed
@@ -122,21 +123,23 @@ class Block(Fusable):
             return INITS[model.init].linear(model, fan_in) / (2 * (layer + 1)) ** 0.5
 
         self.attention = Attention(model, norm, cast, output_std(model.num_heads * model.head_size))
-        self.feed_forward = MLPS[model.mlp].module(model, norm, cast, output_std(model.ffn_size))
+        mlp = MixtureOfExperts if model.mlp == "moe" else FeedForward
+        self.feed_forward = mlp(model, norm, cast, output_std(model.ffn_size))
 
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the block's output and the inputs of its later norms by name."""
+    ) -> tuple[Tensor, dict[str, Tensor], Routed | None]:
+        """Return the block's output, the inputs of its later norms by name, and what its router did if it has one."""
         if self.fused is not None:
             return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused)
         attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
-        return h_BTD + self.feed_forward(h_BTD), norm_inputs | {"ffn_norm": h_BTD}
+        ffn_BTD, routing = self.feed_forward(h_BTD)
+        return h_BTD + ffn_BTD, norm_inputs | {"ffn_norm": h_BTD}, routing
 
     def forward_fused(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], None]:
         """Return what `forward` does, computed from the modules' weights by the two fused functions."""
         self.check_hooks()
         attention, (wqkv, wo, up, w2) = self.attention, fused_linears(self)
@@ -149,7 +152,7 @@ class Block(Fusable):
         heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
         keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
-        return out_BTD, norm_inputs | {"ffn_norm": h_BTD}
+        return out_BTD, norm_inputs | {"ffn_norm": h_BTD}, None
 
     def why_not_fused(self, target: Target) -> str | None:
         return why_not_fused_block(self, target)
@@ -182,6 +185,7 @@ class Decoder(nn.Module):
     """Map tokens [B, T] int64 to logits [B, T, V] in the compute dtype.
 
     During the forward pass each of `watchers` is called with every norm's input, which it may read but not write.
+    `routings`: what the routers did in the last forward, one for each block; none in a dense model.
     """
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, compute: torch.dtype) -> None:
@@ -193,6 +197,7 @@ class Decoder(nn.Module):
         self.norm = build_exact_norm(norm, model.hidden_size)
         self.output = MXLinear(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
         self.watchers: tuple[Watcher, ...] = ()
+        self.routings: list[Routed] = []
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.output(self.features(tokens_BT))
@@ -204,9 +209,11 @@ class Decoder(nn.Module):
             rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
         else:
             rope_TH, mask_BTT = self.angles(tree.positions_BT.float()), tree.mask_BTT
+        self.routings = []
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
-            x_BTD, norm_inputs = layer(x_BTD, rope_TH, mask_BTT)
+            x_BTD, norm_inputs, routing = layer(x_BTD, rope_TH, mask_BTT)
+            self.routings += [] if routing is None else [routing]
             for norm, y in {"attention_norm": x_in_BTD, **norm_inputs}.items():
                 self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
         self.watch("norm", self.norm, x_BTD)
@@ -241,18 +248,31 @@ class Decoder(nn.Module):
                 module.reset_parameters()
             elif isinstance(module, Attention) and module.qkv_bias is not None:
                 nn.init.zeros_(module.qkv_bias)
-            elif isinstance(module, nn.Embedding | MXLinear):
-                stds = module.init_stds if isinstance(module, MXLinear) else (embedding_std,)
+            elif isinstance(module, nn.Embedding | MXLinear | Router):
+                stds = (embedding_std,) if isinstance(module, nn.Embedding) else module.init_stds
                 weights.append(
                     (module.weight, partial(normal_weight, module.weight.shape, stds, seed, f"{name}.weight"))
                 )
+            if isinstance(module, Router) and module.bias is not None:
+                module.bias.zero_()
         draw_in_turns(weights)
 
     def num_params(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
+    @property
+    def idle_params(self) -> int:
+        """Return the number of parameters that a token does not use: those of the experts that it does not go to."""
+        return sum(mixture.idle_params for mixture in mixtures_of(self).values())
+
+    def num_active_params(self) -> int:
+        """Return the number of parameters that each token uses."""
+        return self.num_params() - self.idle_params
+
     def num_matmul_params(self) -> int:
-        return sum(module.weight.numel() for module in self.modules() if isinstance(module, MXLinear))
+        """Return the number of weights that each token is multiplied with."""
+        linears = (module for module in self.modules() if isinstance(module, MXLinear | Router))
+        return sum(module.weight.numel() for module in linears) - self.idle_params
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Return the FLOPs of forward and backward: 6 per matmul parameter, plus causal attention (half the square)."""
@@ -264,6 +284,6 @@ def normal_weight(shape: torch.Size, stds: tuple[float, ...], seed: int, name: s
     """Draw a float32 weight on CPU from a normal truncated at 3 sigma; its rows are split evenly over the `stds`."""
     std = stds[0]
     weight = nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
-    for part, own in zip(weight.chunk(len(stds))[1:], stds[1:], strict=True):
+    for part, own in zip(weight.chunk(len(stds), dim=-2)[1:], stds[1:], strict=True):
         part *= own / std
     return weight

@@ -19,6 +19,7 @@ from mxstudy.data.tokenizer import load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
 from mxstudy.studies.protocol import Keyed
@@ -40,12 +41,21 @@ def check(config: Pretrain, ranks: int = 1) -> None:
             f"{name}.every_steps: it needs all weights on one GPU, but each of {ranks} ranks has only its shards; set "
             "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run",
         )
+    check_routing(config)
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
     check_vocabulary(config, most_ids(config.tokenizer))
     if ranks == 1:  # else a process that plans has done it
         read = repr((config.data, config.tokenizer, config.cache_dir))
         check_corpora(Keyed(read, config), Path.cwd(), is_planned())
+
+
+def check_routing(config: Pretrain) -> None:
+    """Raise ConfigError for a probe of routers without routers."""
+    require(
+        config.model.mlp == "moe" or config.probe.routing.every_steps == 0,
+        f"probe.routing.every_steps: model.mlp={config.model.mlp} has no router; set it to 0, or take model.mlp=moe",
+    )
 
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
@@ -55,8 +65,12 @@ def backends_over(config: Pretrain, ranks: int) -> str | None:
 
 
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
-    """Return the config with a key of what decides its model and the shape of a micro-batch."""
-    return Keyed(repr((config.model, config.norm, config.precision, vars(config.train) | {"steps": None})), config)
+    """Return the config with a key of what decides its model, the shape of a micro-batch, and what `check_model` asks.
+
+    That is all but the number of steps in four sections, and `probe.saturation`.
+    """
+    train = vars(config.train) | {"steps": None}
+    return Keyed(repr((config.model, config.norm, config.precision, train, config.probe.saturation)), config)
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
@@ -81,6 +95,12 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             compiled=config.train.compile,
         )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
+        scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
+        require(
+            scaled is None or config.probe.saturation.every_steps == 0,
+            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has a scale for each; "
+            "set it to 0",
+        )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return backends_by_step(backends)
 

@@ -33,7 +33,7 @@ from mxstudy.reader import ConfigError, plain, require
 from mxstudy.small_files import read_json
 from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary, sampling_of
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
-from mxstudy.tracking.journal import first_missing, read_journal
+from mxstudy.tracking.journal import Row, first_missing, read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
 from mxstudy.train.loop import CORPORA, TrainingRun, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
@@ -76,12 +76,14 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         on_first_rank(lambda: check_journal(folder, start))
         plan = set_precision(model, config, start, device)
         described = describe(model, plan["precision"])
-        report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{described}")
+        about = parameters_of(model)
+        used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
+        report(f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}")
         batches = Batches(shards, sampling_of(config), config.train.sequence_length)
         report("\n".join(phases_of(batches.sampling)))
         batches.validation(config.validation.sequences)  # raises now, not after the training, if there are too few
         probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe resets the peak
-        about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
+        about |= {"ranks": world_size(), "hosts": all_of(socket.gethostname())}
         shares = batches.validation_shares(config.validation.sequences)
         about |= {"unigram_entropy_nats": blends.unigram_entropy_nats(shards, shares, "validation")}
         about |= {"data": data_of(shards, batches.sampling)} | plan
@@ -94,6 +96,12 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
     return state
+
+
+def parameters_of(model: Decoder) -> Row:
+    """Return the number of parameters, and of those that a token uses if it does not use all."""
+    total, active = model.num_params(), model.num_active_params()
+    return {"parameters": total} | ({"active_parameters": active} if active < total else {})
 
 
 def silence(line: str) -> None:

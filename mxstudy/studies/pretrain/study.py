@@ -79,7 +79,7 @@ arithmetic."""
         flops = float(tokens * flops_per_token(by_model(config)))
         recipes = {name for row in config.precision.schedule for name in row.plan.values()}
         rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
-        is_known = config.train.compute == "bf16"  # FP32 has not been measured
+        is_known = config.train.compute == "bf16" and config.model.mlp != "moe"  # others have not been measured
         return Cost(tokens, flops, flops / rate / 3600 if is_known else None) * (config.train.steps - done)
 
     def run(self, config: Pretrain, folder: RunFolder, label: str) -> str:
