@@ -2,6 +2,7 @@
 
 An RMSNorm model stays the same function. Hugging Face's models divide by the exact RMS and cast nothing, so an MXNorm
 or quantised model becomes a different function. What a config asks for that our decoder does not have is refused.
+A mixture of experts is written, not read (`mxstudy.evaluation.hugging_face_moe`).
 """
 
 from __future__ import annotations
