@@ -285,26 +285,25 @@ FIGURES = (
     ),
     Figure("instability_table04_mitigations", "instability paper, tables 1, 4 and 5", RUNS, *MITIGATIONS),
     Figure("formats_table", "MXFP8 recipe, table 1", ("formats",), *APPROXIMATION, script="recipe.formats_table"),
-    comparison(
-        "mxfp8_fig02_scale_rounding",
-        "MXFP8 recipe, figure 2",
-        VALIDATED,
-        *sweep("scale_rounding"),
-        arguments="--of validation_perplexity --baseline precision=bf16",
+    *(
+        comparison(
+            f"mxfp8_fig02{part}_scale_rounding",
+            f"MXFP8 recipe, figure 2 ({part})",
+            VALIDATED,
+            *sweep("scale_rounding"),
+            arguments=f"--of validation_perplexity --only train.steps={steps} --baseline precision=bf16",
+        )
+        for part, steps in (("a", 286_102), ("b", 953_674))  # 300 billion tokens, 1 trillion
     ),
-    comparison(
-        "mxfp8_fig03a_element_formats",
-        "MXFP8 recipe, figure 3 (a)",
-        VALIDATED,
-        *ELEMENTS,
-        arguments="--of validation_perplexity --without model=nemotron_8b --baseline precision=bf16",
-    ),
-    comparison(
-        "mxfp8_fig03b_element_formats",
-        "MXFP8 recipe, figure 3 (b)",
-        VALIDATED,
-        *ELEMENTS,
-        arguments="--of validation_perplexity --only model=nemotron_8b --baseline precision=mxfp8",
+    *(
+        comparison(
+            f"mxfp8_fig03{part}_element_formats",
+            f"MXFP8 recipe, figure 3 ({part})",
+            VALIDATED,
+            *ELEMENTS,
+            arguments=f"--of validation_perplexity --only model={model} --baseline precision={baseline}",
+        )
+        for part, model, baseline in (("a", "nemotron_843m", "bf16"), ("b", "nemotron_8b", "mxfp8"))
     ),
     comparison(
         "mxfp8_fig05_mxfp8_vs_bf16",
@@ -312,6 +311,21 @@ FIGURES = (
         VALIDATED,
         *sweep("mxfp8_vs_bf16"),
         arguments="--of validation_perplexity --baseline precision=bf16",
+    ),
+    Figure(
+        "mxfp8_fig05_reasoning",
+        "MXFP8 recipe, figure 5, bottom",
+        (*RUNS, "evaluation"),
+        "python -m mxstudy +sweep=mxfp8_vs_bf16 +evaluation=reasoning evaluation.every_steps=50000",
+        "runs/mxfp8_vs_bf16",
+        script="recipe.fig05_reasoning",
+    ),
+    comparison(
+        "mxfp8_fig06_mixture_of_experts",
+        "MXFP8 recipe, figure 6",
+        TRAINED,
+        *sweep("moe"),
+        arguments="--baseline precision=bf16",
     ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
 )

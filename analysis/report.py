@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,6 +32,8 @@ NUMBERS = {  # column -> its title, and how its numbers are written
     "memory_gib": ("memory, GiB", ".1f"),
 }
 DATA = "config.data."
+# Where a corpus, or one of a blend, is read from, and a tokenizer.
+NAMES = re.compile(r"config\.(data\.(corpora\.[^.]+\.)?(paths|name|revision)|tokenizer\.name)")
 CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content; their names are not compared
 MOST_RUNS = 9  # in a figure with one panel or line per run
 STYLE = """
@@ -84,9 +87,7 @@ def element(tag: str, *content: object, **attributes: str) -> Html:
 
 def in_arms(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs with their arms; corpora are told apart by what they hold, not by what they are called."""
-    names = [
-        c for c in runs if c.startswith((f"{DATA}paths", f"{DATA}name", f"{DATA}revision", "config.tokenizer.name"))
-    ]
+    names = [column for column in runs if NAMES.match(column)]
     return results.with_arms(runs.assign(**{CONTENT: content(runs)}).drop(columns=names))
 
 

@@ -66,18 +66,19 @@ def forget(folder: Path) -> None:
 
 
 def measure_batches(folder: Path, tokens: int, steps: int, batch_size: int, sequence_length: int) -> list[dict]:
-    from mxstudy.data.batches import (
-        Batches,
-    )  # here, because it imports torch, and processes that tokenise import this module
+    from mxstudy.data.batches import Batches  # here: it imports torch; processes that tokenise import this module
+    from mxstudy.data.sampling import Sampling
 
     shards = random_shards(folder, tokens)
     rows = []
     for where in ("memory", "disk"):
         if where == "disk":
             forget(folder)
-        batches = Batches(shards, sequence_length, batch_size, data_seed=0)
-        for step in range(tokens // sequence_length // batch_size if where == "memory" else 0):
-            batches.train(step)  # reads every page once
+        once = tokens // sequence_length // batch_size  # steps that read every page
+        sampling = Sampling(config.blend_of(config.PySource()), max(steps, once), batch_size, data_seed=0)
+        batches = Batches({"pysource": shards}, sampling, sequence_length)
+        for step in range(once if where == "memory" else 0):
+            batches.train(step)
         began_s = time.perf_counter()
         for step in range(steps):
             batches.train(step)

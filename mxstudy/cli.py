@@ -46,7 +46,7 @@ BASES: dict[str, dict[str, Any]] = {
     "model": {"decoder": schemas.Decoder, "residual_mlp": schemas.ResidualMLP},
     "norm": kinds_of(get_args(schemas.Norm)),
     "precision": {"precision": schemas.Precision},
-    "data": kinds_of(get_args(schemas.Data)),
+    "data": kinds_of(get_args(schemas.TrainingData)),
     "tokenizer": kinds_of(get_args(schemas.Tokenizer)),
     "optimizer": {"adamw": schemas.AdamW, "adam": schemas.Adam, "sgd": schemas.SGD},
     "schedule": {"schedule": schemas.Schedule},
@@ -56,6 +56,7 @@ BASES: dict[str, dict[str, Any]] = {
     "probe": {"probe": schemas.Probes, "student_probe": schemas.StudentProbes},
     "tracking": {"tracking": schemas.Tracking},
 }
+ADDED = "+data.corpora."  # how an override of a blend's corpus begins
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.
 WHOLE = {"precision": "schedule", "norm": "kind"}
@@ -210,10 +211,36 @@ def check_baseline(baseline: Any, loader: ConfigLoader) -> None:
 def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """Return the job's config, without Hydra's own part, and its choice of each group."""
     config = loader.load_sweep_config(master, list(job))
-    choices = {group: str(c) for group, c in config.hydra.runtime.choices.items() if not group.startswith("hydra/")}
+    if corpora := corpora_by_name(loader, config):
+        again = [line.replace(ADDED, f"+{ADDED}", 1) if line.startswith(ADDED) else line for line in job]
+        config = loader.load_sweep_config(master, [*again, *corpora])  # ++: what is added may be there by now
+    chosen = config.hydra.runtime.choices.items()
+    choices = {group: str(c) for group, c in chosen if not group.startswith("hydra/") and "@" not in group}
     with open_dict(config):
         del config["hydra"]
     return config, choices
+
+
+def corpora_by_name(loader: ConfigLoader, config: DictConfig) -> list[str]:
+    """Return the overrides that give a blend those of its corpora which are choices of the group data.
+
+    A corpus that `data.corpora` describes itself, with its kind, needs none. Raises ConfigError for an unknown name.
+    """
+    data: Any = OmegaConf.to_container(config).get("data")  # type: ignore[union-attr]
+    phases, corpora = (data.get(key) for key in ("phases", "corpora")) if isinstance(data, dict) else (None, None)
+    if not isinstance(phases, list) or not isinstance(corpora, dict):
+        return []
+    described = {name for name, one in corpora.items() if isinstance(one, dict) and "kind" in one}
+    choices = visible(loader.get_group_options("data", results_filter=None))
+    found: dict[str, None] = {}
+    for number, phase in enumerate(phases):
+        weights = phase.get("weights") if isinstance(phase, dict) else None
+        for name in weights if isinstance(weights, dict) else ():
+            if name not in described and name not in choices:
+                known = suggest(name, [*sorted(described), *choices])
+                raise ConfigError(f"data.phases[{number}].weights.{name}: no such corpus; {known}")
+            found |= {} if name in described else {f"+data@data.corpora.{name}={name}": None}
+    return list(found)
 
 
 def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from mxstudy.compat.hydra import first_value
 from mxstudy.reader import ConfigError, one_line, require, suggest
 
-STARTS = {"experiment", "sweep", "debug"}  # groups without a default choice
+STARTS = {"experiment", "sweep", "debug", "evaluation"}  # groups without a default choice
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}

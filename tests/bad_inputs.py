@@ -170,9 +170,12 @@ VARIABLES = [
 # Changes to the config.json of a Hugging Face Llama.
 FOREIGN = [
     ({"rope_scaling": [1]}, "rope_parameters or rope_scaling is [1], not a mapping"),
-    ({"rope_scaling": {"rope_type": "yarn"}}, "rotary embedding 'yarn'; only the default one can be read"),
-    ({"architectures": "Bert"}, "is Bert; only LlamaForCausalLM can be read"),
-    ({"architectures": [["LlamaForCausalLM"]]}, "only LlamaForCausalLM can be read"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "rotary embedding 'yarn'; only default and llama3 can be read"),
+    ({"architectures": "Bert"}, "is Bert; only LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM can be read"),
+    (
+        {"architectures": [["LlamaForCausalLM"]]},
+        "only LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM can be read",
+    ),
     ({"eos_token_id": -1}, "eos_token_id -1 is no id of its tokenizer.json"),
     ({"eos_token_id": 10**12}, "eos_token_id 1000000000000 is no id of its tokenizer.json"),
     ({"eos_token_id": [300]}, "eos_token_id 300 is no id of its tokenizer.json"),

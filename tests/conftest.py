@@ -93,10 +93,10 @@ def uri(tmp_path: Path, empty_store: Path) -> str:
 def given_to(trained: RunFolder, students: RunFolder, evaluation_sets: Path) -> Callable[[str], list[str]]:
     """What an experiment or sweep cannot do without, and does not say: a checkpoint, questions, a parent to fork."""
     checkpoint = f"checkpoint={trained.path}"
-    data, shots = (f"evaluation.{key}={evaluation_sets}" for key in ("data_dir", "shots_dir"))
+    data = f"evaluation.data_dir={evaluation_sets}"
     given = {
         "olmes": [checkpoint, data],
-        "nvidia_reasoning": [checkpoint, data, shots],
+        "nvidia_reasoning": [checkpoint, data],
         "perplexity": [checkpoint],
         "interventions": [f"parent={students.path}", "at_step=9"],
         "interventions_public_code": [f"parent={students.path}", "at_step=9"],

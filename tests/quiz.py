@@ -8,6 +8,7 @@ from typing import Any
 
 from mxstudy.evaluation.olmes import TASKS
 
+DATA = Path(__file__).parents[2] / "shared" / "data" / "olmes"  # the real ones; not part of the project
 ARC = {
     "question": "What melts?",
     "choices": {"text": ["ice", "rock", "air"], "label": ["1", "2", "3"]},
@@ -49,11 +50,21 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+TEXTS = ("question", "question_stem", "goal", "activity_label", "sentence")  # what a question's text is in
+
+
+def another(row: dict[str, Any], number: int) -> dict[str, Any]:
+    """A row with another question, the same for the same number."""
+    text = next(field for field in TEXTS if field in row)
+    return row | {text: f"{number} {row[text]}"}
+
+
 def write_sets(folder: Path, rows: int = 5) -> Path:
-    """Every task's split, so many times its row, and shots for it; MMLU's of two subjects, with shots of its own."""
+    """Every task's split, so many times its row, and other rows to show; MMLU's of two subjects, with a split dev."""
     for name, task in TASKS.items():
-        for split in (task.split, "shots"):
-            write_rows(folder / f"{name}.{split}.jsonl", [ROWS[name]] * rows)
+        write_rows(folder / f"{name}.{task.split}.jsonl", [ROWS[name]] * rows)
+        for split in ("train", "shots"):
+            write_rows(folder / f"{name}.{split}.jsonl", [another(ROWS[name], number) for number in range(rows)])
     subjects = [ROWS["mmlu"], ROWS["mmlu"] | {"subject": "law", "answer": 2}]
     for split in ("test", "dev"):
         write_rows(folder / f"mmlu.{split}.jsonl", subjects * rows)

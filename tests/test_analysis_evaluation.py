@@ -81,7 +81,9 @@ def tables(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
 @pytest.mark.integration
 def test_a_task_has_its_score_in_its_better_form(tables: dict[str, list[list[str]]]) -> None:
     scores = tables["Score in the better form"]
-    assert scores[0][1:] == ["questions", *(f"{arm}: right, % (form)" for arm in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"))]
+    assert scores[0][1:3] == ["questions", "by guessing, %"]
+    assert set(column(scores, "by guessing, %").values()) == {"50.0"}
+    assert scores[0][3:] == [*(f"{arm}: right, % (form)" for arm in ("rmsnorm", "mxnorm_p1", "mxnorm_p2"))]
     # The standard error of 3 in 4 is sqrt(3/4 * 1/4 / 3) = 0.25; an average's is the root of the sum of squares, less.
     assert column(scores, "rmsnorm: right, % (form)") == {
         "boolq": "75.0 +- 25.0 (mcf)",

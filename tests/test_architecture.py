@@ -52,6 +52,7 @@ THIRD_PARTY = {
     "tokenizers": {"mxstudy.data"},
     "submitit": {"mxstudy.launch", "mxstudy.compat"},
     "lm_eval": {"mxstudy.evaluation", "mxstudy.compat"},
+    "transformers": {"mxstudy.evaluation"},
     "torchao": {"mxstudy.compat"},
     "triton": {"mxstudy.kernels"},
 }

@@ -21,6 +21,7 @@ from benchmarks import (
     checkpoint,
     data,
     evaluation,
+    experts,
     launch,
     operands,
     probes,
@@ -125,7 +126,33 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert drawn == {row["arm"]: row["over_bf16"] for row in written["rows"][1:]}
 
 
-NAMES = ("evaluation", "kernel_tiles", "kernels", "layers", "operands", "probes", "scaling", "student_teacher")
+@pytest.mark.slow
+def test_experts(tmp_path: Path) -> None:
+    small = ["--model", "moe_tiny", "--batch", "1", "--sequence", "64", "--seconds", "0", "--eager", "--device", "cpu"]
+    experts.main([*small, "--json", str(tmp_path / "experts.json")])
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "experts.json").read_text())["rows"]}
+    assert rows.keys() == experts.CONTENDERS.keys()
+    assert rows["dense, mxfp8"]["mfu_over_dense"] == 1
+    for row in rows.values():
+        assert row["active_over_dense"] == pytest.approx(1, abs=0.05)
+        assert row["mfu_over_dense"] > 0
+
+
+NAMES = (
+    "checkpoint",
+    "evaluation",
+    "experts",
+    "kernel_tiles",
+    "kernels",
+    "layers",
+    "operands",
+    "probes",
+    "scaling",
+    "soak",
+    "student_teacher",
+    "tracking",
+    "train_step",
+)
 
 
 def test_operands(tmp_path: Path) -> None:
@@ -136,7 +163,7 @@ def test_operands(tmp_path: Path) -> None:
     assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys()
 
 
-@pytest.mark.parametrize("name", [*NAMES, "checkpoint", "soak", "tracking", "train_step"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_writes_without_being_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         importlib.import_module(f"benchmarks.{name}").main(["--help"])

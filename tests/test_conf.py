@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+import torch
 import yaml
 from composing import compose, compose_job, covering, handed_over, validated
 from each import each, slow_but
@@ -26,10 +27,11 @@ from mxstudy.config import Decoder, read_run
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.studies.pretrain import study as pretrain
+from mxstudy.studies.pretrain.check import build_model
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
-GROUPS = {g: c for g, c in cli.groups().items() if g not in {"experiment", "sweep", "study", "debug", "hydra/launcher"}}
+GROUPS = {g: c for g, c in cli.groups().items() if g not in {*cli.STARTS, "study", "hydra/launcher"}}
 
 # What a choice cannot be used without.
 NEEDS = {
@@ -40,6 +42,10 @@ NEEDS = {
     "tokenizer=pretrained": ["tokenizer.name=tokenizer.json"],
     "tokenizer=bpe_32k": ["model.vocab_size=32000"],
     "precision=fp32": ["train.compute=fp32"],
+    "data=blend": ["data.phases=[{weights: {pysource: 1}}]"],
+    "schedule=cosine_2000_steps": ["train.steps=3000"],
+    "probe=routing": ["model=moe_tiny"],
+    "schedule=torchtitan": ["train.steps=300"],
 }
 # What a stack of students cannot use a choice without: a norm with a gain to round, a forward with blocks of MX.
 STUDENT_NEEDS = {
@@ -210,6 +216,16 @@ def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
 
 
 @pytest.mark.integration
+def test_a_training_asks_the_recipes_questions(evaluation_sets: Path) -> None:
+    asked = ["evaluation.every_steps=4", f"evaluation.data_dir={evaluation_sets}"]
+    found = validated(compose_job("+experiment=quickstart", "+evaluation=reasoning", *asked)).evaluation
+    assert [(found.shots_of(name), found.forms_of(name)) for name in ("mmlu", "race")] == [(5, ("mcf",)), (1, ("cf",))]
+    assert (len(found.tasks), found.limit) == (10, None)
+    with pytest.raises(ConfigError, match=r"^evaluation: write \+evaluation=NAME, with a plus"):
+        validated(compose_job("+experiment=quickstart", "evaluation=reasoning"))
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("choice", slow_but(STUDENT_CHOICES[::4], STUDENT_CHOICES))
 def test_every_choice_of_the_students_is_valid(choice: str) -> None:
     validated(compose_job("+experiment=student_teacher", choice, *STUDENT_NEEDS.get(choice, [])))
@@ -287,6 +303,17 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: fl
     gains = 2 * width
     total = model.num_layers * (attention + 3 * width * model.ffn_size + gains) + width
     assert total / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [("moe_tiny", 7.0, 2.9), ("moe_200m", 202.7, 63.7), ("nemotron_moe_16b", 16194.8, 2473.1)],
+)
+def test_mixtures_have_the_parameters_that_their_files_say(name: str, total: float, active: float) -> None:
+    """Active: in matrix products, with the head and without the embedding."""
+    with torch.device("meta"):
+        model = build_model(validated(compose_job("+experiment=moe", f"model={name}", "tokenizer=bpe_2k")))
+    assert (model.num_params() / 1e6, model.num_matmul_params() / 1e6) == pytest.approx((total, active), abs=0.1)
 
 
 @pytest.mark.integration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -115,6 +116,26 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
             {"schedule__warmup_fraction": 0, "schedule__initial_ratio": 0.1},
             "schedule.initial_ratio: there is no warm-up (warmup_fraction is 0); leave it out",
         ),
+        (
+            {"schedule__warmup_steps": 0},
+            "schedule.warmup_steps: must be positive, and warmup_fraction left out, not 0 and 0.1; null takes "
+            "warmup_fraction",
+        ),
+        (
+            {"schedule__warmup_steps": 2, "schedule__warmup_fraction": 0.2},
+            "schedule.warmup_steps: must be positive, and warmup_fraction left out, not 2 and 0.2; null takes "
+            "warmup_fraction",
+        ),
+        (
+            {"schedule__warmup_steps": 10},
+            "schedule.warmup_steps: 10 steps of warm-up and 0 of decay do not fit into 10 steps; lower it, or set it "
+            "to null for schedule.warmup_fraction",
+        ),
+        (
+            {"schedule": {"kind": "wsd", "warmup_steps": 8}},
+            "schedule.warmup_steps: 8 steps of warm-up and 2 of decay do not fit into 10 steps; lower it, or set it "
+            "to null for schedule.warmup_fraction",
+        ),
         ({"validation__sequences": 0}, "validation.sequences: must be at least 1, not 0"),
         ({"validation__every_steps": -1}, "validation.every_steps: must not be negative, not -1"),
         ({"checkpoint__every_steps": -1}, "checkpoint.every_steps: must not be negative, not -1"),
@@ -148,6 +169,45 @@ def test_precision_rows_start_at_step_0_and_ascend(starts: list[int]) -> None:
     rows = [{"from_step": start, "plan": {"layers.*": "bf16"}} for start in starts]
     with pytest.raises(ConfigError, match=r"^precision\.schedule: rows must start at step 0 and ascend"):
         read_run(changed(precision__schedule=rows))
+
+
+A = {"kind": "pysource"}
+LOWER = A | {"validation_fraction": 0.1}
+
+
+@each(
+    ("phases", "corpora", "message"),
+    [
+        ([], {}, "data.phases: must begin at fraction 0 and ascend, not []"),
+        ([(0.1, {"a": 1})], {"a": A}, "data.phases: must begin at fraction 0 and ascend, not [0.1]"),
+        (
+            [(0, {"a": 1}), (0.6, {"a": 1}), (0.6, {"a": 2})],
+            {"a": A},
+            "data.phases: must begin at fraction 0 and ascend, not [0.0, 0.6, 0.6]",
+        ),
+        ([(0, {"a": 1}), (1, {"a": 1})], {"a": A}, "data.phases[1].from_fraction: must lie in 0..1, below 1, not 1.0"),
+        ([(0, {})], {}, "data.phases[0].weights: name at least one corpus"),
+        ([(0, {"a": 0})], {"a": A}, "data.phases[0].weights.a: must be positive and finite, not 0.0"),
+        ([(0, {"a": -1})], {"a": A}, "data.phases[0].weights.a: must be positive and finite, not -1.0"),
+        ([(0, {"a": math.inf})], {"a": A}, "data.phases[0].weights[a]: must be a finite number, not inf"),
+        (
+            [(0, {"web": 1}), (0.5, {"wbe": 1})],
+            {"web": A},
+            "data.phases[1].weights.wbe: no such corpus; did you mean 'web'?",
+        ),
+        ([(0, {"a": 1})], {"a": A, "b": A}, "data.corpora.b: no phase uses it; leave it out"),
+        (
+            [(0, {"a": 1, "b": 1})],
+            {"a": A, "b": LOWER},
+            "data.corpora.b.validation_fraction: 0.1 is not the 0.02 of a; set all alike, for corpora may share texts",
+        ),
+    ],
+)
+def test_a_blend_that_cannot_be_is_refused(phases: Any, corpora: Any, message: str) -> None:
+    rows = [{"from_fraction": start, "weights": weights} for start, weights in phases]
+    with pytest.raises(ConfigError) as caught:
+        read_run(changed(data={"kind": "blend", "corpora": corpora, "phases": rows}))
+    assert str(caught.value) == message
 
 
 @each("uri", ["file:mlruns", "file:///tmp/mlruns", "mlruns"])

@@ -38,3 +38,17 @@ def test_what_a_fingerprint_hashes_in_place_of_a_field_parts_arms() -> None:
     assert "config.checkpoint" in cosmetic_columns("evaluate")
     assert "checkpoint" in deciding({"study": "evaluate", "checkpoint": "a"})
     assert "processes" not in deciding({"study": "evaluate", "processes": 4})
+
+
+def test_a_corpus_of_a_blend_counts_as_it_does_alone() -> None:
+    """By what it is and by its split, and not by the folder that it is read from."""
+
+    def of(**changes: object) -> object:
+        own = {"kind": "hugging_face", "name": "a/b", "mirror": None} | changes
+        corpus = {f"data.corpora.web.{key}": value for key, value in own.items()}
+        phases = {"data.kind": "blend", "data.phases.0.weights.web": 1.0}
+        return deciding({key: value for key, value in pretrain().items() if key != "data.kind"} | phases | corpus)
+
+    assert of() == of(mirror="/here") == of(validation_fraction=0.02)
+    assert of() != of(name="a/c")
+    assert of() != of(validation_fraction=0.1)

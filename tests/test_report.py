@@ -132,6 +132,12 @@ def test_runs_on_two_corpora_are_no_pairs() -> None:
     assert "<th>data.unigram_entropy_nats</th>" in page
 
 
+def test_where_a_corpus_of_a_blend_lies_parts_no_arms() -> None:
+    frame = on_corpora(*[6.5] * 4)
+    elsewhere = frame.assign(**{"config.data.corpora.own.paths.0": ["a", "b", "c", "d"]})
+    assert report.page(report.in_arms(elsewhere), {}) == report.page(report.in_arms(frame), {})
+
+
 def test_a_run_that_never_started_does_not_differ_by_its_corpus() -> None:
     assert "unigram_entropy_nats" not in report.page(report.in_arms(on_corpora(6.5, 6.5, 6.5, math.nan)), {})
 

@@ -17,6 +17,11 @@ RMS = {"config.norm.kind": "rmsnorm"}
 PERPLEXITY = (log(1.005), "0.50 % of perplexity, section 3.3")
 OF_TASKS = (2.1, "half of p=1's deficit in the MXNorm paper's table 2; this one states none")
 SHORT, LONG = "843M, 300B tokens", "843M, 1T tokens"
+STEPS, WIDTH = "config.train.steps", "config.model.hidden_size"  # tell a sweep's tokens and sizes apart
+TOKENS_300B: dict[str, object] = {STEPS: 286_102, WIDTH: 1024}
+TOKENS_1T: dict[str, object] = {STEPS: 953_674, WIDTH: 1024}
+FIRST_MXFP8 = TOKENS_300B | MXFP8
+LARGE_1T: dict[str, object] = {STEPS: 238_419, WIDTH: 4096}
 FIRST, SECOND = (8.43e8, 3.0e11, 8), (8.43e8, 1.0e12, 8)
 FINAL = (8.0e9, 1.5e13, 8)
 MAIN = "8B, 15T tokens"
@@ -138,7 +143,8 @@ NUMBERS = (
 
 
 def rounding(name: str, words: str, plan: str, where: str, there: str, cost: tuple[float, float, int]) -> Claim:
-    arms = [{PLAN: plan, SCALE: rule} for rule in ("floor", "rceil")]
+    size = TOKENS_1T if there == LONG else TOKENS_300B
+    arms = [size | {PLAN: plan, SCALE: rule} for rule in ("floor", "rceil")]
     return pretraining(
         id=f"recipe-ocp-worse-{name}",
         where=where,
@@ -160,7 +166,7 @@ TRAINED = (
         says="with scales rounded down training diverges",
         there=SHORT,
         arms="floor, RCEIL",
-        judge=at_scale(*FIRST, Dies(ROUNDING, MXFP8 | {SCALE: "floor"}, MXFP8 | {SCALE: "rceil"})),
+        judge=at_scale(*FIRST, Dies(ROUNDING, FIRST_MXFP8 | {SCALE: "floor"}, FIRST_MXFP8 | {SCALE: "rceil"})),
         rule=higher(0.1, "ours: one run of ten"),
     ),
     *(
@@ -170,7 +176,9 @@ TRAINED = (
             says=f"with scales rounded up MXFP8 {words} ends as bf16 does",
             there=f"{SHORT}, and 1T",
             arms=f"MXFP8 {words} by RCEIL, bf16",
-            judge=at_scale(*FIRST, Difference(ROUNDING, {PLAN: plan, SCALE: "rceil"}, BF16)),
+            judge=at_scale(
+                *FIRST, Difference(ROUNDING, TOKENS_300B | {PLAN: plan, SCALE: "rceil"}, TOKENS_300B | BF16)
+            ),
             rule=equal(*PERPLEXITY),
         )
         for name, words, plan in (("e4m3", "in E4M3", "mxfp8"), ("e5m2-grad", "with E5M2 gradients", "mxfp8_e5m2_grad"))
@@ -182,7 +190,7 @@ TRAINED = (
             says=f"E5M2 {words} end higher than E4M3",
             there=LONG,
             arms=f"E5M2 {words}, E4M3",
-            judge=at_scale(*SECOND, Difference(FORMATS_TABLE, {PLAN: plan}, MXFP8)),
+            judge=at_scale(*SECOND, Difference(FORMATS_TABLE, TOKENS_1T | {PLAN: plan}, TOKENS_1T | MXFP8)),
             rule=higher(*PERPLEXITY),
         )
         for name, words, plan in (
@@ -196,7 +204,7 @@ TRAINED = (
         says="in a small model E5M2 gradients end as E4M3's do",
         there=LONG,
         arms="E5M2 gradients, E4M3",
-        judge=at_scale(*SECOND, Difference(FORMATS_TABLE, {PLAN: "mxfp8_e5m2_grad"}, MXFP8)),
+        judge=at_scale(*SECOND, Difference(FORMATS_TABLE, TOKENS_1T | {PLAN: "mxfp8_e5m2_grad"}, TOKENS_1T | MXFP8)),
         rule=equal(*PERPLEXITY),
     ),
     pretraining(
@@ -205,7 +213,9 @@ TRAINED = (
         says="at 8B E5M2 gradients end higher than E4M3's",
         there="8B, 1T tokens",
         arms="E5M2 gradients, E4M3",
-        judge=at_scale(8.0e9, 1.0e12, 8),
+        judge=at_scale(
+            8.0e9, 1.0e12, 8, Difference(FORMATS_TABLE, LARGE_1T | {PLAN: "mxfp8_e5m2_grad"}, LARGE_1T | MXFP8)
+        ),
         rule=higher(*PERPLEXITY),
     ),
     pretraining(
@@ -232,8 +242,8 @@ TRAINED = (
         where="appendix A.4, figure 6",
         says="a mixture of experts ends within 0.1 % of bf16's loss",
         there="16B, 2.5B active, 1T tokens",
-        arms="MXFP8, bf16",
-        judge=at_scale(2.5e9, 1.0e12, 8, lacks="a mixture of experts, which this package has none of"),
+        arms="MXFP8, bf16; RMSNorm",
+        judge=Difference(("moe",), MXFP8 | RMS, BF16 | RMS, is_relative=True),
         rule=equal(0.001, "0.1 %, relative"),
     ),
     Claim(
@@ -243,7 +253,7 @@ TRAINED = (
         says="MXFP8 answers MMLU (5 shots) as bf16 does",
         there=MAIN,
         arms="MXFP8, bf16",
-        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16, task="mmlu")),
+        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16, "mmlu", "mcf")),
         rule=equal(*OF_TASKS),
     ),
     Claim(
@@ -253,7 +263,7 @@ TRAINED = (
         says="MXFP8 answers nine tasks (1 shot) as bf16 does",
         there=MAIN,
         arms="MXFP8, bf16",
-        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16)),
+        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, BF16, form="cf")),
         rule=equal(*OF_TASKS),
     ),
     Claim(
@@ -263,7 +273,7 @@ TRAINED = (
         says="MXFP8 answers as per-tensor FP8 with its first and last blocks in bf16 does",
         there=MAIN,
         arms="MXFP8, FP8",
-        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, FP8)),
+        judge=at_scale(*FINAL, Scores(("nvidia_reasoning",), ("mxfp8_vs_bf16",), MXFP8, FP8, form="cf")),
         rule=equal(*OF_TASKS),
     ),
     pretraining(

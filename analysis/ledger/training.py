@@ -33,16 +33,21 @@ def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Seq
 
 @dataclass(frozen=True)
 class Difference:
-    """A judge of `column` of the arm less the baseline's, paired by seeds. `over`: columns with an arm's settings."""
+    """A judge of `column` of the arm less the baseline's, paired by seeds. `over`: columns with an arm's settings.
+
+    `is_relative`: the difference of logarithms, which is the difference as a share of the baseline's.
+    """
 
     tables: Sequence[str]
     arm: Arm
     baseline: Arm
     column: str = "validation_loss"
     over: Sequence[str] = ()
+    is_relative: bool = False
 
     def __call__(self, tables: Tables) -> Evidence:
         runs, left = arms_of(tables, self.tables, [self.arm, self.baseline], self.over)
+        runs = runs.assign(**{self.column: np.log(runs[self.column])}) if self.is_relative else runs
         ours, theirs = chosen(runs, self.arm), chosen(runs, self.baseline)
         varied = set(differing(runs[ours | theirs])) - set(self.over)
         found = paired(runs, self.column, ours, theirs, varied)
@@ -173,10 +178,10 @@ class Scores:
 # --------------------------------------------------------------------------------------------- what cannot be done here
 
 
-def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = None, lacks: str = "") -> Judge:
+def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = None) -> Judge:
     """Return the judge; where its tables are missing it names what the claim's own scale would take.
 
-    `runs`: how many, four pairs being the least for a verdict. `lacks`: hardware or code that is missing as well.
+    `runs`: how many, four pairs being the least for a verdict.
     """
 
     def at(tables: Tables) -> Evidence:
@@ -187,8 +192,8 @@ def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = 
         except Missing as missing:
             hours = gpu_hours(tables, parameters, tokens, runs)
             cost = f"{hours:,.0f} H200 hours for {runs} runs, at llama_1b's measured MFU"
-            if lacks or hours > MOST_HOURS:
-                raise NotPossible(f"{lacks + '; ' if lacks else ''}{cost}") from None
+            if hours > MOST_HOURS:
+                raise NotPossible(cost) from None
             raise Missing(f"{missing}; {cost}" if str(missing) else cost) from None
 
     return at

@@ -86,12 +86,21 @@ def bits_cells(scores: pd.DataFrame) -> Iterator[tuple[str, str]]:
         yield row["task"], plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
 
 
-def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iterator[tuple[str, str]]]) -> str:
-    """Return a Markdown table with one row per task and one column per arm."""
+def by_arm(scores: pd.DataFrame, unit: str, cells: Callable[[pd.DataFrame], Iterator[tuple[str, str]]]) -> pd.DataFrame:
+    """Return a table with one row per task and one column per arm."""
     columns = {f"{arm}: {unit}": dict(cells(own)) for arm, own in scores.groupby("arm", sort=False)}
     table = pd.DataFrame(columns)
     table.insert(0, "questions", scores.groupby("task")["documents"].first().map("{:,}".format))
-    return markdown(table)
+    return table
+
+
+def score_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores in the better form by arm, beside that of one who guesses, which older tables do not have."""
+    table = by_arm(scores, "right, % (form)", score_cells)
+    if "chance" in scores:
+        shares = scores.groupby("task")["chance"].first()
+        table.insert(1, "by guessing, %", shares.map(lambda share: f"{100 * share:.1f}"))
+    return table
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -167,11 +176,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str, paths: Sequence[Path]) -> None:
     form, arms = form_of_bits(scores), [arm for arm in scores["arm"].unique() if arm != baseline]
     bits = {arm: differences(answers, arm, baseline, BITS, form) for arm in arms}
+    by_bits = by_arm(scores, "bits", bits_cells)
     whose = scores["arm"] + " = " + scores["checkpoint"] + " in " + scores["asked_in"]
     parts = [
         caption(scores.assign(arm=whose), __doc__, paths),
-        f"**Score in the better form**\n\n{by_arm(scores, 'right, % (form)', score_cells)}",
-        f"**Bits per character of the right answer ({form}), lower is better**\n\n{by_arm(scores, 'bits', bits_cells)}",
+        f"**Score in the better form**\n\n{markdown(score_table(scores))}",
+        f"**Bits per character of the right answer ({form}), lower is better**\n\n{markdown(by_bits)}",
     ]
     for arm in arms:
         table = difference_table(answers, arm, baseline, bits[arm], form)

@@ -1,11 +1,36 @@
 """The schema of every run: frozen dataclasses and their validation. Standard library only."""
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms, Hadamard
-from mxstudy.config.data import Bytes, Corpus, Data, Files, HuggingFace, Pretrained, PySource, Tokenizer, TrainedBPE
+from mxstudy.config.data import (
+    Blend,
+    Bytes,
+    Corpus,
+    Data,
+    Files,
+    HuggingFace,
+    Phase,
+    Pretrained,
+    PySource,
+    Tokenizer,
+    TrainedBPE,
+    TrainingData,
+    blend_of,
+)
 from mxstudy.config.evaluation import OLMES, Evaluation, EvaluationDuringTraining
 from mxstudy.config.fingerprint import SCHEMA_VERSION, fingerprint, hashed
 from mxstudy.config.launcher import LAUNCHERS, Inline, Launcher, Local, Slurm, read_launcher
-from mxstudy.config.model import Decoder, LayerNorm, MXNorm, Norm, PostRoundMXNorm, Precision, PrecisionRow, RMSNorm
+from mxstudy.config.model import (
+    Decoder,
+    LayerNorm,
+    Llama3RopeScaling,
+    MoE,
+    MXNorm,
+    Norm,
+    PostRoundMXNorm,
+    Precision,
+    PrecisionRow,
+    RMSNorm,
+)
 from mxstudy.config.observation import (
     ActivationHistograms,
     GradientBias,
@@ -13,6 +38,7 @@ from mxstudy.config.observation import (
     NormOutputRMS,
     OutlierFeatures,
     Probes,
+    Routing,
     Saturation,
     Spikes,
     Timing,
@@ -62,6 +88,7 @@ __all__ = [
     "AdamW",
     "AnyRun",
     "Approximation",
+    "Blend",
     "BlockCast",
     "Bytes",
     "Cast",
@@ -83,13 +110,16 @@ __all__ = [
     "LastBin",
     "Launcher",
     "LayerNorm",
+    "Llama3RopeScaling",
     "Local",
     "MXNorm",
     "Memory",
+    "MoE",
     "Norm",
     "NormOutputRMS",
     "OutlierFeatures",
     "Perplexity",
+    "Phase",
     "PostRoundMXNorm",
     "Precision",
     "PrecisionRow",
@@ -100,6 +130,7 @@ __all__ = [
     "PySource",
     "RMSNorm",
     "ResidualMLP",
+    "Routing",
     "Run",
     "Saturation",
     "Schedule",
@@ -119,8 +150,10 @@ __all__ = [
     "Train",
     "TrainedBPE",
     "TrainedModelRun",
+    "TrainingData",
     "Validation",
     "Weights",
+    "blend_of",
     "fingerprint",
     "hashed",
     "read_launcher",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import field
 from typing import Literal
 
-from mxstudy.reader import cosmetic, named, require, schema
+from mxstudy.reader import cosmetic, named, require, schema, suggest
 
 SMALLEST_BPE, LARGEST_BPE = 257, 2**24  # one id per byte, and the one that ends a document
 
@@ -73,6 +75,71 @@ class HuggingFace(Corpus):
 
 
 Data = PySource | Files | HuggingFace
+
+
+@schema
+class Phase:
+    """The part of a training from the fraction `from_fraction` of its steps on, and what it is trained on.
+
+    `weights`: each corpus's share of the samples, relative to the other weights.
+    """
+
+    from_fraction: float = 0.0
+    weights: dict[str, float]
+
+    def __post_init__(self) -> None:
+        require(0 <= self.from_fraction < 1, f"from_fraction: must lie in 0..1, below 1, not {self.from_fraction}")
+        require(bool(self.weights), "weights: name at least one corpus")
+        for name, weight in self.weights.items():
+            require(0 < weight < math.inf, f"weights.{name}: must be positive and finite, not {weight}")
+
+
+@schema
+class Blend:
+    """Several corpora, mixed by weights that may change from phase to phase.
+
+    `corpora`: the corpora by the names that the phases use; a choice of conf/data need not be given here, its name in
+    a phase is enough. Their splits must agree, so that no text which one of them keeps for validation is another's to
+    train on.
+    """
+
+    kind: Literal["blend"] = "blend"
+    corpora: dict[str, Data] = field(default_factory=dict)
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        starts = [phase.from_fraction for phase in self.phases]
+        require(
+            starts[:1] == [0.0] and starts == sorted(set(starts)),
+            f"phases: must begin at fraction 0 and ascend, not {starts}",
+        )
+        for number, phase in enumerate(self.phases):
+            for name in phase.weights:
+                known = f"phases[{number}].weights.{name}: no such corpus; {suggest(name, self.corpora)}"
+                require(name in self.corpora, known)
+        used = {name for phase in self.phases for name in phase.weights}
+        for name, corpus in self.corpora.items():
+            require(name in used, f"corpora.{name}: no phase uses it; leave it out")
+            require(
+                corpus.validation_fraction == self.validation_fraction,
+                f"corpora.{name}.validation_fraction: {corpus.validation_fraction} is not the "
+                f"{self.validation_fraction} of {min(self.corpora)}; set all alike, for corpora may share texts",
+            )
+
+    @property
+    def validation_fraction(self) -> float:
+        """Return the validation fraction that all corpora have."""
+        return self.corpora[min(self.corpora)].validation_fraction
+
+
+TrainingData = Data | Blend
+
+
+def blend_of(data: TrainingData) -> Blend:
+    """Return a blend itself; a corpus as the blend of one phase that has it alone, named by its kind."""
+    if isinstance(data, Blend):
+        return data
+    return Blend(corpora={data.kind: data}, phases=(Phase(weights={data.kind: 1.0}),))
 
 
 @schema

@@ -125,6 +125,9 @@ def fields_of(kinds: Kinds) -> dict[str, Field]:
 
 
 def _fields(hint: Any, kinds: Flat, prefix: str = "") -> Iterator[Field]:
+    if entry := _entry(hint):
+        names = {key.removeprefix(prefix).partition(".")[0] for key in kinds if key.startswith(prefix)}
+        return (field for name in sorted(names) for field in _fields(entry, kinds, f"{prefix}{name}."))
     option = _chosen(_options(hint), kinds.get(f"{prefix}kind"))
     return iter(()) if option is None else _fields_in(option, prefix, lambda part, key: _fields(part, kinds, key))
 
@@ -139,7 +142,7 @@ def _fields_in(option: Any, prefix: str, inside: Any) -> Iterator[Field]:
     hints = type_hints(option)
     for field in dataclasses.fields(option):
         key, cosmetic = f"{prefix}{field.name}", field.metadata.get("cosmetic", False)
-        if _options(hints[field.name]) and not cosmetic:
+        if (_options(hints[field.name]) or _entry(hints[field.name])) and not cosmetic:
             yield from inside(hints[field.name], f"{key}.")
         else:
             decides = not cosmetic or field.metadata.get("names", False)
@@ -150,6 +153,12 @@ def _options(hint: Any) -> list[Any]:
     """Return the dataclasses that a field may be, as it is or as one of a union; none for sequences of dataclasses."""
     whole = () if get_origin(hint) in (tuple, dict) else get_args(hint)
     return [each for each in (hint, *whole) if dataclasses.is_dataclass(each)]
+
+
+def _entry(hint: Any) -> Any:
+    """Return the values' type of a mapping whose values are one of several dataclasses, told apart by kind."""
+    values = get_args(hint)[1] if get_origin(hint) is dict else None
+    return values if len(_options(values)) > 1 else None
 
 
 def _chosen(options: list[Any], kind: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The schema of zero-shot evaluation: the questions that a language model is asked, and their form."""
+"""The schema of an evaluation: the questions that a language model is asked, their form, and the shots before them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ OLMES = (
     *("arc_challenge", "arc_easy", "boolq", "csqa", "hellaswag"),
     *("mmlu", "openbookqa", "piqa", "socialiqa", "winogrande"),
 )
+SHOTS_SEED = 1234  # OLMES' and lm-eval's
 
 
 @schema
 class Evaluation:
     """The questions of `tasks`, in one form: cf scores an option's text, mcf its letter, best asks both.
 
-    `shots`: solved questions before each question; `task_shots`: the same for single tasks. `limit`: ask only the first
-    questions of a task in OLMES' order, spread over the subjects of MMLU; null: all. `data_dir`: the folder with the
-    questions; null: the hub. `shots_dir`: a folder with TASK.shots.jsonl, solved questions. `skip_missing`: leave out a
-    task whose data cannot be read, and report it. `tokens_per_batch`: tokens of a forward, padding included.
+    `task_forms`: the form of single tasks. `shots`: solved questions before each question; `task_shots`: the same for
+    single tasks. MMLU's are the first of its split dev; those of other tasks are drawn for each question from the
+    training split by `shots_seed`. `curated_shots`: OLMES' own five, rows of that split. `shots_dir`: a folder with
+    TASK.shots.jsonl, whose first rows are taken. `limit`: ask only the first questions of a task in OLMES' order,
+    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions; null: the hub.
+    `skip_missing`: leave out a task whose data cannot be read, and report it. `tokens_per_batch`: tokens of a forward,
+    padding included.
     """
 
     tasks: tuple[str, ...] = OLMES
     form: Literal["cf", "mcf", "best"] = "best"
+    task_forms: dict[str, Literal["cf", "mcf", "best"]] = field(default_factory=dict)
     shots: int = 0
     task_shots: dict[str, int] = field(default_factory=dict)
+    shots_seed: int = SHOTS_SEED
+    curated_shots: bool = False
     limit: int | None = None
     data_dir: str | None = named(None)  # the questions are hashed instead
     shots_dir: str | None = named(None)
@@ -37,14 +44,23 @@ class Evaluation:
         require(len(set(self.tasks)) == len(self.tasks), f"tasks: {list(self.tasks)} names a task twice")
         for name, value in {"shots": self.shots, **{f"task_shots.{k}": v for k, v in self.task_shots.items()}}.items():
             require(value >= 0, f"{name}: must not be negative, not {value}")
-        unlisted = self.task_shots.keys() - set(self.tasks)
-        require(not unlisted, f"task_shots: {', '.join(sorted(unlisted))} is not one of the tasks")
+        for key in ("task_shots", "task_forms"):
+            unlisted = getattr(self, key).keys() - set(self.tasks)
+            require(not unlisted, f"{key}: {', '.join(sorted(unlisted))} is not one of the tasks")
+        fixed = [name for name in ("shots_dir", "curated_shots") if getattr(self, name)]
+        require(len(fixed) < 2, "curated_shots: shots_dir has shots of its own; leave out one of the two")
+        require(
+            self.shots_seed == SHOTS_SEED or not fixed,
+            f"shots_seed: with {' '.join(fixed)} no shot is drawn; leave it at {SHOTS_SEED}, not {self.shots_seed}",
+        )
+        for name, is_set in {"curated_shots": self.curated_shots, "shots_seed": self.shots_seed != SHOTS_SEED}.items():
+            require(not is_set or any(map(self.shots_of, self.tasks)), f"{name}: no shots are asked for; set shots")
         require(self.limit is None or self.limit > 0, f"limit: must be positive, not {self.limit}; null is all")
         require(self.tokens_per_batch > 0, f"tokens_per_batch: must be positive, not {self.tokens_per_batch}")
 
-    @property
-    def forms(self) -> tuple[str, ...]:
-        return ("mcf", "cf") if self.form == "best" else (self.form,)
+    def forms_of(self, task: str) -> tuple[str, ...]:
+        form = self.task_forms.get(task, self.form)
+        return ("mcf", "cf") if form == "best" else (form,)
 
     def shots_of(self, task: str) -> int:
         return self.task_shots.get(task, self.shots)

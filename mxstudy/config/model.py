@@ -12,15 +12,83 @@ from mxstudy.reader import ConfigError, require, require_at_most, schema
 
 MOST_FEATURES = 2**24
 MOST_LAYERS = 2**12
+MOST_EXPERTS = 2**12
+
+
+@schema
+class Llama3RopeScaling:
+    """How Llama 3.1 slows the rotary embedding for more tokens than the `original_length` of its first training.
+
+    Frequencies with a period above original_length / low_freq_factor are divided by `factor`, those with one below
+    original_length / high_freq_factor stay, and between the two the divisor changes smoothly.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        for name in ("factor", "low_freq_factor", "original_length"):
+            require(getattr(self, name) > 0, f"{name}: must be positive, not {getattr(self, name)}")
+        require(high > low, f"high_freq_factor: must be above low_freq_factor, {low}, not {high}")
+
+
+@schema
+class MoE:
+    """A mixture of experts: a router sends each token to `top_k` of `num_experts` MLPs; `num_shared` more see them all.
+
+    No token is dropped. `activation`: that of every expert. `gate`: the router's scores, softmax over all experts or a
+    sigmoid of each; the scores of the chosen ones, divided by their sum, weight their outputs (with top_k=1 the score
+    itself does, as in Switch).
+
+    `balance`: bias adds to each score a number that counts for the choice alone, and moves it by `bias_rate` after each
+    step, up for an expert with less than the mean load, down for one with more (DeepSeek-V3). loss adds
+    `loss_coefficient` times Switch's loss of every mixture to the training loss, over the tokens of a micro-batch.
+    none does neither.
+    """
+
+    num_experts: int = 8
+    top_k: int = 2
+    num_shared: int = 0
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    gate: Literal["softmax", "sigmoid"] = "sigmoid"
+    balance: Literal["bias", "loss", "none"] = "bias"
+    bias_rate: float = 1e-3
+    loss_coefficient: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require_at_most(self, {"num_experts": MOST_EXPERTS})
+        require(
+            0 < self.top_k <= self.num_experts,
+            f"top_k: must lie in 1 .. num_experts ({self.num_experts}), not {self.top_k}",
+        )
+        require(
+            0 <= self.num_shared <= MOST_EXPERTS,
+            f"num_shared: must lie in 0 .. {MOST_EXPERTS:,}, not {self.num_shared}",
+        )
+        for name, owner in (("bias_rate", "bias"), ("loss_coefficient", "loss")):
+            value, default = getattr(self, name), getattr(MoE, name)
+            require(
+                0 < value < float("inf"), f"{name}: must be positive and finite, not {value}; balance=none: no balance"
+            )
+            require(
+                self.balance == owner or value == default,
+                f"{name}: only for balance={owner}, not for {self.balance}; leave it at {default}",
+            )
 
 
 @schema
 class Decoder:
-    """A pre-norm decoder: rotary embedding, grouped-query attention, no biases, embedding and head not tied.
+    """A pre-norm decoder: rotary embedding, grouped-query attention, embedding and head not tied.
 
-    `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU. `qk_norm`:
-    normalise queries and keys over all heads at once, exactly and unquantised. `init`: llama is TorchTitan's for Llama
-    3, where the linears' standard deviation is `init_std`; mitchell is OLMo's, where it follows from the fan-in.
+    `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU; or moe, a
+    mixture of experts as in `moe`, where `ffn_size` is that of one expert. `qk_norm`: normalise queries and keys over
+    all heads at once, exactly and unquantised; `qk_norm_by_head`: each head by itself, with one gain for all heads.
+    `qkv_bias`: add a bias to queries, keys and values, the only one of a linear. `head_dim`: features of a head; null:
+    hidden_size / num_heads. `init`: llama is TorchTitan's for Llama 3, where the linears' standard deviation is
+    `init_std`; mitchell is OLMo's, where it follows from the fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -31,8 +99,13 @@ class Decoder:
     num_kv_heads: int
     vocab_size: int
     rope_theta: float = 500_000.0
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    rope_scaling: Llama3RopeScaling | None = None
+    mlp: Literal["swiglu", "gelu", "relu2", "moe"] = "swiglu"
+    moe: MoE = MoE()
     qk_norm: bool = False
+    qk_norm_by_head: bool = False
+    qkv_bias: bool = False
+    head_dim: int | None = None
     init: Literal["llama", "mitchell"] = "llama"
     init_std: float = 0.02
 
@@ -40,9 +113,14 @@ class Decoder:
         require_at_most(self, dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), MOST_FEATURES))
         require_at_most(self, dict.fromkeys(("num_layers", "num_heads", "num_kv_heads"), MOST_LAYERS))
         require(
-            self.hidden_size % (2 * self.num_heads) == 0,
+            self.head_dim is not None or self.hidden_size % (2 * self.num_heads) == 0,
             f"num_heads: hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an even size",
         )
+        require(
+            self.head_size > 0 and self.head_size % 2 == 0,
+            f"head_dim: must be positive and even, not {self.head_dim}",
+        )
+        require(self.qk_norm or not self.qk_norm_by_head, "qk_norm_by_head: there is no such norm; set qk_norm too")
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_kv_heads: {self.num_heads} query heads do not divide into {self.num_kv_heads} groups",
@@ -52,7 +130,15 @@ class Decoder:
             f"init_std: {self.init} initialisation sets it from the fan-in; leave it at 0.02, not {self.init_std}",
         )
         require(self.init_std >= 0, f"init_std: must not be negative, not {self.init_std}")
+        require(
+            self.mlp == "moe" or self.moe == MoE(),
+            f"moe: {self.mlp} has no experts; set mlp=moe, or leave moe out",
+        )
         require(self.rope_theta > 0, f"rope_theta: must be positive, not {self.rope_theta}")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
 
 @schema

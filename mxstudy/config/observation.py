@@ -66,6 +66,11 @@ class Timing(Scheduled):
 
 
 @schema
+class Routing(Scheduled):
+    """Load of every expert, entropy of the router, and the share of padding, in a mixture of experts."""
+
+
+@schema
 class Spikes(Scheduled):
     """Detect a loss more than `threshold` standard deviations above the mean of the last `window_steps` losses.
 
@@ -92,6 +97,7 @@ class Probes:
     weights: Weights = Weights()
     memory: Memory = Memory()
     timing: Timing = Timing()
+    routing: Routing = Routing()
     spikes: Spikes = Spikes()
 
 

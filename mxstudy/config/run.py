@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from mxstudy.config.data import Data, Tokenizer
+from mxstudy.config.data import Data, Tokenizer, TrainingData
 from mxstudy.config.evaluation import Evaluation, EvaluationDuringTraining
 from mxstudy.config.model import Decoder, Norm, Precision
 from mxstudy.config.observation import Probes, Tracking
@@ -68,7 +68,7 @@ class Pretrain(Run):
     model: Decoder
     norm: Norm
     precision: Precision
-    data: Data
+    data: TrainingData
     tokenizer: Tokenizer
     optimizer: AdamW
     schedule: Schedule
@@ -77,6 +77,10 @@ class Pretrain(Run):
     checkpoint: Checkpoint = Checkpoint()
     probe: Probes = cosmetic(default_factory=Probes)
     evaluation: EvaluationDuringTraining = cosmetic(default_factory=EvaluationDuringTraining)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.schedule.check_steps(self.train.steps)
 
 
 @schema
@@ -114,13 +118,13 @@ class Approximation(Run):
 
 @schema
 class PrepareData(Run):
-    """The shards of a corpus under a tokenizer, made before a training needs them.
+    """The shards of a corpus, or of those of a blend, under a tokenizer, made before a training needs them.
 
     `workers`: processes that tokenise; null: one per core.
     """
 
     study: Literal["prepare_data"] = "prepare_data"
-    data: Data
+    data: TrainingData
     tokenizer: Tokenizer
     workers: int | None = cosmetic(None)
 
@@ -224,6 +228,7 @@ class StudentTeacher(Run):
             self.label_noise > 0 or not self.teacher.from_disk,
             "teacher.from_disk: stored targets have label noise, and label_noise is 0; set it to false",
         )
+        self.schedule.check_steps(self.train.steps)
         samples, length = self.train.batch_size, self.model.sequence_length
         require(
             samples % (length or 1) == 0,

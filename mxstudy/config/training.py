@@ -34,7 +34,8 @@ class AdamW:
 class Schedule:
     """Learning rate as a fraction of lr: linear warm-up from `initial_ratio`, then the shape `kind` to `final_ratio`.
 
-    wsd decays over the last `decay_fraction` of the steps; cosine and linear decay from the end of the warm-up on.
+    `warmup_steps`: the length of the warm-up in steps; null: `warmup_fraction` of all steps. wsd decays over the last
+    `decay_fraction` of the steps; cosine and linear decay from the end of the warm-up on.
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"]
@@ -42,8 +43,14 @@ class Schedule:
     initial_ratio: float = 0.0
     final_ratio: float = 0.01
     decay_fraction: float = 0.2
+    warmup_steps: int | None = None
 
     def __post_init__(self) -> None:
+        require(
+            self.warmup_steps is None or (self.warmup_steps > 0 and self.warmup_fraction == 0.1),
+            f"warmup_steps: must be positive, and warmup_fraction left out, not {self.warmup_steps} and "
+            f"{self.warmup_fraction}; null takes warmup_fraction",
+        )
         for name in ("warmup_fraction", "initial_ratio", "final_ratio", "decay_fraction"):
             require(0 <= getattr(self, name) <= 1, f"{name}: must lie in 0..1, not {getattr(self, name)}")
         if self.kind != "wsd":
@@ -53,9 +60,27 @@ class Schedule:
         if self.warmup_fraction == 0:
             require(self.initial_ratio == 0, "initial_ratio: there is no warm-up (warmup_fraction is 0); leave it out")
         require(
-            self.kind != "wsd" or self.warmup_fraction + self.decay_fraction <= 1,
+            self.kind != "wsd" or self.warmup_steps is not None or self.warmup_fraction + self.decay_fraction <= 1,
             "decay_fraction: warm-up and decay together are longer than the run; lower it or warmup_fraction",
         )
+
+    def warmup(self, steps: int) -> int:
+        """Return the number of steps of warm-up in a run of so many steps."""
+        return round(self.warmup_fraction * steps) if self.warmup_steps is None else self.warmup_steps
+
+    def decay(self, steps: int) -> int:
+        """Return the number of steps over which wsd decays, at the end of a run of so many steps."""
+        return round(self.decay_fraction * steps)
+
+    def check_steps(self, steps: int) -> None:
+        """Raise ConfigError, with the full key, if a run of so many steps is too short for `warmup_steps`."""
+        if self.warmup_steps is not None:
+            decay = self.decay(steps) if self.kind == "wsd" else 0
+            require(
+                self.warmup_steps + decay < steps,
+                f"schedule.warmup_steps: {self.warmup_steps} steps of warm-up and {decay} of decay do not fit into "
+                f"{steps} steps; lower it, or set it to null for schedule.warmup_fraction",
+            )
 
 
 @schema

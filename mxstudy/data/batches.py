@@ -1,63 +1,95 @@
 """Batches of token windows: sample i of step s is a pure function of (data_seed, s, i).
 
 Each split is cut into windows of T + 1 tokens at stride T, so that every token except the first is a target once; a
-remainder shorter than a window is dropped. The samples of all steps are numbered consecutively, n = s * batch_size + i.
-Epoch n // windows visits every window once, in its own order; a batch may span two epochs. Batches hold no state: to
-resume, only the step is needed, and each rank or micro-batch computes its own rows.
+remainder shorter than a window is dropped. `mxstudy.data.sampling` says which corpus sample i of step s is taken from,
+and that it is the n-th one taken from there. Epoch n // windows of a corpus visits every window once, in its own order;
+a batch may span two epochs. Batches hold no state: to resume, only the step is needed, and each rank or micro-batch
+computes its own rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mxstudy.config import Train
+from mxstudy.data.permutation import permute
+from mxstudy.data.sampling import Sampling, apportion
 from mxstudy.data.shards import Shards, Tokens
 from mxstudy.reader import require
 
-FEISTEL_ROUNDS = 6
-
 
 class Batches:
-    """Batches of both splits of `shards`. Raises ConfigError if the training split is shorter than one sequence."""
+    """Batches of both splits of the corpora of `sampling`; `shards`: those of each corpus, by its name.
 
-    def __init__(self, shards: Shards, sequence_length: int, batch_size: int, data_seed: int) -> None:
-        self.train_tokens = shards.tokens("train")
-        self.validation_tokens = shards.tokens("validation")
-        self.sequence_length = sequence_length
-        self.batch_size = batch_size
-        self.data_seed = data_seed
-        self.windows = self.count_windows(self.train_tokens)
-        require(
-            self.windows > 0,
-            f"train.sequence_length: the training split is shorter than one sequence: {len(self.train_tokens)} tokens, "
-            f"but {sequence_length} + 1 are needed",
-        )
+    Raises ConfigError if a training split is shorter than one sequence.
+    """
+
+    def __init__(self, shards: Mapping[str, Shards], sampling: Sampling, sequence_length: int) -> None:
+        self.sampling, self.sequence_length = sampling, sequence_length
+        self.train_tokens = [shards[name].tokens("train") for name in sampling.corpora]
+        self.validation_tokens = [shards[name].tokens("validation") for name in sampling.corpora]
+        self.windows = [self.count_windows(tokens) for tokens in self.train_tokens]
+        for name, tokens, windows in zip(sampling.corpora, self.train_tokens, self.windows, strict=True):
+            require(
+                windows > 0,
+                f"train.sequence_length: the training split{self.of(name)} is shorter than one sequence: {len(tokens)} "
+                f"tokens, but {sequence_length} + 1 are needed",
+            )
 
     def train(self, step: int, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
         """Return rows start..stop of a step's global batch: tokens and targets, int64 [stop - start, T], on CPU."""
-        rows = np.arange(self.batch_size, dtype=np.uint64)[start:stop]
-        epoch, position = np.divmod(rows + np.uint64(step * self.batch_size), np.uint64(self.windows))
-        return self.gather(self.train_tokens, permute(position, self.windows, self.data_seed, epoch))
+        rows = np.arange(self.sampling.batch_size)[start:stop]
+        corpus_B, number_B = self.sampling.deal(step, rows)
+        window_B = np.empty_like(number_B)
+        for corpus in np.unique(corpus_B).tolist():
+            own, windows = corpus_B == corpus, self.windows[corpus]
+            epoch, position = np.divmod(number_B[own].astype(np.uint64), np.uint64(windows))
+            window_B[own] = permute(position, windows, self.sampling.data_seed, epoch)
+        found = zip(corpus_B.tolist(), window_B.tolist(), strict=True)
+        return self.gather([(self.train_tokens[corpus], window) for corpus, window in found])
 
     def validation(self, sequences: int) -> tuple[Tensor, Tensor]:
-        """Return windows spread evenly over the validation split: tokens and targets, int64 [sequences, T], on CPU."""
-        windows = self.count_windows(self.validation_tokens)
-        require(
-            sequences <= windows,
-            f"validation.sequences: {sequences} sequences of {self.sequence_length} tokens are more than the {windows} "
-            "that the validation split holds; ask for fewer or raise data.validation_fraction",
-        )
-        return self.gather(self.validation_tokens, np.arange(sequences) * windows // sequences)
+        """Return windows of the validation splits: tokens and targets, int64 [sequences, T], on CPU.
+
+        Each corpus has the share of them that it has of the training's samples, spread evenly over its split.
+        """
+        found: list[tuple[Tokens, int]] = []
+        for name, share in self.validation_shares(sequences).items():
+            tokens = self.validation_tokens[self.sampling.corpora.index(name)]
+            windows = self.count_windows(tokens)
+            require(
+                share <= windows,
+                f"validation.sequences: {share} sequences of {self.sequence_length} tokens are more than the {windows} "
+                f"that the validation split{self.of(name)} holds; ask for fewer or raise data.validation_fraction",
+            )
+            found += [(tokens, window) for window in (np.arange(share) * windows // max(share, 1)).tolist()]
+        return self.gather(found)
+
+    def validation_shares(self, sequences: int) -> dict[str, int]:
+        """Return how many of the validation's sequences are of each corpus."""
+        return apportion(self.sampling.samples, sequences)
+
+    def taken(self, step: int) -> dict[str, float]:
+        """Return the tokens of each corpus in the steps before `step`, and how often they go through the corpus."""
+        found: dict[str, float] = {}
+        for (name, samples), windows in zip(self.sampling.samples_until(step).items(), self.windows, strict=True):
+            found |= {f"{name}/tokens": samples * self.sequence_length, f"{name}/epochs": samples / windows}
+        return found
+
+    def of(self, name: str) -> str:
+        return f" of {name}" if len(self.windows) > 1 else ""
 
     def count_windows(self, tokens: Tokens) -> int:
         return max(len(tokens) - 1, 0) // self.sequence_length
 
-    def gather(self, tokens: Tokens, windows_B: np.ndarray) -> tuple[Tensor, Tensor]:
+    def gather(self, chosen: Sequence[tuple[Tokens, int]]) -> tuple[Tensor, Tensor]:
         length = self.sequence_length
-        tokens_BT, targets_BT = np.empty((2, len(windows_B), length), dtype=np.int64)
-        for row, window in enumerate(windows_B.tolist()):
+        tokens_BT, targets_BT = np.empty((2, len(chosen), length), dtype=np.int64)
+        for row, (tokens, window) in enumerate(chosen):
             ids = tokens[window * length : (window + 1) * length + 1]
             tokens_BT[row], targets_BT[row] = ids[:-1], ids[1:]
         return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)
@@ -77,35 +109,3 @@ def rows_of_rank(train: Train, rank: int, world_size: int) -> range:
         f"of {micro}; null takes them all at once",
     )
     return range(rank * share, (rank + 1) * share)
-
-
-def permute(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:
-    """Apply the permutation of 0..size-1 that belongs to (seed, epoch) to the indices; uint64 [n] in and out, no table.
-
-    A Feistel network permutes the next power of four. A value outside 0..size-1 is permuted again until it is inside
-    (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002).
-    """
-    half_bits = max((size - 1).bit_length() + 1, 2) // 2
-    key = mix(mix(np.full_like(epoch, seed % 2**64)) ^ epoch)
-    value = feistel(index, half_bits, key)
-    while (outside := value >= size).any():
-        value[outside] = feistel(value[outside], half_bits, key[outside])
-    return value
-
-
-def feistel(value: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
-    """Permute 0..4**half_bits-1 by a Feistel network, one permutation per key; uint64 [n] in and out."""
-    bits, mask = np.uint64(half_bits), np.uint64(2**half_bits - 1)
-    left, right = value >> bits, value & mask
-    for number in range(FEISTEL_ROUNDS):
-        round_key = mix(key + np.uint64(number))
-        left, right = right, left ^ (mix(right ^ round_key) & mask)
-    return (left << bits) | right
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """Apply SplitMix64's step and finaliser (Steele, Lea, Flood, 2014): a bijection of uint64, modulo 2**64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -24,15 +24,17 @@ class DataMissing(ConfigError):
     """The rows are not in the folder, or cannot be loaded from the hub."""
 
 
-def load_rows(name: str, path: str, subset: str | None, split: str, folder: Path | None) -> DataSetRows:
+def load_rows(
+    name: str, path: str, subset: str | None, split: str, folder: Path | None, revision: str | None = None
+) -> DataSetRows:
     """Return the rows of one split, in order.
 
     `folder` holds NAME.SPLIT*.jsonl, .jsonl.gz or .parquet with the columns of the hub's data set; if None, load the
-    data set `path`, `subset` from the hub. Raises DataMissing if the rows are not there, with the command that fetches
-    them, and ConfigError, naming the file, if a file cannot be read or has no rows.
+    data set `path`, `subset` from that revision on the hub. Raises DataMissing if the rows are not there, with the
+    command that fetches them, and ConfigError, naming the file, if a file cannot be read or has no rows.
     """
     if folder is None:
-        return from_hub(name, path, subset, split)
+        return from_hub(name, path, subset, split, revision)
     file, option = file_of(name, split, folder), option_of(split)
     try:
         rows = list(READERS[reader_of(file)](file, option))
@@ -90,15 +92,15 @@ READERS = {".jsonl": json_lines, ".jsonl.gz": json_lines, ".parquet": parquet}
 
 
 @functools.cache  # an evaluation needs the rows three times: to check, to fingerprint and to run
-def from_hub(name: str, path: str, subset: str | None, split: str) -> DataSetRows:
+def from_hub(name: str, path: str, subset: str | None, split: str, revision: str | None) -> DataSetRows:
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        return list(datasets.load_dataset(path, subset, split=split))
+        return list(datasets.load_dataset(path, subset, split=split, revision=revision))
     except Exception as error:  # the network, the hub and the library raise many types
-        fetch = f"hf download --repo-type dataset {path}"
+        fetch = f"hf download --repo-type dataset {path}" + (f" --revision {revision}" if revision else "")
         raise DataMissing(
-            f"{name}: the data set {path} cannot be loaded ({type(error).__name__}); fetch it with `{fetch}`, or set "
-            "evaluation.data_dir= to a folder that has it"
+            f"{name}: the split {split} of the data set {path} cannot be loaded ({type(error).__name__}); fetch it "
+            f"with `{fetch}`, or set evaluation.data_dir= to a folder that has it"
         ) from error

@@ -53,15 +53,14 @@ class Shards:
     def tokenizer(self) -> Tokenizer:
         return tokenization.open_tokenizer(self.folder / "tokenizer.json", self.manifest["tokenizer"]["eos_token"])
 
-    def unigram_entropy_nats(self, split: Split) -> float:
-        """Return the entropy of the split's token frequencies, nats: the best loss of a model without context."""
+    def unigram_frequencies(self, split: Split) -> np.ndarray:
+        """Return how frequent each token id is in a split, float64 [vocabulary]. Raises ConfigError if it is empty."""
         counts = np.zeros(self.manifest["tokenizer"]["vocab_size"], dtype=np.int64)
         for file in self.tokens(split).files:
             for start in range(0, len(file), CHUNK_TOKENS):
                 counts += np.bincount(file[start : start + CHUNK_TOKENS], minlength=len(counts))
         require(bool(counts.any()), f"data.validation_fraction: the {split} split is empty")
-        p = counts[counts > 0] / counts.sum()
-        return float(-(p * np.log(p)).sum())
+        return counts / counts.sum()
 
 
 class Tokens:

@@ -38,7 +38,7 @@ class Trained:
     tokenizer: Tokenizer
     max_length: int
     shapes: Mapping[str, torch.Size]
-    data: config.Data | None
+    data: config.TrainingData | None
     seed: int = 0
 
 
@@ -90,7 +90,7 @@ def native(path: Path) -> Trained:
 
 
 def foreign(path: Path) -> Trained:
-    """Return the description of a Hugging Face Llama, to be computed in bf16.
+    """Return the description of a Hugging Face model, to be computed in bf16.
 
     Its `torch_dtype` is ignored: it is the dtype in which the weights are stored, often FP32, not the compute dtype.
     """
@@ -157,8 +157,9 @@ def set_precision(model: Decoder, trained: Trained, device: torch.device) -> dic
 
 
 def check_weights(model: Decoder, trained: Trained) -> None:
-    """Raise ConfigError unless each parameter has a weight of its shape and no weight is left over."""
-    wanted, found = {name: parameter.shape for name, parameter in model.named_parameters()}, trained.shapes
+    """Raise ConfigError unless each of the model's tensors has a weight of its shape and no weight is left over."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    wanted, found = {name: tensor.shape for name, tensor in named}, trained.shapes
     for name in sorted(wanted.keys() & found.keys()):
         there, asked = tuple(found[name]), tuple(wanted[name])
         require(there == asked, f"checkpoint: {name} of {trained.name} is {there}, but {asked} by its config")

@@ -37,7 +37,7 @@ def build_evaluation(
     asked = [
         (task, form, questions.build_questions(task, form, settings))
         for task in questions.at_hand(settings, print)
-        for form in settings.forms
+        for form in settings.forms_of(task)
     ]
     total = sum(count_requests(*one) for one in asked)
 

@@ -1,7 +1,8 @@
-"""Export a native checkpoint as a Hugging Face Llama, and measure how far its outputs are from the native model's.
+"""Export a native checkpoint to Hugging Face's format, and measure how far transformers' outputs are from the model's.
 
-An RMSNorm model in bf16 or FP32 stays the same function. Hugging Face's Llama divides by the exact RMS and casts
-nothing, so the export of an MXNorm model, or of one trained in MX formats, differs; the difference is measured on text.
+It becomes a Llama or a Qwen, or a mixture of experts in one of three formats. An RMSNorm model in bf16 or FP32 stays
+the same function. Hugging Face's models divide by the exact RMS and cast nothing, so the export of an MXNorm model, or
+of one trained in MX formats, differs; the difference is measured on text.
 
 python -m mxstudy.evaluation.export --checkpoint RUN --to FOLDER [--dtype bfloat16] [--text FILE]
 """
@@ -11,24 +12,21 @@ from __future__ import annotations
 import argparse
 import pydoc_data.topics
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mxstudy import config
 from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.evaluation.hugging_face import export
-from mxstudy.model.decoder import Decoder
-from mxstudy.reader import ConfigError, read, require
+from mxstudy.reader import ConfigError, require
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 SEQUENCES = 8
-ROWS = {"bfloat16": "bf16", "float32": "fp32"}  # dtype of the weights -> precision row of the computation
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # of the weights, and of transformers' computation
 
 
 class Departure(NamedTuple):
@@ -37,12 +35,6 @@ class Departure(NamedTuple):
     native_loss: float
     exported_loss: float
     largest: float
-
-
-def read_back(folder: Path, dtype: str) -> Trained:
-    """Return the native model that computes what Hugging Face's Llama computes with the exported weights."""
-    plan = read(config.Precision, {"schedule": [{"plan": {"layers.*": ROWS[dtype]}}]})
-    return replace(checkpoints.describe(folder), precision=plan, compute=ROWS[dtype])
 
 
 def sequences(trained: Trained, file: Path | None) -> Tensor:
@@ -63,19 +55,33 @@ def sequences(trained: Trained, file: Path | None) -> Tensor:
 def departure(
     path: Path, trained: Trained, folder: Path, dtype: str, tokens_BT: Tensor, device: torch.device
 ) -> Departure:
-    """Return how far the export in `folder` departs from the native checkpoint `path` on the tokens [B, T + 1]."""
+    """Return how far transformers, with the export in `folder`, departs from the native checkpoint `path`.
+
+    Measured on the tokens [B, T + 1].
+    """
     tokens_BT = tokens_BT.to(device)
-    models = (path, trained), (folder, read_back(folder, dtype))
-    native, exported = (log_probs(checkpoints.load(*model, device), tokens_BT) for model in models)
+    models = checkpoints.load(path, trained, device), theirs(folder, dtype, device)
+    native, exported = (log_probs(model, tokens_BT) for model in models)
     return Departure(-native.mean().item(), -exported.mean().item(), (native - exported).abs().max().item())
 
 
+def theirs(folder: Path, dtype: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the model that transformers loads from the folder, as a function from tokens to logits."""
+    from transformers import AutoModelForCausalLM  # takes a second
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], local_files_only=True)
+    model = model.to(device).eval()
+    return lambda tokens_BT: model(tokens_BT).logits
+
+
 @torch.inference_mode()
-def log_probs(model: Decoder, tokens_BT: Tensor) -> Tensor:
+def log_probs(logits: Callable[[Tensor], Tensor], tokens_BT: Tensor) -> Tensor:
     """Return the log-probability of every token after the first, computed row by row: float32 [B, T - 1]."""
     rows = []
     for tokens_T in tokens_BT:
-        found_TV = model(tokens_T[None, :-1])[0].float().log_softmax(-1)
+        found_TV = logits(tokens_T[None, :-1])[0].float().log_softmax(-1)
         rows.append(found_TV.gather(-1, tokens_T[1:, None]).squeeze(-1))
     return torch.stack(rows)
 
@@ -87,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--to", type=Path, required=True, help="a new folder")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--dtype", choices=ROWS, default="float32", help="dtype of the weights")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights")
     parser.add_argument(
         "--text", type=Path, help="text on which the two models are compared (default: Python's help texts)"
     )
@@ -103,9 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = departure(path, trained, chosen.to, chosen.dtype, tokens_BT, device)
     except (ConfigError, OSError) as error:
         sys.exit(str(error))
-    print(f"{chosen.to}: {trained.name} as a Hugging Face Llama, weights in {chosen.dtype}")
+    print(f"{chosen.to}: {trained.name} in Hugging Face's format, weights in {chosen.dtype}")
     asked_in = checkpoints.title(trained)
-    print(f"loss: native ({asked_in}) {found.native_loss:.4f} nats per token, exported {found.exported_loss:.4f}")
+    print(f"loss: native ({asked_in}) {found.native_loss:.4f} nats per token, transformers {found.exported_loss:.4f}")
     print(f"largest difference of a token's log-probability: {found.largest:.2g} nats")
 
 

@@ -1,7 +1,8 @@
-"""Convert a native Llama to Hugging Face's format and back: same tensors, other names, fused linears split.
+"""Convert a native Llama, Qwen2 or Qwen3 to Hugging Face's format and back: same tensors, fused linears split.
 
-An RMSNorm model stays the same function. Hugging Face's Llama divides by the exact RMS and casts nothing, so an MXNorm
-or quantised model becomes a different function.
+An RMSNorm model stays the same function. Hugging Face's models divide by the exact RMS and cast nothing, so an MXNorm
+or quantised model becomes a different function. What a config asks for that our decoder does not have is refused.
+A mixture of experts is written, not read (`mxstudy.evaluation.hugging_face_moe`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,12 +19,40 @@ from torch import Tensor
 
 from mxstudy import config
 from mxstudy.data.tokenizer import Tokenizer, find_pretrained
+from mxstudy.evaluation.hugging_face_moe import KEEPS_FP32, settings_of, tensors_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
 from mxstudy.reader import ConfigError, read, require
 from mxstudy.small_files import read_json as read_small
 from mxstudy.whole_files import replace_file
 
-ARCHITECTURE = "LlamaForCausalLM"
+
+class Architecture(NamedTuple):
+    """A model of Hugging Face's. `fields`: what our decoder must be. `head_dim`: its default; None: width / heads."""
+
+    model_type: str
+    fields: dict[str, bool]
+    head_dim: int | None = None
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture("llama", {"qkv_bias": False, "qk_norm": False, "qk_norm_by_head": False}),
+    "Qwen2ForCausalLM": Architecture("qwen2", {"qkv_bias": True, "qk_norm": False, "qk_norm_by_head": False}),
+    "Qwen3ForCausalLM": Architecture("qwen3", {"qkv_bias": False, "qk_norm": True, "qk_norm_by_head": True}, 128),
+}
+ONLY = {  # keys of a config with the only value that can be read, which is also their default
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "use_sliding_window": False,
+}
+ROPE = {  # key of a scaled rotary embedding in Hugging Face's config -> key in ours
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_length",
+}
 CONFIG, TOKENIZER, ABOUT_TOKENIZER = "config.json", "tokenizer.json", "tokenizer_config.json"
 MOST_IDS = 2**32
 SAYS = (CONFIG, TOKENIZER, ABOUT_TOKENIZER)  # the files that describe a model, beside its weights
@@ -41,6 +70,15 @@ FUSED = {
     "feed_forward.w13.norm.weight": ("post_attention_layernorm.weight",),
     "feed_forward.w2.weight": ("mlp.down_proj.weight",),
 }
+# The same for what only some decoders have, by the field of the config that says so.
+FUSED_IF: dict[str, dict[str, tuple[str, ...]]] = {
+    "qkv_bias": {"attention.qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")},
+    "qk_norm": {
+        "attention.q_norm.weight": ("self_attn.q_norm.weight",),
+        "attention.k_norm.weight": ("self_attn.k_norm.weight",),
+    },
+}
+OF_THE_MLP = ("feed_forward.w13.weight", "feed_forward.w2.weight")  # of a dense one; a mixture's: `tensors_of`
 SHAPES = {  # key in Hugging Face's config -> key in ours
     "hidden_size": "hidden_size",
     "intermediate_size": "ffn_size",
@@ -56,8 +94,8 @@ def export(
 ) -> None:
     """Write model.safetensors, config.json, tokenizer.json and tokenizer_config.json to a new folder.
 
-    `dtype`: dtype of the weights, float32 or bfloat16. Raises ConfigError if the decoder is not a Llama, or if the
-    folder exists.
+    `dtype`: dtype of the weights, float32 or bfloat16. Raises ConfigError if the decoder is none of ARCHITECTURES, or
+    if the folder exists.
     """
     hf_config = config_of(model.config, norm, sequence_length) | {
         "torch_dtype": dtype,
@@ -65,7 +103,11 @@ def export(
     }
     require(not folder.exists(), f"{folder}: exists already; give a new folder")
     folder.mkdir(parents=True)
-    state = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in to_hugging_face(model).items()}
+    stored = getattr(torch, dtype)
+    state = {
+        name: tensor.to(torch.float32 if name.endswith(KEEPS_FP32) else stored).contiguous()
+        for name, tensor in to_hugging_face(model).items()
+    }
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     replace_file(folder / CONFIG, json.dumps(hf_config, indent=2))
     tokenizer.save(folder / TOKENIZER)
@@ -74,23 +116,39 @@ def export(
 
 
 def config_of(model: config.Decoder, norm: config.Norm, sequence_length: int) -> dict[str, Any]:
-    """Return the content of config.json. Raises ConfigError for a model that Llama's config cannot describe."""
-    for name, wanted in {"mlp": "swiglu", "qk_norm": False}.items():
-        require(getattr(model, name) == wanted, f"model.{name}: a Llama has {wanted}, not {getattr(model, name)}")
+    """Return the content of config.json. Raises ConfigError for a model that none of ARCHITECTURES is.
+
+    A mixture of experts is a Llama but for its MLP (`mxstudy.evaluation.hugging_face_moe`).
+    """
+    is_mixture = model.mlp == "moe"
+    require(is_mixture or model.mlp == "swiglu", f"model.mlp: Llama and Qwen have swiglu, not {model.mlp}")
     require(not isinstance(norm, config.LayerNorm), "norm: Llama has no LayerNorm; RMSNorm and MXNorm can be exported")
+    own = {name: getattr(model, name) for name in ARCHITECTURES["LlamaForCausalLM"].fields}
+    name = next((name for name, known in ARCHITECTURES.items() if known.fields == own), None)
+    said = ", ".join(key for key, is_set in own.items() if is_set)
+    require(name is not None, f"model: none of {', '.join(ARCHITECTURES)} has just {said}; it cannot be exported")
+    require(not (is_mixture and said), f"model: a mixture of experts cannot be exported with {said}; a Llama has none")
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "hidden_act": "silu",
+        "architectures": [name],
+        "model_type": ARCHITECTURES[str(name)].model_type,
         "rms_norm_eps": norm.eps,
-        "rope_theta": model.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
         "max_position_embeddings": sequence_length,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
+        "head_dim": model.head_size,
+        **ONLY,
+        **rope_of(model),
         **{theirs: getattr(model, ours) for theirs, ours in SHAPES.items()},
+        **(settings_of(model) if is_mixture else {}),
     }
+
+
+def rope_of(model: config.Decoder) -> dict[str, Any]:
+    """Return the rotary embedding in config.json's keys, those of today and those before transformers 5."""
+    theta, scaling = model.rope_theta, model.rope_scaling
+    if scaling is None:
+        return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    scaled = {"rope_type": "llama3"} | {theirs: getattr(scaling, ours) for theirs, ours in ROPE.items()}
+    return {"rope_theta": theta, "rope_scaling": scaled, "rope_parameters": scaled | {"rope_theta": theta}}
 
 
 def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
@@ -99,9 +157,12 @@ def to_hugging_face(model: Decoder) -> dict[str, Tensor]:
     for name, theirs in WHOLE.items():
         state[theirs] = own[name]
     for layer in range(model.config.num_layers):
-        for name, parts in FUSED.items():
-            tensors = own[f"layers.{layer}.{name}"].split(sizes(name, model.config))
+        for name, parts in fused_in(model.config).items():
+            whole = own[f"layers.{layer}.{name}"]
+            tensors = whole.split(sizes(name, model.config)) if len(parts) > 1 else [whole]
             state |= {f"model.layers.{layer}.{part}": tensor for part, tensor in zip(parts, tensors, strict=True)}
+    for layer, mixture in enumerate(mixtures_of(model).values()):
+        state |= {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors_of(mixture, model.config)}
     return state
 
 
@@ -111,37 +172,38 @@ def from_hugging_face(state: Mapping[str, Tensor], model: config.Decoder) -> dic
     Raises ConfigError if a tensor is missing or left over, or if shapes cannot be fused.
     """
     left, own = dict(state), {}
-    tied = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def take(name: str) -> Tensor:
-        if name not in left and name in tied:
-            return state[tied[name]]
-        require(name in left, f"checkpoint: {name} is missing; is this a Llama?")
+        require(name in left, f"checkpoint: {name} is missing; is this what its config says?")
         return left.pop(name)
 
     for layer in range(model.num_layers):
-        for name, parts in FUSED.items():
+        for name, parts in fused_in(model).items():
             tensors = [take(f"model.layers.{layer}.{part}") for part in parts]
             rows = {tuple(tensor.shape[1:]) for tensor in tensors}
             require(len(rows) == 1, f"checkpoint: {' and '.join(parts)} of layer {layer} have rows of different sizes")
             own[f"layers.{layer}.{name}"] = torch.cat(tensors)
-    own |= {name: take(theirs) for name, theirs in reversed(WHOLE.items())}
+    own |= {name: take(theirs) for name, theirs in WHOLE.items()}
     rest = [name for name in left if not name.endswith("rotary_emb.inv_freq")]
     require(not rest, f"checkpoint: has unknown tensors {', '.join(rest[:3])}")
     return own
 
 
+def fused_in(model: config.Decoder) -> dict[str, tuple[str, ...]]:
+    """Return FUSED with the rows of FUSED_IF that this decoder has, and without an MLP's if it has experts instead."""
+    found = FUSED | {k: v for field, rows in FUSED_IF.items() if getattr(model, field) for k, v in rows.items()}
+    return {k: v for k, v in found.items() if model.mlp != "moe" or k not in OF_THE_MLP}
+
+
 def sizes(name: str, model: config.Decoder) -> list[int]:
-    """Return the numbers of rows of the linears that are fused in one of our tensors."""
-    kv_size = model.hidden_size // model.num_heads * model.num_kv_heads
-    return {
-        "attention.wqkv.weight": [model.hidden_size, kv_size, kv_size],
-        "feed_forward.w13.weight": [model.ffn_size] * 2,
-    }.get(name, [model.hidden_size])
+    """Return the numbers of rows of the tensors that are fused in one of ours."""
+    if name == "feed_forward.w13.weight":
+        return [model.ffn_size] * 2
+    return [model.head_size * count for count in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
 
 
 def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
-    """Return decoder config, norm config and longest sequence in tokens of a Hugging Face Llama.
+    """Return decoder config, norm config and longest sequence in tokens of a Hugging Face model.
 
     Raises ConfigError for another architecture, for a feature that our decoder does not have, and for a broken file.
     """
@@ -150,31 +212,56 @@ def read_config(folder: Path) -> tuple[config.Decoder, config.RMSNorm, int]:
     values = read_json(path)
     named = values.get("architectures") or "none"
     name = ", ".join(map(str, named)) if isinstance(named, list) else named
-    require(name == ARCHITECTURE, f"checkpoint: {folder} is {name}; only {ARCHITECTURE} can be read")
+    require(name in ARCHITECTURES, f"checkpoint: {folder} is {name}; only {', '.join(ARCHITECTURES)} can be read")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     require(isinstance(rope, dict), f"checkpoint: {path}: rope_parameters or rope_scaling is {rope!r}, not a mapping")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    require(kind == "default", f"checkpoint: rotary embedding {kind!r}; only the default one can be read")
-    activation = values.get("hidden_act", "silu")
-    require(activation == "silu", f"checkpoint: hidden_act {activation!r}; only silu can be read")
-    for key in ("attention_bias", "mlp_bias"):
-        require(not values.get(key), f"checkpoint: {key}; only linears without bias can be read")
+    for key, wanted in ONLY.items():
+        found = rope.get(key, values.get(key, wanted))
+        require(found == wanted, f"checkpoint: {key} {found!r}; only {wanted!r} can be read")
+    layers = values.get("layer_types") or []
+    require(isinstance(layers, list), f"checkpoint: {path}: layer_types is {layers!r}, not a list")
+    others = sorted({*map(str, layers)} - {"full_attention"})
+    require(not others, f"checkpoint: layer_types {', '.join(others)}; only full_attention can be read")
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
     missing = [key for key in (*SHAPES, "rms_norm_eps", "max_position_embeddings") if key not in values]
     require(not missing, f"checkpoint: {path} has no {', '.join(missing)}")
     theta = rope.get("rope_theta", values.get("rope_theta", 10_000.0))
     try:
-        model = read(config.Decoder, {"rope_theta": theta} | {ours: values[key] for key, ours in SHAPES.items()})
+        model = read(
+            config.Decoder,
+            {
+                "rope_theta": theta,
+                "rope_scaling": scaling_of(rope),
+                "head_dim": head_dim_of(values, ARCHITECTURES[name]),
+                **ARCHITECTURES[name].fields,
+                **{ours: values[key] for key, ours in SHAPES.items()},
+            },
+        )
         norm = read(config.RMSNorm, {"eps": values["rms_norm_eps"]})
         length = read(int, values["max_position_embeddings"], "max_position_embeddings")
     except ConfigError as error:
         raise ConfigError(f"checkpoint: {path}: {error}") from None
-    expected = model.hidden_size // model.num_heads
-    head_size = values.get("head_dim") or expected
-    require(
-        head_size == expected, f"checkpoint: head_dim {head_size}; only hidden_size / heads, {expected}, can be read"
-    )
     return model, norm, length
+
+
+def scaling_of(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the scaling of a rotary embedding in our keys, None for the default. Raises ConfigError for another."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    require(kind in ("default", "llama3"), f"rotary embedding {kind!r}; only default and llama3 can be read")
+    if kind == "default":
+        return None
+    missing = [key for key in ROPE if key not in rope]
+    require(not missing, f"its rotary embedding llama3 has no {', '.join(missing)}")
+    return {ours: rope[key] for key, ours in ROPE.items()}
+
+
+def head_dim_of(values: Mapping[str, Any], architecture: Architecture) -> int | None:
+    """Return the features of a head, or None if they are width / heads."""
+    found = values.get("head_dim") or architecture.head_dim
+    sizes = found, values["num_attention_heads"], values["hidden_size"]
+    if any(type(size) is not int for size in sizes):
+        return found  # None, or an error where the config is read
+    return None if found * sizes[1] == sizes[2] else found
 
 
 def read_eos(folder: Path) -> str | None:
@@ -207,7 +294,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path, read_file: Callable[[Path], dict[str, Tensor]] = load_file) -> dict[str, Tensor]:
-    """Return all tensors of a folder's safetensors files. Raises ConfigError if there are none or a file is broken."""
+    """Return all tensors of a folder's safetensors files; of a tied model, the head is the embedding.
+
+    Raises ConfigError if there are none or a file is broken.
+    """
     files = sorted(folder.glob("*.safetensors"))
     require(bool(files), f"checkpoint: {folder} has no *.safetensors")
     state: dict[str, Tensor] = {}
@@ -216,6 +306,9 @@ def read_state(folder: Path, read_file: Callable[[Path], dict[str, Tensor]] = lo
             state |= read_file(file)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"checkpoint: {file} is truncated or unreadable: {error}") from error
+    embedding = state.get(WHOLE["tok_embeddings.weight"])
+    if embedding is not None and read_json(folder / CONFIG).get("tie_word_embeddings"):
+        state[WHOLE["output.weight"]] = embedding
     return state
 
 

@@ -13,16 +13,17 @@ from typing import Any
 from mxstudy.evaluation import templates
 from mxstudy.evaluation.templates import Template
 
+TRAIN = "train"
 SUBSET_SEED, SUBSET_SIZE, SUBSET_ABOVE = 1234, 1000, 1500
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task. `path`, `name`, `split`: of its data set on the Hugging Face hub.
+    """A task. `path`, `name`, `split`: of its data set on the Hugging Face hub; `revision`: the branch if not main.
 
     `metric`: the metric of the cloze form; multiple choice always uses `raw`. `subjects`: the column that divides the
-    task into subjects whose scores are averaged; such a task has its own shots in `shots_split`, and is never reduced
-    to a subset.
+    task into subjects whose scores are averaged; such a task is never reduced to a subset, and its shots are the first
+    rows of `shots_split`. Those of other tasks are drawn from it.
     """
 
     path: str
@@ -31,11 +32,14 @@ class Task:
     metric: str
     template: Template
     subjects: str | None = None
-    shots_split: str | None = None
+    shots_split: str = TRAIN
+    revision: str | None = None
 
     def metric_of(self, form: str) -> str:
         return self.metric if form == "cf" else "raw"
 
+
+PARQUET = "refs/convert/parquet"  # the hub's own copy of a data set whose main branch is a script, which is no more run
 
 TASKS = {
     "arc_challenge": Task("allenai/ai2_arc", "ARC-Challenge", "test", "uncond", Template(templates.arc)),
@@ -51,9 +55,11 @@ TASKS = {
     ),
     "mmlu": Task("cais/mmlu", "all", "test", "per_char", Template(templates.mmlu), "subject", "dev"),
     "openbookqa": Task("allenai/openbookqa", "main", "test", "uncond", Template(templates.openbookqa)),
-    "piqa": Task("ybisk/piqa", None, "validation", "per_char", Template(templates.piqa)),
+    "piqa": Task("ybisk/piqa", None, "validation", "per_char", Template(templates.piqa), revision=PARQUET),
     "race": Task("ehovy/race", "high", "test", "per_char", Template(templates.race)),
-    "socialiqa": Task("allenai/social_i_qa", None, "validation", "per_char", Template(templates.socialiqa)),
+    "socialiqa": Task(
+        "allenai/social_i_qa", None, "validation", "per_char", Template(templates.socialiqa), revision=PARQUET
+    ),
     "winogrande": Task(
         "allenai/winogrande",
         "winogrande_xl",

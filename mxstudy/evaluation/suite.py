@@ -33,8 +33,9 @@ def count_requests(task: str, form: str, asked: Mapping[str, Sequence[Question]]
 def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Question]]) -> pd.DataFrame:
     """Score one task in one form and return one row per question.
 
-    Columns: task, form, group (the task or one of its subjects), document, contexts, continuations, gold, nats, alone
-    (unconditional nats, if the metric needs them), right, bits_per_char, and truncated_requests, the total of all rows.
+    Columns: task, form, group (the task or one of its subjects), document, contexts, continuations, gold, shots (the
+    numbers of their rows), nats, alone (unconditional nats, if the metric needs them), right, bits_per_char, and
+    truncated_requests, the total of all rows.
     `asked`: questions by group. Raises ValueError if a log-likelihood is NaN.
     """
     metric = TASKS[task].metric_of(form)
@@ -60,6 +61,7 @@ def row_of(group: str, sample: dict[str, Any]) -> dict[str, Any]:
         "contexts": list(dict.fromkeys(doc["contexts"])),
         "continuations": list(doc["continuations"]),
         "gold": doc["gold"],
+        "shots": doc["shots"],
         "nats": nats[:options],
         "alone": nats[options:],
         "right": sample["acc"],
@@ -68,8 +70,8 @@ def row_of(group: str, sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per task and form: score and bits_per_char with standard errors, documents, truncated requests,
-    and whether it is the task's best form (of equal ones mcf, as in OLMES).
+    """Return one row per task and form: score and bits_per_char with standard errors, the score of one who guesses,
+    documents, truncated requests, and whether it is the task's best form (of equal ones mcf, as in OLMES).
 
     Rows of averages follow, per form and over the best forms; they leave out tasks with subjects. `samples`: rows of
     `samples_of` for any tasks and forms.
@@ -86,7 +88,7 @@ def scores_of(samples: pd.DataFrame) -> pd.DataFrame:
 
 def values_of(scores: pd.DataFrame) -> dict[str, float]:
     """Return the scores as values of a journal's row or MLflow, by names like 'arc_easy.cf/score', without NaN."""
-    measures = ("score", "stderr", "bits_per_char", "bits_per_char_stderr")
+    measures = ("score", "stderr", "chance", "bits_per_char", "bits_per_char_stderr")
     return {
         f"{row['task'].replace(' ', '_')}.{row['form']}/{measure}": row[measure]
         for row in scores.to_dict("records")
@@ -100,6 +102,7 @@ def measured(samples: pd.DataFrame) -> dict[str, float]:
     return {
         "score": right.value,
         "stderr": right.stderr,
+        "chance": mean_of(samples.assign(guessed=1 / samples["continuations"].map(len)), "guessed").value,
         "bits_per_char": bits.value,
         "bits_per_char_stderr": bits.stderr,
     }
@@ -131,6 +134,6 @@ def average(form: str, scores: pd.DataFrame) -> pd.DataFrame:
         names: mean_of_means([Mean(*one) for one in scores[list(names)].itertuples(index=False)]) for names in pairs
     }
     values = {name: value for names, mean in means.items() for name, value in zip(names, mean, strict=True)}
-    row = {"task": f"average of {len(scores)}", "form": form, **values}
+    row = {"task": f"average of {len(scores)}", "form": form, **values, "chance": scores["chance"].mean()}
     row |= {name: scores[name].sum() for name in ("documents", TRUNCATED)}
     return pd.DataFrame([row | {"best": form == "best"}])

@@ -28,7 +28,13 @@ class OlmesTask(NamedTask):
         super().__init__(name, self.OUTPUT_TYPE)
         self.metric = metric
         self.documents = [
-            {"contexts": list(q.contexts), "continuations": list(q.continuations), "gold": q.gold} for q in questions
+            {
+                "contexts": list(q.contexts),
+                "continuations": list(q.continuations),
+                "gold": q.gold,
+                "shots": list(q.shots),
+            }
+            for q in questions
         ]
 
     def download(self, *_: Any, **__: Any) -> None:

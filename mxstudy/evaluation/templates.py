@@ -19,12 +19,14 @@ LETTERS = "ABCDE"
 class Question:
     """A question: option i is scored by the log-likelihood of continuations[i] after contexts[i]; `gold` is right.
 
-    Each continuation begins with one space. All contexts are equal, except WinoGrande's in cloze form.
+    Each continuation begins with one space. All contexts are equal, except WinoGrande's in cloze form. `shots`: the
+    numbers of the rows whose solved questions are in the contexts.
     """
 
     contexts: tuple[str, ...]
     continuations: tuple[str, ...]
     gold: int
+    shots: tuple[int, ...] = ()
 
     @property
     def solved(self) -> str:

@@ -154,7 +154,10 @@ def cast_any(
     require(signs is None or cast.transform_size is not None, "signs: they belong to a transform; give its size")
     require(not cast.draws or draws is not None, "draws: stochastic rounding needs them; give a key and a place")
     require(draws is None or draws.key.ndim == 1, "draws: a stack's key has no kernel; give one replica's key")
-    key, place = draws if draws is not None and cast.draws else (None, None)
+    require(
+        draws is None or draws.rows is None, "draws: dispatched rows have no kernel; give rows that follow each other"
+    )
+    key, place = (draws.key, draws.place) if draws is not None and cast.draws else (None, None)
     return _cast_any(x, mean, rms, gain, bias, signs, key, place, after, pack(cast))
 
 

@@ -1,7 +1,8 @@
 """Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
     fused       kernels with casts in them                native      the hardware's MX GEMM, module by module
-    reference   module by module, in PyTorch: the arithmetic that the others are compared with
+    grouped     as reference, all experts in one GEMM     reference   module by module, expert by expert, in PyTorch:
+                                                          the arithmetic that the others are compared with
 
 All backends compute the same values, but on a GPU each may sum in its own order. A backend lists what it can compute;
 anything else is a reason not to use it. `auto` chooses, for each block, the fastest backend without such a reason.
@@ -20,6 +21,7 @@ from mxstudy.config.casts import Gemms
 from mxstudy.kernels.native import why_not_native
 from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
 from mxstudy.model.linear import MXLinear
+from mxstudy.model.moe import mixtures_of, why_not_one_gemm
 from mxstudy.reader import ConfigError
 
 EARLIER_NAMES = {"joined": "fused"}
@@ -59,6 +61,17 @@ class FastBackend(NamedTuple):
 
 def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
     """Return the backend of one module; raises ConfigError if it cannot run on the one that `backend` names."""
+    chosen = choose(name, module, backend, target)
+    if chosen.name == "reference" and target.compiled and mixtures_of(module):
+        raise ConfigError(
+            f"train.compile: {name} computes its experts one after the other ({chosen.why}), and the compiler cannot "
+            "know how many tokens each has; set it to false"
+        )
+    return chosen
+
+
+def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
+    """Return the backend of one module, whether it can be compiled or not."""
     reasons = {fast: row.why_not(module, target) for fast, row in FAST.items()}
     if backend in FAST:
         reason = reasons[backend]
@@ -74,7 +87,8 @@ def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Ba
     for fast in CHOICES[backend]:
         if reasons[fast] is None and FAST[fast].is_certain():
             return Backend(fast, but=left_of(module, fast))
-    return Backend("reference", reasons["fused"] or "precision.backend asks for it")
+    why = reasons["grouped"] if mixtures_of(module) else reasons["fused"]
+    return Backend("reference", why or "precision.backend asks for it")
 
 
 def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Target) -> None:
@@ -94,6 +108,11 @@ def use_native(module: nn.Module, on: bool) -> None:
 def use_fused(module: nn.Module, on: bool) -> None:
     if isinstance(module, Fusable):
         module.set_fused(on)
+
+
+def use_grouped(module: nn.Module, on: bool) -> None:
+    for mixture in mixtures_of(module).values():
+        mixture.is_grouped = on
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:
@@ -119,15 +138,26 @@ def why_not_fused(module: nn.Module, target: Target) -> str | None:
     return module.why_not_fused(target) if isinstance(module, Fusable) else "it is outside all blocks"
 
 
+def why_not_grouped(module: nn.Module, target: Target) -> str | None:
+    """Return why the module's experts cannot be computed in one grouped GEMM, or None if they can."""
+    mixtures = mixtures_of(module).values()
+    if not mixtures:
+        return "it has no experts"
+    if target.device.type == "cpu" and not target.compiled:
+        return "on CPU its experts are computed one after the other"
+    return next((reason for mixture in mixtures if (reason := why_not_one_gemm(mixture, target))), None)
+
+
 # The backends beside the reference, the fastest first.
 FAST = {
     "native": FastBackend(
         why_no_native, use_native, lambda: torch.cuda.is_available()
     ),  # without a GPU here, nobody knows what the job will have
     "fused": FastBackend(why_not_fused, use_fused, lambda: True),
+    "grouped": FastBackend(why_not_grouped, use_grouped, lambda: True),
 }
 # What a setting that names none of them chooses from.
-CHOICES: dict[str, tuple[str, ...]] = {"auto": tuple(FAST), "emulated": ("fused",), "reference": ()}
+CHOICES: dict[str, tuple[str, ...]] = {"auto": tuple(FAST), "emulated": ("fused", "grouped"), "reference": ()}
 
 
 def backends_of(model: nn.Module) -> dict[str, str]:

@@ -21,13 +21,14 @@ from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_att
 from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
-from mxstudy.model.feed_forward import INITS, MLPS
+from mxstudy.model.feed_forward import INITS, FeedForward
 from mxstudy.model.fusable import Fusable, Target, linears_in
 from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.moe import MixtureOfExperts, Routed, Router, mixtures_of
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
-from mxstudy.numerics.rotary import rotate
+from mxstudy.numerics.rotary import frequencies, rotate, slowed
 from mxstudy.reader import require
 
 # Called with a norm's module name, the linear that the norm is fused with (or the norm itself), and the norm's input.
@@ -49,29 +50,45 @@ class Tree(NamedTuple):
 class Attention(nn.Module):
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
         super().__init__()
-        self.head_size = model.hidden_size // model.num_heads
-        q_size, kv_size = model.hidden_size, model.num_kv_heads * self.head_size
+        self.head_size = model.head_size
+        q_size, kv_size = model.num_heads * self.head_size, model.num_kv_heads * self.head_size
         self.sizes = (q_size, kv_size, kv_size)
         std = INITS[model.init].linear(model, model.hidden_size)
         self.wqkv = NormLinear(build_norm(norm, model.hidden_size, cast), sum(self.sizes), std)
-        self.wo = MXLinear(model.hidden_size, model.hidden_size, output_std)
-        self.q_norm = build_exact_norm(norm, q_size) if model.qk_norm else None
-        self.k_norm = build_exact_norm(norm, kv_size) if model.qk_norm else None
+        self.wo = MXLinear(q_size, model.hidden_size, output_std)
+        self.qkv_bias = nn.Parameter(torch.empty(sum(self.sizes))) if model.qkv_bias else None
+        normed = (self.head_size, self.head_size) if model.qk_norm_by_head else (q_size, kv_size)
+        self.q_norm, self.k_norm = (build_exact_norm(norm, size) if model.qk_norm else None for size in normed)
 
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output [B, T, D] and {name: input} of the norms of queries and keys; causal without a mask."""
-        q, k, v = split_heads(self.wqkv(x_BTD), self.sizes, self.head_size)
+        q, k, v = self.biased(*split_heads(self.wqkv(x_BTD), self.sizes, self.head_size))
         q, k, norm_inputs = self.normed(q, k)
         heads_BTD = attend(rotate(q, rope_TH), rotate(k, rope_TH), v, mask_BTT)
         return self.wo(heads_BTD), norm_inputs
+
+    @property
+    def turns_late(self) -> bool:
+        """Return whether anything stands between the linear and the rotary embedding."""
+        return self.q_norm is not None or self.qkv_bias is not None
+
+    def biased(self, *heads: Tensor) -> list[Tensor]:
+        """Return queries, keys and values [B, T, N, H] with their bias, if they have one."""
+        if self.qkv_bias is None:
+            return [*heads]
+        biases = split_heads(self.qkv_bias.to(heads[0].dtype), self.sizes, self.head_size)
+        return [y_BTNH + bias_NH for y_BTNH, bias_NH in zip(heads, biases, strict=True)]
 
     def normed(self, q_BTNH: Tensor, k_BTNH: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return queries and keys after their norms, and {name: input} of those norms ({} if there are none)."""
         if self.q_norm is None or self.k_norm is None:
             return q_BTNH, k_BTNH, {}
-        q, k = q_BTNH.flatten(2), k_BTNH.flatten(2)
+        q, k = (
+            y_BTNH if norm.size == self.head_size else y_BTNH.flatten(2)
+            for y_BTNH, norm in ((q_BTNH, self.q_norm), (k_BTNH, self.k_norm))
+        )
         norm_inputs = {"attention.q_norm": q.detach(), "attention.k_norm": k.detach()}
         return self.q_norm(q).view_as(q_BTNH), self.k_norm(k).view_as(k_BTNH), norm_inputs
 
@@ -105,35 +122,37 @@ class Block(Fusable):
         def output_std(fan_in: int) -> float:
             return INITS[model.init].linear(model, fan_in) / (2 * (layer + 1)) ** 0.5
 
-        self.attention = Attention(model, norm, cast, output_std(model.hidden_size))
-        self.feed_forward = MLPS[model.mlp].module(model, norm, cast, output_std(model.ffn_size))
+        self.attention = Attention(model, norm, cast, output_std(model.num_heads * model.head_size))
+        mlp = MixtureOfExperts if model.mlp == "moe" else FeedForward
+        self.feed_forward = mlp(model, norm, cast, output_std(model.ffn_size))
 
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the block's output and the inputs of its later norms by name."""
+    ) -> tuple[Tensor, dict[str, Tensor], Routed | None]:
+        """Return the block's output, the inputs of its later norms by name, and what its router did if it has one."""
         if self.fused is not None:
             return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused)
         attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT)
         h_BTD = x_BTD + attended_BTD
-        return h_BTD + self.feed_forward(h_BTD), norm_inputs | {"ffn_norm": h_BTD}
+        ffn_BTD, routing = self.feed_forward(h_BTD)
+        return h_BTD + ffn_BTD, norm_inputs | {"ffn_norm": h_BTD}, routing
 
     def forward_fused(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor], None]:
         """Return what `forward` does, computed from the modules' weights by the two fused functions."""
         self.check_hooks()
         attention, (wqkv, wo, up, w2) = self.attention, fused_linears(self)
-        is_normed = attention.q_norm is not None  # the norms come before the rotary embedding
-        rope, affine = None if is_normed else rope_TH, wqkv.gain_and_bias(x_BTD)
+        rope, affine = None if attention.turns_late else rope_TH, wqkv.gain_and_bias(x_BTD)
         q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, keys_of(wqkv), settings)
+        q, k, v = attention.biased(q, k, v)
         q, k, norm_inputs = attention.normed(q, k)
-        if is_normed:
+        if attention.turns_late:
             q, k = rotate(q, rope_TH), rotate(k, rope_TH)
         heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
         keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
-        return out_BTD, norm_inputs | {"ffn_norm": h_BTD}
+        return out_BTD, norm_inputs | {"ffn_norm": h_BTD}, None
 
     def why_not_fused(self, target: Target) -> str | None:
         return why_not_fused_block(self, target)
@@ -166,6 +185,7 @@ class Decoder(nn.Module):
     """Map tokens [B, T] int64 to logits [B, T, V] in the compute dtype.
 
     During the forward pass each of `watchers` is called with every norm's input, which it may read but not write.
+    `routings`: what the routers did in the last forward, one for each block; none in a dense model.
     """
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, compute: torch.dtype) -> None:
@@ -177,6 +197,7 @@ class Decoder(nn.Module):
         self.norm = build_exact_norm(norm, model.hidden_size)
         self.output = MXLinear(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
         self.watchers: tuple[Watcher, ...] = ()
+        self.routings: list[Routed] = []
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.output(self.features(tokens_BT))
@@ -188,9 +209,11 @@ class Decoder(nn.Module):
             rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
         else:
             rope_TH, mask_BTT = self.angles(tree.positions_BT.float()), tree.mask_BTT
+        self.routings = []
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
-            x_BTD, norm_inputs = layer(x_BTD, rope_TH, mask_BTT)
+            x_BTD, norm_inputs, routing = layer(x_BTD, rope_TH, mask_BTT)
+            self.routings += [] if routing is None else [routing]
             for norm, y in {"attention_norm": x_in_BTD, **norm_inputs}.items():
                 self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
         self.watch("norm", self.norm, x_BTD)
@@ -206,13 +229,14 @@ class Decoder(nn.Module):
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angles of the rotary embedding, float32 [..., H / 2], at positions float32 [...]."""
-        half = self.config.hidden_size // self.config.num_heads // 2
-        powers = -torch.arange(half, device=positions.device, dtype=torch.float32) / half
-        return positions[..., None] * self.config.rope_theta**powers
+        turning_H = frequencies(self.config.head_size, self.config.rope_theta, positions.device)
+        if self.config.rope_scaling is not None:
+            turning_H = slowed(turning_H, self.config.rope_scaling)
+        return positions[..., None] * turning_H
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Reset the norms; draw embedding and linears from normals truncated at 3 sigma, with the stds of `INITS`.
+        """Reset norms, biases; draw embedding and linears from normals truncated at 3 sigma, with the stds of `INITS`.
 
         A parameter's values depend on the seed and its name alone, so they are equal for all norms, devices and world
         sizes.
@@ -222,22 +246,37 @@ class Decoder(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, Norm):
                 module.reset_parameters()
-            elif isinstance(module, nn.Embedding | MXLinear):
-                stds = module.init_stds if isinstance(module, MXLinear) else (embedding_std,)
+            elif isinstance(module, Attention) and module.qkv_bias is not None:
+                nn.init.zeros_(module.qkv_bias)
+            elif isinstance(module, nn.Embedding | MXLinear | Router):
+                stds = (embedding_std,) if isinstance(module, nn.Embedding) else module.init_stds
                 weights.append(
                     (module.weight, partial(normal_weight, module.weight.shape, stds, seed, f"{name}.weight"))
                 )
+            if isinstance(module, Router) and module.bias is not None:
+                module.bias.zero_()
         draw_in_turns(weights)
 
     def num_params(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
+    @property
+    def idle_params(self) -> int:
+        """Return the number of parameters that a token does not use: those of the experts that it does not go to."""
+        return sum(mixture.idle_params for mixture in mixtures_of(self).values())
+
+    def num_active_params(self) -> int:
+        """Return the number of parameters that each token uses."""
+        return self.num_params() - self.idle_params
+
     def num_matmul_params(self) -> int:
-        return sum(module.weight.numel() for module in self.modules() if isinstance(module, MXLinear))
+        """Return the number of weights that each token is multiplied with."""
+        linears = (module for module in self.modules() if isinstance(module, MXLinear | Router))
+        return sum(module.weight.numel() for module in linears) - self.idle_params
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Return the FLOPs of forward and backward: 6 per matmul parameter, plus causal attention (half the square)."""
-        attention = 6 * self.config.num_layers * self.config.hidden_size * sequence_length
+        attention = 6 * self.config.num_layers * self.config.num_heads * self.config.head_size * sequence_length
         return 6 * self.num_matmul_params() + attention
 
 
@@ -245,6 +284,6 @@ def normal_weight(shape: torch.Size, stds: tuple[float, ...], seed: int, name: s
     """Draw a float32 weight on CPU from a normal truncated at 3 sigma; its rows are split evenly over the `stds`."""
     std = stds[0]
     weight = nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
-    for part, own in zip(weight.chunk(len(stds))[1:], stds[1:], strict=True):
+    for part, own in zip(weight.chunk(len(stds), dim=-2)[1:], stds[1:], strict=True):
         part *= own / std
     return weight

@@ -12,6 +12,7 @@ from mxstudy.config.casts import SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, H
 from mxstudy.config.settings import written
 from mxstudy.model.backends import describe_backends
 from mxstudy.model.linear import MXLinear
+from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import AXES, norm_settings
 from mxstudy.numerics.formats import FORMATS
 
@@ -31,6 +32,10 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
         f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
         for row in {row: None for row, gemms in groups if spans_micro_batch(gemms)}
     ]
+    if not forward_only and any(mixture.moe.balance == "loss" for mixture in mixtures_of(model).values()):
+        notes.append(
+            "model.moe.balance=loss: it is over a micro-batch: numbers depend on its size and on the number of ranks"
+        )
     settings = next((linear.cast for linear in linears.values()), BlockCast())
     notes += describe_settings(settings, groups, norm_settings(model))
     return "\n".join([*plan, *notes, *describe_backends(model)])

@@ -1,4 +1,4 @@
-"""The decoder's MLPs: a row of `MLPS` for each kind, with the module that computes it; and the stds of initial weights.
+"""The decoder's dense MLP, a row of `MLPS` for each activation; and the stds of initial weights.
 
 Shapes: B sequences, T tokens, D hidden size.
 """
@@ -33,17 +33,37 @@ INITS = {
 }
 
 
+class MLP(NamedTuple):
+    """A function between two linears, and the first of them."""
+
+    up: str  # the name of the first linear
+    parts: int  # how many are fused in it
+    activation: Callable[[Tensor], Tensor]  # [..., parts * ffn_size] -> [..., ffn_size]
+
+    def init_stds(self, model: config.Decoder, output_std: float) -> tuple[float, ...]:
+        """Return the stds of the first linear's initial weights, one for each equal part of its rows."""
+        init = INITS[model.init]
+        std = init.linear(model, model.hidden_size)
+        return (std, output_std) if init.shrinks_up and self.parts == 2 else (std,)
+
+
+MLPS = {
+    "swiglu": MLP("w13", 2, swiglu),
+    "gelu": MLP("w1", 1, F.gelu),
+    "relu2": MLP("w1", 1, relu2),  # Nemotron-4
+}
+
+
 class FeedForward(nn.Module):
     """Compute w2(activation(up(x))); in a gated MLP, `up` holds the gate's linear and the other one, fused."""
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
         super().__init__()
-        self.kind, row, init = model.mlp, MLPS[model.mlp], INITS[model.init]
+        self.kind, row = model.mlp, MLPS[model.mlp]
         self.up_name, self.activation = row.up, row.activation
-        std = init.linear(model, model.hidden_size)
+        std = INITS[model.init].linear(model, model.hidden_size)
         up = NormLinear(build_norm(norm, model.hidden_size, cast), row.parts * model.ffn_size, std)
-        if init.shrinks_up and row.parts == 2:
-            up.init_stds = (std, output_std)
+        up.init_stds = row.init_stds(model, output_std)
         self.add_module(self.up_name, up)
         self.w2 = MXLinear(model.ffn_size, model.hidden_size, output_std)
 
@@ -51,19 +71,6 @@ class FeedForward(nn.Module):
     def up(self) -> NormLinear:
         return typing.cast(NormLinear, getattr(self, self.up_name))
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.w2(self.activation(self.up(x_BTD)))
-
-
-class MLP(NamedTuple):
-    module: type[FeedForward]
-    up: str  # the name of the first linear
-    parts: int  # how many are fused in it
-    activation: Callable[[Tensor], Tensor]  # [..., parts * ffn_size] -> [..., ffn_size]
-
-
-MLPS = {
-    "swiglu": MLP(FeedForward, "w13", 2, swiglu),
-    "gelu": MLP(FeedForward, "w1", 1, F.gelu),
-    "relu2": MLP(FeedForward, "w1", 1, relu2),  # Nemotron-4
-}
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, None]:
+        """Return the output [B, T, D], and nothing of a router: there is none."""
+        return self.w2(self.activation(self.up(x_BTD))), None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -10,8 +12,22 @@ from mxstudy.kernels import linear_fp32
 from mxstudy.kernels.native import mx_tensor
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.gemms import Linear, Random, mx_linear
-from mxstudy.numerics.norm_linear import norm_linear
+from mxstudy.numerics.norm_linear import forward_sources, norm_linear
 from mxstudy.numerics.vector_ops import Gain, round_gain
+
+
+class Sources(NamedTuple):
+    """What a linear's operands are quantised from, but for the output's gradient, and how.
+
+    `bound`: an upper bound of |x|, or None. After a norm, x is the norm's output, float32, and `forward_weight` has the
+    gain in it if the norm folds it. Experts' x is dispatched, and their weights are a stack.
+    """
+
+    x_TI: Tensor
+    forward_weight: Tensor
+    weight: Tensor
+    bound: Tensor | None
+    linear: Linear
 
 
 class MXLinear(nn.Module):
@@ -20,10 +36,11 @@ class MXLinear(nn.Module):
     The weight is kept in FP32 and first cast to x's dtype, which is also the result's. If `compute` is set, unquantised
     operands and results have that dtype instead, and operands are quantised from FP32. `random`: the random streams of
     stochastic rounding and random signs. `native`: use the hardware's MX GEMM. `on_tensor_cores`: compute in FP32 by
-    `linear_fp32`.
+    `linear_fp32`. `is_of_experts`: the weight has one matrix for each expert, which share their random streams.
     """
 
     compute: torch.dtype | None = None
+    is_of_experts = False
     on_tensor_cores = False
     native = False
     random: Random | None = None
@@ -39,6 +56,11 @@ class MXLinear(nn.Module):
         if self.on_tensor_cores:
             return linear_fp32(x, self.weight)
         return mx_linear(x, self.weight_as(x), self.arithmetic, self.compute)
+
+    def sources(self, x: Tensor, *more: Any) -> Sources:
+        """Return what the operands are quantised from when the linear is called with these inputs."""
+        weight = self.weight_as(x)
+        return Sources(x.flatten(0, -2), weight, weight, None, self.arithmetic)
 
     @property
     def arithmetic(self) -> Linear:
@@ -79,6 +101,13 @@ class NormLinear(MXLinear):
             rounded=self.norm.output == "rounded",
             dtype=self.compute,
         )
+
+    def sources(self, x: Tensor, *more: Any) -> Sources:
+        weight, norm, x_TI = self.weight_as(x), self.norm, x.flatten(0, -2)
+        y_TI, forward_weight, bound = forward_sources(
+            norm.normalize(x_TI), *norm.parameters_as(x_TI), weight, norm.bound, norm.fold_gain
+        )
+        return Sources(y_TI, forward_weight, weight, bound, self.arithmetic)
 
     def gain_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the norm's gain, rounded as `gain` says, and its bias or None: the values that it computes with."""

@@ -20,6 +20,7 @@ from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
 from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.moe import ALIGN, MixtureOfExperts, mixtures_of
 from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
 from mxstudy.numerics.cast import check_format
@@ -63,6 +64,8 @@ def apply_precision(
         linear.gemms = for_evaluation(gemms) if evaluates else gemms
         check_precision(name, linear, Origin(precision, rows[name]), compute)
     check_settings(precision, norm_settings(model))
+    for mixture in mixtures_of(model).values():
+        mixture.align = alignment(mixture)
     give_streams(model, linears, seeds)
     target = Target(DTYPES[compute], device, compiled)
     apply_backends(model, plan_backends(model, precision.backend, target), target)
@@ -239,11 +242,11 @@ class Divisor(NamedTuple):
         return f"blocks of {self.size}" if self.field[0] in OPERANDS else f"a Hadamard transform of {self.size}"
 
 
-def divisors(gemms: Gemms) -> list[Divisor]:
-    """Return everything that must divide an axis of a linear with this recipe."""
+def divisors(gemms: Gemms, with_padded: bool = False) -> list[Divisor]:
+    """Return everything that must divide an axis of a linear with this recipe; `with_padded`: or is filled up to it."""
     needed = []
     for operand, cast in gemms.casts():
-        if cast.scale != "none" and not cast.pad:
+        if cast.scale != "none" and (with_padded or not cast.pad):
             axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
             needed += [Divisor((operand, "block_size"), axis, cast.block_size or 1) for axis in axes]
     for axis, name in zip(("in", "out", "tokens"), TRANSFORMS, strict=True):
@@ -254,9 +257,19 @@ def divisors(gemms: Gemms) -> list[Divisor]:
 
 
 def token_divisors(model: nn.Module) -> list[Divisor]:
-    """Return the blocks and transforms that lie along the token axis and so must divide a micro-batch's tokens."""
-    linears = (module for module in model.modules() if isinstance(module, MXLinear))
+    """Return the blocks and transforms that lie along the token axis and so must divide a micro-batch's tokens.
+
+    Experts have none of these: their rows are filled up with zeros to a multiple of their `alignment`.
+    """
+    linears = (m for m in model.modules() if isinstance(m, MXLinear) and not m.is_of_experts)
     return [divisor for linear in linears for divisor in divisors(linear.gemms) if divisor.axis == "tokens"]
+
+
+def alignment(mixture: MixtureOfExperts) -> int:
+    """Return the number of which an expert's rows must be a multiple: no block or transform may lie in two experts."""
+    recipes = (mixture.up.gemms, mixture.w2.gemms)
+    along_tokens = (d.size for gemms in recipes for d in divisors(gemms, with_padded=True) if d.axis == "tokens")
+    return math.lcm(ALIGN, *along_tokens)
 
 
 def token_block(model: nn.Module) -> int:

@@ -25,7 +25,7 @@ def give_streams(model: nn.Module, linears: Mapping[str, MXLinear], seeds: Seque
         linear.random = None
         if not any_random(linear.gemms):
             continue
-        device, replicas = linear.weight.device, linear.weight.ndim > 2
+        device, replicas = linear.weight.device, linear.weight.ndim > 2 and not linear.is_of_experts
         if places is None or places.device != device:  # the model was on meta before
             places = torch.zeros((3, len(seeds), 2) if replicas else (3, 2), dtype=torch.int64, device=device)
         keys = [[stream_key(seed, f"{name}.{stream}") for seed in seeds] for stream in STREAMS]

@@ -215,6 +215,9 @@ class Linear:
         x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)
         return operand(x, getattr(self.gemms, name), axis, dtype, self.draws(name), bound, self.decode)
 
+    def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
+        return gemm(a_MK, b_KN, dtype)
+
     def transform(self, gemm: str) -> Hadamard | None:
         return getattr(self.gemms, f"{gemm}_transform")
 
@@ -248,7 +251,7 @@ def forward_gemm(
     """Return H. `bound`: an upper bound of |x|, where one is known."""
     x = linear.operand(x_TI, "forward_x", -1, dtype, bound)
     w = linear.operand(weight_OI, "forward_w", -1, dtype)
-    return gemm(x, w.T, dtype)
+    return linear.gemm(x, w.T, dtype)
 
 
 def dgrad_gemm(
@@ -267,7 +270,7 @@ def dgrad_gemm(
         weight_OI = linear.forward_cast(forward_weight_OI, "forward_w").dequantize()
     dh = linear.operand(dh_TO, "dgrad_dh", -1, dh_TO.dtype)
     w = linear.operand(weight_OI, "dgrad_w", -2, dh_TO.dtype)
-    return through_forward(gemm(dh, w, dh_TO.dtype), x_TI, "forward_x", linear, takes_forward, bound)
+    return through_forward(linear.gemm(dh, w, dh_TO.dtype), x_TI, "forward_x", linear, takes_forward, bound)
 
 
 def wgrad_gemm(
@@ -284,7 +287,7 @@ def wgrad_gemm(
         x_TI = linear.forward_cast(x_TI, "forward_x", bound).dequantize()
     dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
     x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype)
-    return through_forward(gemm(dh.T, x, dh_TO.dtype), forward_weight_OI, "forward_w", linear, takes_forward)
+    return through_forward(linear.gemm(dh.T, x, dh_TO.dtype), forward_weight_OI, "forward_w", linear, takes_forward)
 
 
 def through_forward(

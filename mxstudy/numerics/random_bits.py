@@ -33,11 +33,13 @@ class Draws(NamedTuple):
     """The key and position of an operand's random numbers, tensors: a new step recompiles nothing, and graphs replay.
 
     `key`: int64 [2] from `stream_key`, or [S, 2] for a stack of S replicas. `place`: int64 [2], or [S, 2]: the training
-    step, and the row of the global tensor that is the operand's first row.
+    step, and the row of the global tensor that is the operand's first row. `rows`: int64 [rows], the row of each of the
+    operand's rows after that first one; None: they follow each other.
     """
 
     key: Tensor
     place: Tensor
+    rows: Tensor | None = None
 
 
 def stream_key(seed: int, name: str) -> tuple[int, int]:
@@ -84,13 +86,15 @@ def random_signs(draws: Draws, size: int) -> Tensor:
 
 def _words(draws: Draws, rows: int, columns: int, purpose: int) -> Tensor:
     operator = _opaque_words if draws.key.device.type == "cpu" else _fusible_words
-    return operator(draws.key, draws.place, rows, columns, purpose)
+    return operator(draws.key, draws.place, rows, columns, purpose, draws.rows)
 
 
-def _fusible_words(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int) -> Tensor:
+def _fusible_words(
+    key: Tensor, place: Tensor, rows: int, columns: int, purpose: int, row_of: Tensor | None = None
+) -> Tensor:
     """Return the words of [rows, columns], with the stack's axis in front if there is one."""
     group = torch.arange(-(-columns // WORDS), device=key.device)
-    row = torch.arange(rows, device=key.device)[:, None]
+    row = (torch.arange(rows, device=key.device) if row_of is None else row_of)[:, None]
     k0, k1, step, first = (
         words if words.ndim == 0 else words[:, None, None] for words in (*key.unbind(-1), *place.unbind(-1))
     )
@@ -103,7 +107,7 @@ _opaque_words = library.custom_op("mxstudy::random_words", _fusible_words, mutat
 
 
 @_opaque_words.register_fake
-def _(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int) -> Tensor:
+def _(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int, row_of: Tensor | None = None) -> Tensor:
     return key.new_empty((*key.shape[:-1], rows, columns))
 
 

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from mxstudy.config import Llama3RopeScaling
+
+
+def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
+    """Return the angles that a position adds to the features of a head: float32 [H / 2]."""
+    half = head_size // 2
+    return theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+
+
+def slowed(frequencies_H: Tensor, scaling: Llama3RopeScaling) -> Tensor:
+    """Return Llama 3.1's frequencies: those that turn rarely in the original length are divided by the factor."""
+    turns_H = scaling.original_length * frequencies_H / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept_H = ((turns_H - low) / (high - low)).clamp(0, 1)
+    return (1 - kept_H) * frequencies_H / scaling.factor + kept_H * frequencies_H
 
 
 def rotate(x_BTNH: Tensor, rope_TH: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from mxstudy.model.balance import StepRouting
+
 Values = dict[str, float | list[float]]
 Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 
@@ -18,7 +20,7 @@ class StepView:
     """A read-only view of a finished step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
 
     `first_sequence` returns the first sequence of the step's batch, on the model's device. `tokens`: number of tokens
-    of that batch, over which the loss is a mean.
+    of that batch, over which the loss is a mean. `routing`: what the routers did; None in a dense model.
     """
 
     step: int
@@ -27,6 +29,7 @@ class StepView:
     model: nn.Module
     first_sequence: Callable[[], Sequence]
     tokens: int
+    routing: StepRouting | None = None
 
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)

@@ -13,6 +13,7 @@ from mxstudy.probes.gradient_bias import GradientBias
 from mxstudy.probes.memory import Memory
 from mxstudy.probes.names import probe_names
 from mxstudy.probes.outliers import FeatureRing, OutlierFeatures
+from mxstudy.probes.routing import Routing
 from mxstudy.probes.saturation import Saturation
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
@@ -29,6 +30,7 @@ PROBES: dict[str, Callable[[Any], Probe]] = {
     "weights": Weights,
     "memory": Memory,
     "timing": Timing,
+    "routing": Routing,
 }
 
 

@@ -15,25 +15,25 @@ from torch import Tensor
 from mxstudy import config
 from mxstudy.config.casts import Cast
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.linear import MXLinear
+from mxstudy.model.linear import Sources
 from mxstudy.numerics.cast import pre_rounded
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.gemms import Linear, quantized_operand
+from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quality import max_fraction, overflow_fraction, sqnr_db, underflow_fraction
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.tiles import Tiles
 from mxstudy.probes.base import StepView, Values
-from mxstudy.probes.shadow import Sources, capture_linears, sources, whole_blocks
+from mxstudy.probes.shadow import capture_linears, whole_blocks
 
 # Operand -> the tensor that it is quantised from, and the axis of its blocks.
 OPERANDS = {
-    "forward_x": ("x_TI", 1),
-    "forward_w": ("forward_weight_OI", 1),
-    "dgrad_dh": ("dh_TO", 1),
-    "dgrad_w": ("weight_OI", 0),
-    "wgrad_dh": ("dh_TO", 0),
-    "wgrad_x": ("x_TI", 0),
+    "forward_x": ("x_TI", -1),
+    "forward_w": ("forward_weight", -1),
+    "dgrad_dh": ("dh_TO", -1),
+    "dgrad_w": ("weight", -2),
+    "wgrad_dh": ("dh_TO", -2),
+    "wgrad_x": ("x_TI", -2),
 }
 GAUSSIAN_SHAPE, GAUSSIAN_SEED = (1024, 1024), 0
 
@@ -45,7 +45,8 @@ class Saturation:
     |x| > max * scale; max_fraction, became max by clamping or rounding; underflow_fraction, became zero. sqnr_db.
     Each of these also as <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
     floor(log2(scale)) over blocks that are not all zero. A block of wgrad is B tokens: the probe sees T // B blocks per
-    feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence.
+    feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are
+    measured together, with the rows of zeros that fill up their blocks.
     """
 
     name = "saturation"
@@ -63,7 +64,7 @@ class Saturation:
         measured: dict[str, Tensor] = {}
         values: Values = {}
         for name, capture in captured.items():
-            for operand, quantized, x in quantized_operands(capture.linear, sources(capture)):
+            for operand, quantized, x in quantized_operands(capture.sources(), capture.dh_TO):
                 key, cast = f"{name}/{operand}", getattr(capture.linear.gemms, operand)
                 quantities = quality(quantized, x, cast) | scale_exponents(quantized)
                 measured |= {f"{key}/{quantity}": value for quantity, value in quantities.items()}
@@ -74,28 +75,28 @@ class Saturation:
         return values
 
 
-def quantized_operands(linear: MXLinear, of: Sources) -> Iterator[tuple[str, Quantized, Tensor]]:
-    """Yield, for every operand that the linear quantises, its name, the quantised operand and the original tensor.
+def quantized_operands(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quantized, Tensor]]:
+    """Yield, for every operand that a linear quantises, its name, the quantised operand and the original tensor.
 
     If a transform rotates the operand, the original is the rotated tensor, which the cast gets.
     """
-    arithmetic = Linear(linear.gemms, linear.random)
+    arithmetic = of.linear
     for operand, (source, axis) in OPERANDS.items():
-        cast: Cast | None = getattr(linear.gemms, operand)
+        cast: Cast | None = getattr(arithmetic.gemms, operand)
         if cast is not None:
-            x = getattr(of, source)
+            x = dh_TO if source == "dh_TO" else getattr(of, source)
             if cast.source == "forward":
-                x = forward_cast(arithmetic, operand, of)
-            x = arithmetic.rotated(x, operand.partition("_")[0], axis - 2)
+                x = forward_cast(operand, of)
+            x = arithmetic.rotated(x, operand.partition("_")[0], axis)
             bound = of.bound if operand == "forward_x" else None
-            yield operand, quantized_operand(x, cast, axis - 2, arithmetic.draws(operand), bound), x
+            yield operand, quantized_operand(x, cast, axis, arithmetic.draws(operand), bound), x
 
 
-def forward_cast(arithmetic: Linear, operand: str, of: Sources) -> Tensor:
+def forward_cast(operand: str, of: Sources) -> Tensor:
     """Return the dequantised operand of the forward GEMM from which a backward operand is quantised, float32."""
     if operand == "dgrad_w":
-        return arithmetic.forward_cast(of.forward_weight_OI, "forward_w").dequantize()
-    return arithmetic.forward_cast(of.x_TI, "forward_x", of.bound).dequantize()
+        return of.linear.forward_cast(of.forward_weight, "forward_w").dequantize()
+    return of.linear.forward_cast(of.x_TI, "forward_x", of.bound).dequantize()
 
 
 def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:

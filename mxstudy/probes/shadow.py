@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,35 +18,25 @@ from torch import Tensor, nn
 
 from mxstudy.config.casts import Gemms
 from mxstudy.model.decoder import Block, Decoder
-from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.linear import MXLinear, Sources
+from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import token_block
-from mxstudy.numerics.norm_linear import forward_sources
 from mxstudy.probes.base import Sequence
 from mxstudy.reader import require
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A linear's input [T, in] and the gradient of its output [T, out], both in the compute dtype."""
+    """A linear, what it was called with, and the gradient of its output [T, out] in the compute dtype."""
 
     linear: MXLinear
-    x_TI: Tensor
+    inputs: tuple[Any, ...]
     dh_TO: Tensor
 
-
-@dataclass(frozen=True)
-class Sources:
-    """The tensors from which the six operands of a linear's GEMMs are quantised.
-
-    `bound`: an upper bound of |x|, or None. After a fused norm, x is the norm's output, float32, and
-    `forward_weight_OI` includes the gain if the norm folds it.
-    """
-
-    x_TI: Tensor
-    forward_weight_OI: Tensor
-    weight_OI: Tensor
-    dh_TO: Tensor
-    bound: Tensor | None = None
+    @torch.no_grad()
+    def sources(self) -> Sources:
+        """Return what the operands are quantised from, with the same bits as in the linear."""
+        return self.linear.sources(*self.inputs)
 
 
 def linears_of(model: nn.Module) -> dict[str, MXLinear]:
@@ -89,34 +80,22 @@ def capture_linears(model: Decoder, sequence: Sequence, tokens: int) -> dict[str
     The gradients are those of the summed loss divided by `tokens`.
     """
     linears = {name: m for name, m in linears_of(model).items() if any(m.gemms.casts())}
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    seen: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
     with borrowed(model):
         with ExitStack() as hooks:  # removed before the backward, in which checkpointed blocks run again
             for name, linear in linears.items():
 
-                def keep(module: nn.Module, inputs: tuple[Tensor], output: Tensor, name: str = name) -> None:
-                    seen[name] = inputs[0].detach(), output
+                def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor, name: str = name) -> None:
+                    seen[name] = (inputs[0].detach(), *inputs[1:]), output
 
                 hooks.callback(linear.register_forward_hook(keep).remove)
             loss = sum_loss(model, sequence) / tokens
         outputs = [output for _, output in seen.values()]
         gradients = torch.autograd.grad(loss, outputs) if outputs else ()
-    flat = {name: (seen[name][0].flatten(0, -2), dh.flatten(0, -2)) for name, dh in zip(seen, gradients, strict=True)}
-    return {name: Captured(linears[name], x_TI, dh_TO) for name, (x_TI, dh_TO) in flat.items()}
-
-
-@torch.no_grad()
-def sources(captured: Captured) -> Sources:
-    """Return the sources of a linear's operands, with the same bits as in `mx_linear` and `norm_linear`."""
-    linear, x_TI = captured.linear, captured.x_TI
-    weight_OI = linear.weight.to(x_TI.dtype)
-    if not isinstance(linear, NormLinear):
-        return Sources(x_TI, weight_OI, weight_OI, captured.dh_TO)
-    norm = linear.norm
-    y_TI, forward_weight_OI, bound = forward_sources(
-        norm.normalize(x_TI), *norm.parameters_as(x_TI), weight_OI, norm.bound, norm.fold_gain
-    )
-    return Sources(y_TI, forward_weight_OI, weight_OI, captured.dh_TO, bound)
+    return {
+        name: Captured(linears[name], seen[name][0], dh.flatten(0, -2))
+        for name, dh in zip(seen, gradients, strict=True)
+    }
 
 
 def sum_loss(model: Decoder, sequence: Sequence) -> Tensor:
@@ -132,6 +111,7 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
     """
     linears = list(linears_of(model).values())
     blocks = [module for module in model.modules() if isinstance(module, Block)]
+    grouped = [mixture for mixture in mixtures_of(model).values() if mixture.is_grouped]
     before = model.watchers, model.compute, [linear.gemms for linear in linears], [block.fused for block in blocks]
     device = next(model.parameters()).device
     try:
@@ -140,6 +120,8 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
             linear.gemms = gemms or linear.gemms
         for block in blocks:
             block.fused = None  # it was built for the plan's formats
+        for mixture in grouped:
+            mixture.is_grouped = False  # nor does the grouped GEMM take FP32
         with (
             torch.compiler.set_stance("force_eager"),
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -152,3 +134,5 @@ def borrowed(model: Decoder, gemms: Gemms | None = None, compute: torch.dtype | 
             linear.gemms = planned
         for block, settings in zip(blocks, fused, strict=True):
             block.fused = settings
+        for mixture in grouped:
+            mixture.is_grouped = True

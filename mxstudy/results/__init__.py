@@ -265,6 +265,11 @@ def load_samples(folders: Sequence[RunFolder]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
+def load_evaluations(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """Return one row per evaluation during a training: fingerprint, label, step, and TASK.FORM/score and others."""
+    return load_probe(folders, "evaluation")
+
+
 KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
     "runs": load_runs,
     "metrics": load_metrics,
@@ -272,6 +277,7 @@ KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
     "spikes": load_spikes,
     "spike_rings": load_spike_rings,
     "samples": load_samples,
+    "evaluation": load_evaluations,
 }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mxstudy.compat.torch_compiler import constant
-from mxstudy.data.batches import mix
+from mxstudy.data.permutation import mix
 from mxstudy.reader import require
 
 STREAMS = ("inputs", "noise", "validation", "own_noise", "disk_noise")  # of one seed; the position here enters the key

@@ -1,4 +1,4 @@
-"""Prepare a corpus: stream it, tokenise it on all cores, and write the shards that a training run will find.
+"""Prepare a corpus, or those of a blend: stream, tokenise on all cores, write the shards that a training will find.
 
 If killed at any moment, it resumes where it stopped, and the shards have the same bytes. At the end every file is read
 back and its sha256 compared with the manifest's.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mxstudy.config import PrepareData
-from mxstudy.data import corpus, tokenizer
+from mxstudy.data import blends
 from mxstudy.data.growing_shards import Counts
-from mxstudy.data.shards import Shards, locate, prepare, verify
+from mxstudy.data.shards import Shards, verify
 from mxstudy.results.terminal import markdown, show
 from mxstudy.small_files import read_json
 from mxstudy.studies.protocol import Identity, Study
@@ -35,14 +34,13 @@ COUNTED = ("documents", "duplicates", "bytes", "tokens")
 class PrepareDataStudy(Study[PrepareData]):
     def check(self, config: PrepareData, ranks: int = 1) -> None:
         """Raise ConfigError if the corpus is neither prepared nor available with text."""
-        if not locate(config.data, config.tokenizer, Path(config.cache_dir))[0].exists():
-            corpus.check(config.data)
+        blends.check(config.data, config.tokenizer, Path(config.cache_dir))
 
     def identity_key(self, config: PrepareData) -> Hashable:
-        return config.data, config.tokenizer
+        return repr(config.data), config.tokenizer
 
     def identity(self, config: PrepareData) -> Identity:
-        return "cpu", corpus.identity(config.data) | {"tokenizer": tokenizer.identity(config.tokenizer)}
+        return "cpu", blends.identity(config.data, config.tokenizer)
 
     def run(self, config: PrepareData, folder: RunFolder, label: str) -> str:
         return run(config, folder, label)
@@ -65,14 +63,17 @@ def run(config: PrepareData, folder: RunFolder, label: str) -> str:
         with Record(folder) as record:
             workers = config.workers or len(os.sched_getaffinity(0))
             report = partial(print, flush=True)
-            shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report, workers, record.watch)
-            began_s = time.monotonic()
-            verify(shards)
-            record.end(shards)
-        replace_file(folder.path / "shards.json", json.dumps(shards.manifest, indent=2))
-        files = shards.manifest["files"]
-        show(label, COLUMNS, rows_of(shards), [f"shards: {shards.folder}"])
-        print(f"sha256 of {len(files)} files verified in {time.monotonic() - began_s:.1f} s", flush=True)
+            cache_dir, shards, verified_s = Path(config.cache_dir), dict[str, Shards](), 0.0
+            for name, one in blends.prepare(config.data, config.tokenizer, cache_dir, report, workers, record.watch):
+                began_s = time.monotonic()
+                verify(one)
+                verified_s += time.monotonic() - began_s
+                record.end(one)
+                shards[name] = one
+        replace_file(folder.path / "shards.json", json.dumps(blends.manifest_of(shards), indent=2))
+        show(label, COLUMNS, rows_of(shards), [f"shards: {one.folder}" for one in shards.values()])
+        files = sum(len(one.manifest["files"]) for one in shards.values())
+        print(f"sha256 of {files} files verified in {verified_s:.1f} s", flush=True)
         folder.update(steps=folder.status().step)  # the number of documents is known only now
         finish_and_mirror(config, folder, label)
     return "finished"
@@ -84,6 +85,7 @@ class Record:
     def __init__(self, folder: RunFolder) -> None:
         self.folder, self.journal, self.recorded_s = folder, Journal(folder.journal_path), 0.0
         self.tokens_per_s: float | None = None  # of this process; None if the shards existed already
+        self.done = dict.fromkeys(COUNTED, 0)  # of the corpora before this one
 
     def __enter__(self) -> Record:
         return self
@@ -93,18 +95,19 @@ class Record:
 
     def watch(self, counts: Counts, tokens_per_s: float) -> None:
         """Take the counts so far and this process's rate, and record them if the last row is too old."""
+        total = totals([self.done, *counts.values()])
         if self.tokens_per_s is None:  # documents after a killed process's last saved state are prepared again
-            self.journal.resumed_from(totals(counts)["documents"])
+            self.journal.resumed_from(total["documents"])
         self.tokens_per_s = tokens_per_s
         if time.monotonic() - self.recorded_s > RECORD_EVERY_S:
-            self.write(totals(counts))
+            self.write(total)
             self.recorded_s = time.monotonic()
 
     def end(self, shards: Shards) -> None:
-        """Record the totals of the finished shards."""
-        counts = totals(shards.manifest["splits"])
-        self.journal.resumed_from(counts["documents"])
-        self.write(counts)
+        """Record the totals up to these finished shards."""
+        self.done = totals([self.done, *shards.manifest["splits"].values()])
+        self.journal.resumed_from(self.done["documents"])
+        self.write(self.done)
 
     def write(self, counts: dict[str, int]) -> None:
         rate = {} if self.tokens_per_s is None else {"tokens_per_s": self.tokens_per_s}
@@ -112,9 +115,10 @@ class Record:
         self.folder.update(step=counts["documents"])
 
 
-def totals(counts: Mapping[Any, Mapping[str, int]]) -> dict[str, int]:
-    """Return the counts summed over both splits."""
-    return {name: sum(count[name] for count in counts.values()) for name in COUNTED}
+def totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of the counts, of both splits and of all corpora."""
+    each = list(counts)
+    return {name: sum(count[name] for count in each) for name in COUNTED}
 
 
 # ------------------------------------------------------------------------------------------------- on the terminal
@@ -122,16 +126,21 @@ def totals(counts: Mapping[Any, Mapping[str, int]]) -> dict[str, int]:
 COLUMNS = ("split", *COUNTED, "bytes/token")
 
 
-def rows_of(shards: Shards) -> list[tuple[str, ...]]:
-    return [
-        (split, *(f"{count[name]:,}" for name in COUNTED), f"{count['bytes'] / max(count['tokens'], 1):.3f}")
-        for split, count in shards.manifest["splits"].items()
-    ]
+def rows_of(shards: Mapping[str, Shards]) -> list[tuple[str, ...]]:
+    rows = []
+    for corpus, one in shards.items():
+        for split, count in one.manifest["splits"].items():
+            where = f"{corpus} {split}" if len(shards) > 1 else split
+            ratio = f"{count['bytes'] / max(count['tokens'], 1):.3f}"
+            rows.append((where, *(f"{count[name]:,}" for name in COUNTED), ratio))
+    return rows
 
 
 def summary_of(folder: RunFolder) -> tuple[str, ...]:
-    manifest = read_json(folder.path / "shards.json", MOVE_AWAY)
+    manifests = blends.manifests_in(read_json(folder.path / "shards.json", MOVE_AWAY))
     config = folder.config_of(PrepareData)
-    where = locate(config.data, config.tokenizer, Path(config.cache_dir))[0]
-    shards = str(where) if where.exists() else "deleted; rerun=true makes them again"
-    return *(f"{value:,}" for value in totals(manifest["splits"]).values()), shards
+    places = blends.locate(config.data, config.tokenizer, Path(config.cache_dir)).values()
+    is_there = len(places) == len(manifests) and all(place.exists() for place in places)
+    shards = ", ".join(map(str, places)) if is_there else "deleted; rerun=true makes them again"
+    counts = totals(count for manifest in manifests for count in manifest["splits"].values())
+    return *(f"{value:,}" for value in counts.values()), shards

@@ -27,6 +27,7 @@ METRIC_NAMES = {
     "mfu": "system/mfu",
     "memory_gib": "system/memory_gib",
     "parameters": "system/parameters",
+    "active_parameters": "system/active_parameters",
     "ranks": "system/ranks",
 }
 STATISTICS: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
@@ -40,6 +41,7 @@ SATURATION: Quantities = {  # the values of a Gaussian are not listed because th
     "scale_exponent_max": ("max",),
 }
 OUTLIERS: Quantities = {"absmax": ("mean", "max"), "sharing_tokens": ("max",), "rms": ("mean", "max")}
+ROUTING: Quantities = {"busiest": ("max",), "idle": ("max",), "entropy": ("mean", "min"), "padding": ("mean",)}
 WEIGHTS: Quantities = {
     "rms": ("mean", "max"),
     "absmax": ("max",),
@@ -123,6 +125,7 @@ PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "weights": ("weights", partial(over, without_layer, WEIGHTS)),
     "memory": ("system", everything),
     "timing": ("system", everything),
+    "routing": ("routing", partial(over, without_layer, ROUTING)),
     "ranks": ("system", everything),  # values by rank are lists, so only the slowdown remains
     "replicas": (None, everything),  # train/loss, loss/REPLICA and grad_norm/REPLICA
 }

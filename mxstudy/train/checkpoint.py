@@ -132,9 +132,9 @@ class Checkpoints:
 
 
 def load_weights(path: Path, model: nn.Module) -> int:
-    """Read only the parameters, of any run's checkpoint; returns its next step. Raises CheckpointError."""
+    """Read only the model's tensors, of any run's checkpoint; returns its next step. Raises CheckpointError."""
     about = read_about(path)
-    _load_whole(path, about, {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()})
+    _load_whole(path, about, model_tensors(model))
     return int(about["step"])
 
 
@@ -159,7 +159,7 @@ def _load_whole(path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -
 
 
 def weight_shapes(path: Path) -> dict[str, torch.Size]:
-    """Return {name: shape} of the parameters that `load_weights` reads, from the files' headers alone.
+    """Return {name: shape} of the tensors that `load_weights` reads, from the files' headers alone.
 
     Raises CheckpointError.
     """
@@ -171,14 +171,19 @@ def weight_shapes(path: Path) -> dict[str, torch.Size]:
     return {name.removeprefix("model."): size for name, size in sizes.items() if name.startswith("model.")}
 
 
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return {name: tensor} of a model's parameters and buffers, which are the biases of routers."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {f"model.{name}": tensor.detach() for name, tensor in named}
+
+
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return {name: tensor} of all that training changes.
 
     An optimizer that has done no step has no state yet; call `materialize_state` first.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = model_tensors(model)
     for name, parameter in model.named_parameters():
-        tensors[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value
     return tensors

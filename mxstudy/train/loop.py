@@ -20,6 +20,7 @@ from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
+from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.precision import apply_precision
@@ -34,12 +35,14 @@ from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
 
+CORPORA = "corpora"  # in the journal: what a run has taken of each corpus at its end
+
 
 class StepRecorder(Protocol):
+    """Stores a run's measurements, and the checkpoints from which it can resume."""
+
     def measuring(self, what: str, done: int, total: int) -> None:
         """Show that so much of a measurement of the model is done, between two steps."""
-
-    """Stores a run's measurements, and the checkpoints from which it can resume."""
 
     def record(self, row: Row) -> None:
         """Append a row to the journal."""
@@ -106,22 +109,23 @@ def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def train_step(run: TrainingRun, step: int) -> StepView:
     """Do one training step and return its view; if loss or gradient norm is not finite, the weights stay unchanged."""
     run.optimizer.zero_grad(set_to_none=True)
-    loss_sum = torch.zeros((), device=run.device)
+    loss_sum, routed = torch.zeros((), device=run.device), RoutingOfStep(run.model)
     for tokens_BT, targets_BT in run.micro_batches(step):
         run.mark("data")
         part = run.token_loss(run.model(tokens_BT), targets_BT) / run.tokens_per_step
         run.mark("forward")
-        part.backward()
+        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward()
         run.mark("backward")
         loss_sum += part.detach()
-    loss = sum_over_ranks(loss_sum)
+    loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()
     grad_norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm))
     run.mark("clip")
     first_sequence = partial(run.first_sequence, step)
-    view = StepView(step, loss.item(), grad_norm.item(), run.model, first_sequence, run.tokens_per_step)
+    view = StepView(step, loss.item(), grad_norm.item(), run.model, first_sequence, run.tokens_per_step, routing)
     if view.is_finite():
         set_learning_rate(run.optimizer, learning_rate(run.config, step))
         run.optimizer.step()
+        move_biases(run.model, routing)
     run.mark("optimizer")
     return view
 
@@ -140,6 +144,8 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
         view = recorded_step(run, step)
+        if step + 1 == steps or not view.is_finite():
+            run.recorder.record({"step": step, "probe": CORPORA, "values": run.batches.taken(step + 1)})
         if not view.is_finite():
             run.recorder.save(step)
             return "diverged"
@@ -199,6 +205,8 @@ def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
         "grad_norm": view.grad_norm,
         "tokens_per_s": tokens_per_s,
     }
+    if view.routing is not None and view.routing.balance_loss is not None:
+        row["balance_loss"] = view.routing.balance_loss.item()
     if run.device.type == "cuda":
         row["memory_gib"] = run.peak_bytes / 2**30
     if run.peak_flops is not None:

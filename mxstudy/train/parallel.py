@@ -12,6 +12,7 @@ from mxstudy import config
 from mxstudy.compat.torch_fsdp import allow_views
 from mxstudy.distributed import world_size
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import DTYPES
 
 
@@ -29,7 +30,9 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     Every parameter, its gradient and its optimizer state are sharded along the first axis over the ranks of `mesh`
     (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before the block runs, and
     freed after it, so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
-    in FP32. Embedding (in FP32), final norm and head are gathered once per step. Without a mesh nothing is sharded.
+    in FP32. A block with a router is gathered in FP32, which the router needs, and rounded where it is used: a group of
+    its own inside a block could not be compiled. Embedding (in FP32), final norm and head are gathered once per step.
+    Without a mesh nothing is sharded.
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":
@@ -39,10 +42,10 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     if mesh is not None:
         allow_views()
         policy = MixedPrecisionPolicy(DTYPES[train.compute], torch.float32, cast_forward_inputs=False)
-        for block in model.layers:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         in_fp32 = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
+        for block in model.layers:
+            fully_shard(block, mesh=mesh, mp_policy=in_fp32 if mixtures_of(block) else policy)
+        fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, mp_policy=in_fp32, reshard_after_forward=False)  # the embedding
         sum_gradients(model)
 

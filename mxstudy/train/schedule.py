@@ -17,10 +17,10 @@ SHAPES = {
 
 def lr_ratio(schedule: config.Schedule, step: int, steps: int) -> float:
     """Return learning rate / peak at `step` (0 .. steps - 1); the first step after the warm-up is at the peak."""
-    warmup_steps = round(schedule.warmup_fraction * steps)
+    warmup_steps = schedule.warmup(steps)
     if step < warmup_steps:
         return schedule.initial_ratio + (1.0 - schedule.initial_ratio) * (step + 1) / (warmup_steps + 1)
-    decay_start = steps - round(schedule.decay_fraction * steps) if schedule.kind == "wsd" else warmup_steps
+    decay_start = steps - schedule.decay(steps) if schedule.kind == "wsd" else warmup_steps
     span = steps - 1 - decay_start
     is_decay = schedule.kind == "wsd" and step == decay_start  # for span 0: the decay is this last step alone
     progress = max(0.0, step - decay_start) / span if span else float(is_decay)

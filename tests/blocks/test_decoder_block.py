@@ -111,7 +111,14 @@ def test_casts(options):
 
 @each(
     "changes",
-    [{"mlp": "gelu"}, {"mlp": "relu2"}, {"qk_norm": True}, {"num_kv_heads": 4}],
+    [
+        {"mlp": "gelu"},
+        {"mlp": "relu2"},
+        {"qk_norm": True},
+        {"num_kv_heads": 4},
+        {"qk_norm": True, "qk_norm_by_head": True, "head_dim": 32},
+        {"qkv_bias": True},
+    ],
     ids=str,
 )
 def test_models(changes):

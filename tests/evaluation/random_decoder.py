@@ -10,12 +10,12 @@ from mxstudy.numerics.cast import BlockCast
 
 
 def random_decoder(model: config.Decoder, norm: config.Norm, seed: int) -> Decoder:
-    """In FP32: weights by `seed`, gains around 1 by the next one."""
+    """In FP32: weights by `seed`; by the next one gains around 1, and biases around 0."""
     built = Decoder(model, norm, BlockCast(), torch.float32)
     built.init_weights(seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in built.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+            if "norm" in name or "bias" in name:
+                parameter.copy_(("norm" in name) + 0.3 * torch.randn(parameter.shape, generator=generator))
     return built

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from random_decoder import random_decoder
 
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer
@@ -36,7 +38,6 @@ def test_an_mxnorm_model_goes_out_with_how_far_it_is_off(
 
 
 def test_an_rmsnorm_model_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Of a Llama in FP32, nothing is off."""
     shape = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=257)
     model = Decoder(shape, config.RMSNorm(), BlockCast(), torch.float32)
     model.init_weights(0)
@@ -47,6 +48,24 @@ def test_an_rmsnorm_model_comes_back_as_it_was(tmp_path: Path) -> None:
     plain = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "fp32"}),))
     back = replace(describe(tmp_path / "second"), precision=plain, compute="fp32")
     assert torch.equal(log_probs(load(tmp_path / "second", back, CPU), tokens), log_probs(model, tokens))
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-4), ("bfloat16", 0.2)])
+def test_transformers_is_what_an_export_is_compared_with(dtype: str, off: float, tmp_path: Path) -> None:
+    """An RMSNorm model in FP32 is the same function there; one that transformers computes otherwise is noticed."""
+    shape = config.Decoder(
+        hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=257, qkv_bias=True
+    )
+    export(random_decoder(shape, config.RMSNorm(), 0), config.RMSNorm(), ByteTokenizer(), 64, tmp_path / "hf", dtype)
+    plain = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "fp32"}),))
+    trained = replace(describe(tmp_path / "hf"), precision=plain, compute="fp32")
+    tokens = torch.tensor([list(TEXT.encode())[:65]])
+    found = departure(tmp_path / "hf", trained, tmp_path / "hf", dtype, tokens, CPU)
+    assert found.largest < off
+    assert (found.largest > 1e-4) == (dtype == "bfloat16")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 10.0}))
+    assert departure(tmp_path / "hf", trained, tmp_path / "hf", dtype, tokens, CPU).largest > 0.5
 
 
 def test_what_cannot_be_exported_is_said(trained: RunFolder, tmp_path: Path) -> None:

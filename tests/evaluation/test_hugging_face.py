@@ -13,8 +13,9 @@ from random_decoder import random_decoder
 
 from mxstudy import config
 from mxstudy.data.tokenizer import ByteTokenizer, Tokenizer
-from mxstudy.evaluation.checkpoints import build, describe, identity
+from mxstudy.evaluation.checkpoints import build, describe, identity, load
 from mxstudy.evaluation.hugging_face import (
+    ROPE,
     export,
     from_hugging_face,
     read_config,
@@ -31,6 +32,16 @@ pytestmark = pytest.mark.integration
 MODEL = config.Decoder(hidden_size=64, ffn_size=96, num_layers=3, num_heads=4, num_kv_heads=2, vocab_size=257)
 RMSNORM = config.RMSNorm(eps=1e-5)
 TOKENS = torch.randint(0, 257, (2, 32), generator=torch.Generator().manual_seed(0))
+
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 99} | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def theirs_of(scaling: config.Llama3RopeScaling) -> dict[str, float]:
+    return {theirs: getattr(scaling, ours) for theirs, ours in ROPE.items()}
 
 
 def decoder(norm: config.Norm = RMSNORM, model: config.Decoder = MODEL) -> Decoder:
@@ -51,12 +62,98 @@ def test_transformers_computes_the_same_logits(tmp_path: Path) -> None:
     assert tokenizer.eos_token_id == 256
 
 
+LLAMA3 = config.Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=64)
+THEIRS = {  # models that transformers makes, by architecture and what they have beside the defaults
+    "Llama 3.1": ("Llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **theirs_of(LLAMA3)}}),
+    "Llama 3.2, tied": (
+        "Llama",
+        {
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **theirs_of(LLAMA3)},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Llama, wide heads": ("Llama", {"head_dim": 32}),
+    "Llama, narrow heads": ("Llama", {"head_dim": 8}),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen2.5, tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}}),
+    "Qwen3": ("Qwen3", {"head_dim": 16}),
+    "Qwen3, heads of 128": ("Qwen3", {}),
+}
+OURS = {  # models of ours that have an architecture there
+    "LlamaForCausalLM": MODEL,
+    "LlamaForCausalLM, llama3": replace(MODEL, rope_scaling=LLAMA3),
+    "LlamaForCausalLM, wide heads": replace(MODEL, head_dim=48),
+    "Qwen2ForCausalLM": replace(MODEL, qkv_bias=True),
+    "Qwen3ForCausalLM": replace(MODEL, qk_norm=True, qk_norm_by_head=True, head_dim=32),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
 @torch.no_grad()
-def test_there_and_back_is_the_same_model(tmp_path: Path) -> None:
-    ours = decoder()
+def test_what_transformers_makes_is_read_exactly(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    kind, settings = THEIRS[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{kind}Config")(
+        **SHAPE, max_position_embeddings=512, initializer_range=0.1, **settings
+    )
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(made).float().eval()
+    for parameter in theirs.parameters():  # else biases are 0 and gains 1
+        if parameter.dim() == 1:
+            parameter += 0.3 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path / "hf")
+    model, norm, _ = read_config(tmp_path / "hf")
+    ours = Decoder(model, norm, BlockCast(), torch.float32)
+    ours.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))
+    tokens = torch.randint(0, 99, (2, 300))
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_transformers_computes_what_ours_do(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ours = decoder(model=OURS[name])
+    export(ours, RMSNORM, ByteTokenizer(), 512, tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert type(theirs).__name__ == name.split(",")[0]
+    tokens = torch.randint(0, 257, (2, 300), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(theirs(tokens).logits, ours(tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_they_are_asked_in_mx_formats_and_another_norm_too(name: str, tmp_path: Path) -> None:
+    export(decoder(model=OURS[name]), RMSNORM, ByteTokenizer(), 512, tmp_path / "hf")
+    exact = describe(tmp_path / "hf")
+    plan = config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": "mxfp8"}),))
+    cast = replace(exact, norm=config.MXNorm(p=2.0), precision=plan)
+    models = [load(tmp_path / "hf", one, torch.device("cpu")) for one in (exact, cast)]
+    assert models[1].layers[0].fused is not None
+    theirs, ours = (model(TOKENS).float() for model in models)
+    assert 1e-3 < (ours - theirs).abs().mean() < 0.1 * theirs.std()
+
+
+@torch.no_grad()
+def test_a_head_is_the_embedding_only_if_the_config_says_so(tmp_path: Path) -> None:
+    export(decoder(), RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    state = read_state(tmp_path / "hf")  # has a head, which transformers does not read either
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is missing"):
+        from_hugging_face({key: value for key, value in state.items() if key != "lm_head.weight"}, MODEL)
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.no_grad()
+def test_there_and_back_is_the_same_model(name: str, tmp_path: Path) -> None:
+    ours = decoder(model=OURS[name])
     export(ours, RMSNORM, ByteTokenizer(), 128, tmp_path / "hf")
     model, norm, length = read_config(tmp_path / "hf")
-    assert (model, norm, length) == (MODEL, RMSNORM, 128)
+    assert (model, norm, length) == (OURS[name], RMSNORM, 128)
     back = Decoder(model, norm, BlockCast(), torch.float32)
     back.load_state_dict(from_hugging_face(read_state(tmp_path / "hf"), model))
     assert torch.equal(back(TOKENS), ours(TOKENS))
@@ -85,8 +182,9 @@ def test_weights_may_be_bf16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "norm", "says"),
     [
-        (replace(MODEL, mlp="gelu"), RMSNORM, "model.mlp: a Llama has swiglu, not gelu"),
-        (replace(MODEL, qk_norm=True), RMSNORM, "model.qk_norm: a Llama has False, not True"),
+        (replace(MODEL, mlp="gelu"), RMSNORM, "model.mlp: Llama and Qwen have swiglu, not gelu"),
+        (replace(MODEL, qk_norm=True), RMSNORM, "model: none of LlamaForCausalLM, .* has just qk_norm; it cannot"),
+        (replace(MODEL, qk_norm=True, qk_norm_by_head=True, qkv_bias=True), RMSNORM, "has just qkv_bias, qk_norm, qk_"),
         (MODEL, config.LayerNorm(), "norm: Llama has no LayerNorm"),
     ],
 )
@@ -105,10 +203,20 @@ def test_an_export_overwrites_nothing(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "is GPT2LMHeadModel; only LlamaForCausalLM"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rotary embedding 'llama3'"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only silu"),
-        ({"mlp_bias": True}, "mlp_bias; only linears without bias"),
-        ({"head_dim": 32}, "head_dim 32; only hidden_size / heads, 16"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rotary embedding 'yarn'; only default and llama3 can be read"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}},
+            "llama3 has no low_freq_factor, high_freq_factor",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5; only 1.0 can be read"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; only 'silu'"),
+        ({"mlp_bias": True}, "mlp_bias True; only False can be read"),
+        ({"attention_bias": True}, "attention_bias True; only False can be read"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types sliding_attention; only full_attention",
+        ),
+        ({"head_dim": 15}, r"config\.json: head_dim: must be positive and even, not 15"),
         ({"hidden_size": "64"}, r"config\.json: hidden_size: '64' is not an integer"),
         ({"num_attention_heads": 0}, r"config\.json: num_heads: must lie in 1 .. 4,096, not 0"),
     ],

@@ -33,3 +33,14 @@ def test_a_larger_share_than_was_held_out_is_refused(trained: RunFolder) -> None
     with pytest.raises(ConfigError, match=r"^data\.validation_fraction: 0\.03 has no effect, because split=all"):
         asked("all", elsewhere)
     asked("all", replace(elsewhere, validation_fraction=0.02))
+
+
+def test_each_corpus_of_a_blend_counts(trained: RunFolder) -> None:
+    files = config.Files(format="text", paths=("a.txt",))
+    corpora: dict[str, config.Data] = {"python": config.PySource(), "own": files}
+    blend = config.Blend(corpora=corpora, phases=(config.Phase(weights={"python": 1, "own": 1}),))
+    what = replace(describe(find(str(trained.path), Path("runs"))), data=blend)
+    for corpus in corpora.values():
+        with pytest.raises(ConfigError, match=LARGER):
+            check_split(config.Perplexity(checkpoint="", data=replace(corpus, validation_fraction=0.03)), what)
+    check_split(config.Perplexity(checkpoint="", data=config.HuggingFace(name="a/b", validation_fraction=0.03)), what)

@@ -54,26 +54,29 @@ def test_a_limit_of_mmlu_is_spread_over_its_subjects(tmp_path: Path) -> None:
     assert set(contexts(build_questions("mmlu", "cf", Evaluation(limit=1, data_dir=str(tmp_path))))) == {"mmlu_law"}
 
 
-def test_shots(tmp_path: Path) -> None:
+def test_shots_of_a_file_and_of_mmlu(tmp_path: Path) -> None:
     write(tmp_path, "mmlu.test.jsonl", [mmlu("law", 7)])
     write(tmp_path, "mmlu.dev.jsonl", [mmlu("law", number) for number in range(3)])
     (asked,) = contexts(build_questions("mmlu", "mcf", Evaluation(shots=2, data_dir=str(tmp_path))))["mmlu_law"]
     assert asked.count(" A. a\n B. b\n C. c\n D. d\nAnswer: A\n\n") == 2
     assert asked.endswith("Question: law 7\n A. a\n B. b\n C. c\n D. d\nAnswer:")
     write(tmp_path, "piqa.validation.jsonl", [piqa(3)])
-    with pytest.raises(ConfigError, match=r"piqa has none of its own; set evaluation.shots_dir= .* piqa.shots.jsonl"):
-        build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path)))
     for place, says in (("nowhere", "nowhere is not a folder"), ("", r"has no piqa\.shots\*\.jsonl, .* or \.parquet$")):
         settings = Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path / place))
         with pytest.raises(ConfigError, match=rf"^evaluation\.shots_dir: .*{says}"):
             build_questions("piqa", "cf", settings)
     write(tmp_path, "piqa.shots.jsonl", [piqa(0)])
-    with pytest.raises(ConfigError, match=r"2 were asked for, but piqa.shots has 1"):
+    with pytest.raises(ConfigError, match=r"2 shots were asked for, but piqa.shots has 1"):
         build_questions("piqa", "cf", Evaluation(shots=2, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
     (asked,) = contexts(
         build_questions("piqa", "cf", Evaluation(shots=1, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
     )["piqa"]
     assert asked == "Goal: goal 0\nAnswer: one\n\nGoal: goal 3\nAnswer:"
+    write(tmp_path, "piqa.shots.jsonl", [piqa(0), piqa(3)])
+    with pytest.raises(
+        ConfigError, match=r"^evaluation\.shots_dir: .*piqa\.shots\.jsonl, row 2: piqa asks this question"
+    ):
+        build_questions("piqa", "cf", Evaluation(shots=2, data_dir=str(tmp_path), shots_dir=str(tmp_path)))
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +149,26 @@ def test_a_hub_that_cannot_be_reached_is_said_with_the_command(monkeypatch: pyte
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", away)
-    with pytest.raises(ConfigError, match="fetch it with `hf download --repo-type dataset ybisk/piqa`"):
+    fetch = "hf download --repo-type dataset ybisk/piqa --revision refs/convert/parquet"
+    with pytest.raises(ConfigError, match=f"the split validation of .* ybisk/piqa cannot .* fetch it with `{fetch}`"):
         build_questions("piqa", "cf", Evaluation())
     rows, calls = [piqa(0), piqa(1)], []
-    monkeypatch.setattr(datasets, "load_dataset", lambda path, subset, split: calls.append(path) or rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, name, **which: calls.append((path, which)) or rows)
     for _ in range(2):
-        assert evaluation_sets.from_hub("piqa", "ybisk/piqa", None, "validation") == rows
+        assert [*build_questions("piqa", "cf", Evaluation())] == ["piqa"]
     evaluation_sets.from_hub.cache_clear()
-    assert calls == ["ybisk/piqa"]
+    assert calls == [("ybisk/piqa", {"split": "validation", "revision": "refs/convert/parquet"})]
+
+
+def test_a_split_that_the_hubs_data_set_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load(path: str, name: str | None, split: str, revision: str | None) -> list[dict[str, Any]]:
+        if split == "train":
+            raise ValueError('Unknown split "train". Should be one of ["test"].')
+        return [ROWS["race"]]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(ConfigError, match=r"^race: the split train of the data set ehovy/race cannot be loaded"):
+        build_questions("race", "cf", Evaluation(shots=1))
+    evaluation_sets.from_hub.cache_clear()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from each import each
-from quiz import ROWS
+from quiz import DATA, ROWS
 
 from mxstudy.evaluation.olmes import TASKS, subset
 from mxstudy.evaluation.templates import clean, describe_mmlu, with_shots
-
-DATA = Path(__file__).parents[3] / "shared" / "data" / "olmes"
 
 CLOZE = {
     "arc_challenge": (["Question: What melts?\nAnswer:"] * 3, [" ice", " rock", " air"], 0),

@@ -202,6 +202,7 @@ def test_the_operator_has_no_inside():
         ({}, {"signs": torch.ones(16)}, "signs: they belong to a transform; give its size"),
         ({"rounding": "stochastic"}, {"draws": None}, "draws: stochastic rounding needs them; give a key"),
         ({}, {"draws": Draws(DRAWS.key[None], DRAWS.place)}, "draws: a stack's key has no kernel"),
+        ({}, {"draws": Draws(*DRAWS[:2], torch.arange(4))}, "draws: dispatched rows have no kernel"),
         ({"rounding": "nearest"}, {}, "rounding: 'nearest' has no kernel; take one of"),
         ({"rounding": "stochastic", "random_bits": 16}, {}, "random_bits: 16 has no kernel"),
         ({"fmt": "NVFP4"}, {}, "NVFP4 has E4M3 scales"),

@@ -185,6 +185,40 @@ def test_initial_weights_depend_on_seed_and_name_alone_over_mlps_and_norms_too()
             assert torch.equal(weight, first[name])
 
 
+def test_a_bias_starts_at_zero_and_changes_no_other_weight():
+    biased, plain = (dict(build(replace(OLMO, qkv_bias=on)).named_parameters()) for on in (True, False))
+    for i in range(OLMO.num_layers):
+        assert torch.equal(biased.pop(f"layers.{i}.attention.qkv_bias"), torch.zeros(128))
+    assert biased.keys() == plain.keys()
+    assert all(torch.equal(biased[name], weight) for name, weight in plain.items())
+
+
+@each(
+    ("changed", "says"),
+    [
+        ({"head_dim": 7}, "head_dim: must be positive and even, not 7"),
+        ({"head_dim": 0}, "head_dim: must be positive and even, not 0"),
+        ({"qk_norm": False, "qk_norm_by_head": True}, "qk_norm_by_head: there is no such norm; set qk_norm too"),
+    ],
+)
+def test_attention_that_cannot_be_is_refused(changed, says):
+    with pytest.raises(ConfigError, match=says):
+        replace(OLMO, **changed)
+
+
+@each(
+    ("changed", "says"),
+    [
+        ({"factor": 0.0}, "factor: must be positive, not 0.0"),
+        ({"high_freq_factor": 1.0}, "high_freq_factor: must be above low_freq_factor, 1.0, not 1.0"),
+    ],
+)
+def test_a_scaling_that_cannot_be_is_refused(changed, says):
+    fields = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 8192} | changed
+    with pytest.raises(ConfigError, match=says):
+        config.Llama3RopeScaling(**fields)
+
+
 def test_an_init_std_that_mitchell_would_pass_over_is_refused():
     with pytest.raises(ConfigError, match="init_std: mitchell initialisation sets it from the fan-in"):
         replace(OLMO, init_std=0.01)
@@ -202,6 +236,13 @@ def test_flops_per_token_are_counted_from_the_modules(mlp, matrices):
     assert decoder.flops_per_token(128) == 6 * matmul + 6 * 2 * 4 * 16 * 128
     gains = 2 * (2 * 64 + 64 + 32) + 64  # two fused norms and those of queries and keys in each block, the final one
     assert decoder.num_params() == matmul + 50 * 64 + gains
+
+
+def test_heads_of_another_size_are_counted():
+    wide = build(replace(OLMO, head_dim=32))
+    matmul = 2 * (64 * (4 + 2 * 2) * 32 + 4 * 32 * 64 + 2 * 64 * 128) + 64 * 64
+    assert wide.num_matmul_params() == matmul
+    assert wide.flops_per_token(128) == 6 * matmul + 6 * 2 * 4 * 32 * 128
 
 
 def conf_model(*overrides: str) -> config.Decoder:

@@ -106,7 +106,8 @@ def test_a_replica_is_cast_as_if_it_were_alone(one: Cast, axis: int) -> None:
     rng = np.random.default_rng(5)
     x = np.stack([gaussian(rng, (32, 64)), with_nan_or_inf(rng, (32, 64)), gaussian(rng, (32, 64)) * 1e-6])
     places = [reference_casts.Draws(seed, "layer.dgrad_dh", 3 + seed, 64) for seed in range(3)]
-    draws = Draws(*(torch.stack(parts) for parts in zip(*map(drawn, places), strict=True)))
+    alone = [drawn(place) for place in places]
+    draws = Draws(torch.stack([each.key for each in alone]), torch.stack([each.place for each in alone]))
     got = quantized_operand(torch.tensor(x), one, axis, draws if is_random(one) else None)
     for i, place in enumerate(places):
         with np.errstate(invalid="ignore"):

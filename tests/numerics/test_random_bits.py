@@ -89,6 +89,12 @@ def test_rows_of_a_micro_batch_draw_as_they_do_in_the_whole():
     assert torch.equal(torch.cat([random_words(draws(first_row=row), 4, 16) for row in (0, 4, 8)]), whole)
 
 
+def test_rows_that_are_dispatched_draw_as_they_do_in_their_places():
+    whole, rows = random_words(draws(), 16, 8), torch.tensor([5, 0, 11, 5])
+    found = random_words(draws(first_row=2)._replace(rows=rows), 4, 8)
+    assert torch.equal(found, whole[rows + 2])
+
+
 def test_a_replica_draws_as_it_does_alone():
     alone = [draws(seed=seed, step=3, first_row=2) for seed in range(3)]
     stack = Draws(torch.stack([one.key for one in alone]), alone[0].place)

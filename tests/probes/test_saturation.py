@@ -18,6 +18,7 @@ from mxstudy import config
 from mxstudy.config import BlockCast, Cast, Gemms
 from mxstudy.config.recipes import tensor_scaled
 from mxstudy.model import MXLinear
+from mxstudy.model.linear import Sources
 from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.saturation import (
@@ -28,7 +29,7 @@ from mxstudy.probes.saturation import (
     quantized_operands,
     scale_exponents,
 )
-from mxstudy.probes.shadow import Sources, capture_linears, sources
+from mxstudy.probes.shadow import capture_linears
 from mxstudy.train.loop import TrainingRun, train_step
 
 LINEARS = ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2")
@@ -85,7 +86,8 @@ def test_what_the_backward_takes_of_the_forward_is_measured_as_that() -> None:
     )
     x, weight, dh = (torch.randn(shape) for shape in ((32, 64), (96, 64), (32, 96)))
     found = {
-        name: (quantized, of) for name, quantized, of in quantized_operands(linear, Sources(x, weight, weight, dh))
+        name: (quantized, of)
+        for name, quantized, of in quantized_operands(Sources(x, weight, weight, None, linear.arithmetic), dh)
     }
     for name, forward in (("dgrad_w", "forward_w"), ("wgrad_x", "forward_x")):
         quantized, of = found[name]
@@ -99,7 +101,8 @@ def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:
     run, view, values = measured(settings_of("mxfp8_e5m2_grad", norm, scale_rule=rule, rounding="away"))
     for name, captured in capture_linears(run.model, view.first_sequence(), view.tokens).items():
         for operand, (source, axis) in OPERANDS.items():
-            x = getattr(sources(captured), source).double().numpy()
+            of = captured.dh_TO if source == "dh_TO" else getattr(captured.sources(), source)
+            x = of.double().numpy()
             fmt, top = ("E5M2", 57344) if operand.endswith("dh") else ("E4M3", 448)
             elements, codes = quantize_array(x, fmt, 32, axis, rule, "away")
             exponents = codes.astype(int) - 127
@@ -127,7 +130,9 @@ def test_a_made_up_layer() -> None:
     linear = MXLinear(32, 32, 1.0)
     cast = e4m3(scale_rule="floor")
     linear.gemms = Gemms(forward_x=cast)
-    [(operand, quantized, source)] = quantized_operands(linear, Sources(x, linear.weight, linear.weight, x))
+    [(operand, quantized, source)] = quantized_operands(
+        Sources(x, linear.weight, linear.weight, None, linear.arithmetic), x
+    )
     assert operand == "forward_x"
     assert source is x
     measured = quality(quantized, x, cast) | scale_exponents(quantized)

@@ -20,7 +20,7 @@ from mxstudy.probes import shadow
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
 from mxstudy.probes.saturation import Saturation, quantized_operands
-from mxstudy.probes.shadow import capture_linears, linears_of, shadow_gradients, sources, whole_blocks
+from mxstudy.probes.shadow import capture_linears, linears_of, shadow_gradients, whole_blocks
 from mxstudy.reader import ConfigError
 from mxstudy.train.loop import TrainingRun, train, train_step
 from mxstudy.train.signals import Leave
@@ -192,7 +192,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, model: Decoder, sequence: Any) -> dic
 def captured_operands(model: Decoder, sequence: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
     """As an Operand has them: values, and the scale that is left to the accumulator."""
     for name, captured in capture_linears(model, sequence, sequence[0].numel()).items():
-        for operand, quantized, _ in quantized_operands(captured.linear, sources(captured)):
+        for operand, quantized, _ in quantized_operands(captured.sources(), captured.dh_TO):
             scale = quantized.tensor_scale
             own = quantized if scale is None else quantized.without_tensor_scale()
             yield f"{name}/{operand}", own.dequantize(), scale

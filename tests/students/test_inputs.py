@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from mxstudy.data.batches import mix
+from mxstudy.data.permutation import mix
 from mxstudy.reader import ConfigError
 from mxstudy.students.inputs import STREAMS, gaussian_samples, label_noise, mix_bits, student_inputs
 

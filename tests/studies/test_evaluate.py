@@ -70,6 +70,8 @@ def test_scores_are_means_of_samples(evaluated: RunFolder) -> None:
         expected = own.groupby("group")[["right", "bits_per_char"]].mean().mean()  # a subject counts once
         assert by_row.loc[(task, form), ["score", "bits_per_char"]].tolist() == pytest.approx(expected.tolist())
         assert by_row.loc[(task, form), "documents"] == len(own)
+    chances = by_row["chance"].xs("cf", level="form").to_dict()
+    assert chances == pytest.approx({"csqa": 1 / 5, "mmlu": 1 / 4, "winogrande": 1 / 2, "average of 2": 0.35})
     assert by_row.loc[("mmlu", "cf"), "truncated_requests"] == 40  # bytes, and a model of 64 of them
     assert by_row.loc[("winogrande", "cf"), "truncated_requests"] == 0
     pair = by_row.loc[[("csqa", "cf"), ("winogrande", "cf")]]

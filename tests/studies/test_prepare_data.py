@@ -85,6 +85,28 @@ def test_a_training_finds_what_was_prepared(tmp_path: Path, capfd: pytest.Captur
     assert len(find_runs(tmp_path / "runs")) == 2
 
 
+def test_the_corpora_of_a_blend_are_prepared_for_the_training_that_mixes_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(40):
+        (tmp_path / f"{'ab'[number % 2]}{number}.txt").write_text(f"text {number} " * 50)
+    own = "{{kind: files, format: text, paths: ['{}/{}*.txt'], validation_fraction: 0.2}}"
+    data = ["data=blend", "data.phases=[{weights: {a: 1, b: 2}}]", "tokenizer=bpe_2k", "tokenizer.vocab_size=280"]
+    data += [f"+data.corpora.{name}={own.format(tmp_path, name)}" for name in "ab"]
+    run_here(tmp_path, "+experiment=prepare_data", "tracking=none", "workers=2", *data)
+    (folder,) = find_runs(tmp_path / "runs")
+    manifests = json.loads((folder.path / "shards.json").read_text())["corpora"]
+    counts = [split for name in "ab" for split in manifests[name]["splits"].values()]
+    rows = read_journal(folder.journal_path)
+    assert rows[-1]["values"]["documents"] == rows[-1]["step"] == sum(split["documents"] for split in counts) == 40
+    assert rows[-1]["values"]["tokens"] == sum(split["tokens"] for split in counts)
+    said = capfd.readouterr().out
+    assert "sha256 of 6 files verified" in said
+    assert [said.count(f" {name} {split} ") for name in "ab" for split in ("train", "validation")] == [1] * 4
+    run_here(tmp_path, *SMALL, "train.steps=1", "model.vocab_size=280", "validation.sequences=2", *data)
+    assert "tokenis" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -17,12 +17,13 @@ from each import each, slow_but
 from safetensors.torch import load_file
 
 from mxstudy.config import read_run
+from mxstudy.data import blends
 from mxstudy.data.batches import Batches
-from mxstudy.data.shards import prepare
 from mxstudy.evaluation.checkpoints import describe, load, newest
 from mxstudy.probes.ring_file import read_ring
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
+from mxstudy.studies.pretrain.check import sampling_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 
@@ -144,8 +145,8 @@ def test_a_checkpoint_of_two_ranks_is_a_model_for_whoever_reads_it(two: Path) ->
     folder = RunFolder(two)
     settings, checkpoint = folder.config(), newest(folder)
     model = load(checkpoint, describe(checkpoint), torch.device("cpu"))
-    shards = prepare(settings.data, settings.tokenizer, Path(settings.cache_dir), print)
-    tokens, targets = Batches(shards, 64, 4, 0).validation(6)
+    shards = dict(blends.prepare(settings.data, settings.tokenizer, Path(settings.cache_dir), print))
+    tokens, targets = Batches(shards, sampling_of(settings), 64).validation(6)
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(tokens).double().flatten(0, 1), targets.flatten())
     assert loss.item() == pytest.approx(validations(two)[-1], rel=1e-6)

@@ -73,7 +73,7 @@ OF_QUESTIONS = [
     (["evaluation.tasks=[piqua]"], "'piqua' is not a task; did you mean 'piqa'"),
     (["evaluation.tasks=[]"], "evaluation.tasks: the data of none of them can be loaded"),
     (["evaluation.data_dir=nowhere"], "nowhere is not a folder"),
-    (["evaluation.tasks=[csqa]", "evaluation.shots=2"], "csqa has none of its own"),
+    (["evaluation.tasks=[csqa]", "evaluation.shots=6"], "6 shots were asked for, but csqa.train has 5"),
 ]
 OF_A_CORPUS = [
     (

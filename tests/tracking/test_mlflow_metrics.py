@@ -71,6 +71,15 @@ def test_saturation_is_told_by_operand_over_all_linears_and_without_its_constant
     }
 
 
+def test_routing_is_told_over_layers() -> None:
+    values = {f"layers.{i}.ffn__{name}": i + 1.0 for i in (0, 1) for name in ("busiest", "entropy")}
+    assert probe("routing", **values, **{"layers.0.ffn__loads": [0.5, 0.5]}) == {
+        "routing/layers.ffn.busiest_max": 2.0,
+        "routing/layers.ffn.entropy_mean": 1.5,
+        "routing/layers.ffn.entropy_min": 1.0,
+    }
+
+
 def test_weights_and_outliers_are_told_over_layers() -> None:
     gain = {"layers.0.norm.weight__min": 0.5, "layers.11.norm.weight__min": 0.25, "norm.weight__min": 0.75}
     assert probe("weights", **gain) == {"weights/layers.norm.weight.min": 0.25, "weights/norm.weight.min": 0.75}

@@ -10,6 +10,7 @@ from each import slow_but
 from tiny import CONFIG, MXNORM, RMSNORM, build, precision
 
 from mxstudy import config
+from mxstudy.model.precision import evaluated
 from mxstudy.train.loop import train
 from mxstudy.train.signals import Leave
 
@@ -46,6 +47,18 @@ def test_it_learns_and_evaluates(row: str, norm: str) -> None:
     assert logits.shape == (1, 37, 128)
     assert difference < 0.5
     assert (difference == 0) == (row in ("bf16", "mxfp8_backward_only"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["fp8_tensor", "mxfp8", "mxfp6_e2m3", "mxfp4", "nvfp4_forward_only"])
+def test_a_mixture_of_experts_learns_and_evaluates(row: str) -> None:
+    given = settings(row, MXNORM)
+    run, memory = build(replace(given, model=replace(given.model, mlp="moe", moe=config.MoE(num_shared=1))))
+    assert train(run, 0, Leave()) == "finished"
+    assert memory.losses[-1] < memory.losses[0] - 0.3
+    tokens = torch.randint(0, 128, (1, 37), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), evaluated(run.model):
+        assert run.model(tokens).isfinite().all()
 
 
 @pytest.mark.integration

@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from mxstudy import config
-from mxstudy.train.loop import train, train_step
+from mxstudy.train.loop import CORPORA, train, train_step
 from mxstudy.train.signals import Leave
 
 PROBES = config.Probes(
@@ -45,6 +45,7 @@ def test_probes_are_recorded_on_their_steps():
         + [("activation_histograms", step) for step in (0, 3, 6)]
         + [("saturation", step) for step in (0, 4)]
         + [("gradient_bias", step) for step in (0, 6)]
+        + [(CORPORA, 6)]
     )
 
 

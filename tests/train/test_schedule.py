@@ -19,6 +19,15 @@ def test_warm_up_is_linear_and_reaches_the_peak(kind):
     assert curve[10] == 1.0
 
 
+@each("kind", ["cosine", "linear", "wsd", "constant"])
+def test_a_warm_up_in_steps_is_as_long_in_any_run(kind):
+    for steps in (40, 100, 3000):
+        curve = ratios(steps, kind=kind, warmup_steps=7)
+        assert curve[:7] == pytest.approx([(step + 1) / 8 for step in range(7)])
+        assert curve[7] == 1.0
+    assert ratios(kind=kind, warmup_steps=10) == ratios(kind=kind, warmup_fraction=0.1)
+
+
 @each("kind", ["cosine", "linear", "wsd"])
 def test_the_last_step_is_at_the_final_ratio(kind):
     assert ratios(kind=kind, final_ratio=0.05)[-1] == pytest.approx(0.05)

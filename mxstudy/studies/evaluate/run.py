@@ -35,7 +35,7 @@ def run(config: Evaluate, folder: RunFolder, label: str) -> str:
     with folder.lock(), folder.heartbeat():
         path, trained = described(config)
         tasks = questions.at_hand(config.evaluation, print)
-        asked = [(task, form) for task in tasks for form in config.evaluation.forms]
+        asked = [(task, form) for task in tasks for form in config.evaluation.forms_of(task)]
         left = [pair for pair in asked if not results.table_path(folder, samples_name(*pair)).exists()]
         folder.update(state="running", steps=len(asked), step=len(asked) - len(left), reason=None)
         if left:

@@ -14,12 +14,15 @@ from mxstudy.results.terminal import markdown, show
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
 
-SCORES = ("task", "form", "score %", "bits/char", "questions")
+SCORES = ("task", "form", "score %", "chance %", "bits/char", "questions")
 DIFFERENCES = ("task", "form", "score", "p", "bits/char")
 
 
 def show_scores(folder: RunFolder) -> None:
-    """Print the share of right answers in percent and the bits per character of the right one, +- standard error."""
+    """Print the share of right answers in percent, the share by guessing, and the bits per character of the right one.
+
+    Both are +- standard error.
+    """
     cells = score_rows(folder)
     notes = ["*: the better form of a task"] if any(form.endswith("*") for _, form, *_ in cells) else []
     show("zero-shot scores" if no_shots(folder) else "scores", SCORES, cells, notes)
@@ -45,7 +48,8 @@ def score_rows(folder: RunFolder) -> list[tuple[str, ...]]:
 def score_cells(row: Mapping[str, Any], star: bool) -> tuple[str, ...]:
     score = results.plus_minus(100 * row["score"], 100 * row["stderr"], ".1f")
     bits = results.plus_minus(row["bits_per_char"], row["bits_per_char_stderr"], ".3f")
-    return row["task"], row["form"] + "*" * star, score, bits, f"{row['documents']:,}"
+    chance = f"{100 * row['chance']:.1f}" if "chance" in row else "-"  # older tables do not have it
+    return row["task"], row["form"] + "*" * star, score, chance, bits, f"{row['documents']:,}"
 
 
 def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mxstudy.config import Corpus, Perplexity
+from mxstudy.config import Corpus, Perplexity, blend_of
 from mxstudy.data import corpus
 from mxstudy.evaluation.checkpoints import Trained
 from mxstudy.reader import require
@@ -39,7 +39,9 @@ def check_split(config: Perplexity, trained: Trained) -> None:
         config.split != "all" or asked == Corpus().validation_fraction,
         f"data.validation_fraction: {asked} has no effect, because split=all takes every document; leave it out",
     )
-    if config.split == "validation" and type(config.data) is type(trained.data):
+    if config.split != "validation" or trained.data is None:
+        return
+    if type(config.data) in map(type, blend_of(trained.data).corpora.values()):
         held_out = trained.data.validation_fraction
         require(
             asked <= held_out,

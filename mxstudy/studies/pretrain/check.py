@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 
 from mxstudy import config as schemas
-from mxstudy.config import Pretrain
+from mxstudy.config import Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
-from mxstudy.data import corpus
+from mxstudy.data import blends, corpus
 from mxstudy.data.batches import rows_of_rank
-from mxstudy.data.shards import locate
+from mxstudy.data.sampling import Sampling
 from mxstudy.data.tokenizer import load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
 from mxstudy.studies.protocol import Keyed
@@ -33,17 +34,28 @@ WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
 def check(config: Pretrain, ranks: int = 1) -> None:
     """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
     backends_over(config, ranks)
+    sampling_of(config)
     for name in WHOLE_MODEL if ranks > 1 else ():
         require(
             attrgetter(name)(config).every_steps == 0,
             f"{name}.every_steps: it needs all weights on one GPU, but each of {ranks} ranks has only its shards; set "
             "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run",
         )
+    check_routing(config)
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
     check_vocabulary(config, most_ids(config.tokenizer))
     if ranks == 1:  # else a process that plans has done it
-        check_corpus(config.data, config.tokenizer, Path(config.cache_dir), Path.cwd(), is_planned())
+        read = repr((config.data, config.tokenizer, config.cache_dir))
+        check_corpora(Keyed(read, config), Path.cwd(), is_planned())
+
+
+def check_routing(config: Pretrain) -> None:
+    """Raise ConfigError for a probe of routers without routers."""
+    require(
+        config.model.mlp == "moe" or config.probe.routing.every_steps == 0,
+        f"probe.routing.every_steps: model.mlp={config.model.mlp} has no router; set it to 0, or take model.mlp=moe",
+    )
 
 
 def backends_over(config: Pretrain, ranks: int) -> str | None:
@@ -53,8 +65,12 @@ def backends_over(config: Pretrain, ranks: int) -> str | None:
 
 
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
-    """Return the config with a key of what decides its model and the shape of a micro-batch."""
-    return Keyed(repr((config.model, config.norm, config.precision, vars(config.train) | {"steps": None})), config)
+    """Return the config with a key of what decides its model, the shape of a micro-batch, and what `check_model` asks.
+
+    That is all but the number of steps in four sections, and `probe.saturation`.
+    """
+    train = vars(config.train) | {"steps": None}
+    return Keyed(repr((config.model, config.norm, config.precision, train, config.probe.saturation)), config)
 
 
 @functools.cache  # building a model takes 10 ms, and most jobs of a sweep have the same
@@ -79,6 +95,12 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             compiled=config.train.compile,
         )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
+        scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
+        require(
+            scaled is None or config.probe.saturation.every_steps == 0,
+            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has a scale for each; "
+            "set it to 0",
+        )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return backends_by_step(backends)
 
@@ -92,16 +114,21 @@ def most_ids(chosen: schemas.Tokenizer) -> int:
 
 
 @functools.cache  # a corpus may have thousands of files, and `here` is where its paths begin
-def check_corpus(data: schemas.Data, chosen: schemas.Tokenizer, cache_dir: Path, here: Path, elsewhere: bool) -> None:
-    """Raise ConfigError unless the corpus is prepared, or can be: there is a cache, and first rows of local files.
+def check_corpora(keyed: Keyed[Pretrain], here: Path, elsewhere: bool) -> None:
+    """Raise ConfigError unless each corpus is prepared, or can be: there is a cache, and first rows of local files.
 
     The hub is not asked: a run may be planned without a network, and `+experiment=prepare_data` asks it.
     """
-    if not os.path.exists(locate(data, chosen, cache_dir)[0]):  # False, too, for a path that cannot be
-        if not elsewhere:  # another machine may have a disk that this one has not
-            check_folder("cache_dir", cache_dir)
-        if corpus.is_local(data):
-            corpus.check(data)
+    config = keyed.value
+    cache_dir = Path(config.cache_dir)
+    folders = blends.locate(config.data, config.tokenizer, cache_dir)
+    for name, one in blend_of(config.data).corpora.items():
+        if name not in folders or not os.path.exists(folders[name]):  # False, too, for a path that cannot be
+            if not elsewhere:  # another machine may have a disk that this one has not
+                check_folder("cache_dir", cache_dir)
+            if corpus.is_local(one):
+                with blends.keys_of(config.data, name):
+                    corpus.check(one)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
@@ -116,6 +143,11 @@ def flops_per_token(keyed: Keyed[Pretrain]) -> int:
     """Return the FLOPs of forward and backward of one token, without recomputation."""
     with torch.device("meta"):
         return build_model(keyed.value).flops_per_token(keyed.value.train.sequence_length)
+
+
+def sampling_of(config: Pretrain) -> Sampling:
+    """Return which corpus each sample is taken from. Raises ConfigError for a phase or a corpus that gets none."""
+    return Sampling(blend_of(config.data), config.train.steps, config.train.batch_size, config.data_seed)
 
 
 def build_model(config: Pretrain) -> Decoder:

@@ -1,4 +1,4 @@
-"""Run a pre-training: one decoder, one norm, one precision plan, one corpus.
+"""Run a pre-training: one decoder, one norm, one precision plan, one corpus or a blend of several.
 
 Arms of a comparison differ only in their configs: the same seed gives every arm the same initial weights and batches,
 and norm and linears are the same fused modules in all arms.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from mxstudy.config import Pretrain
-from mxstudy.data import tokenizer
+from mxstudy.data import blends, tokenizer
 from mxstudy.data.batches import Batches
-from mxstudy.data.shards import Shards, prepare, verify
+from mxstudy.data.sampling import Sampling
+from mxstudy.data.shards import Shards, verify
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
@@ -30,11 +31,11 @@ from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import ConfigError, plain, require
 from mxstudy.small_files import read_json
-from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary
+from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary, sampling_of
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
-from mxstudy.tracking.journal import first_missing, read_journal
+from mxstudy.tracking.journal import Row, first_missing, read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
-from mxstudy.train.loop import TrainingRun, set_precision, train
+from mxstudy.train.loop import CORPORA, TrainingRun, set_precision, train
 from mxstudy.train.optimizer import build_optimizer, materialize_state
 from mxstudy.train.parallel import mesh_of_ranks, parallelize
 from mxstudy.train.process_group import process_group
@@ -59,8 +60,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             check(config, world_size())
         report = partial(print, flush=True) if is_first() else silence
         on_first_rank(lambda: folder.update(state="running", steps=config.train.steps, reason=None))
-        shards = prepare(config.data, config.tokenizer, Path(config.cache_dir), report)
-        tokenizer_of_run = shards.tokenizer()
+        shards = dict(blends.prepare(config.data, config.tokenizer, Path(config.cache_dir), report))
+        tokenizer_of_run = next(iter(shards.values())).tokenizer()  # the same in all
         check_vocabulary(config, tokenizer_of_run.vocab_size)
         on_first_rank(lambda: keep_inputs(folder, shards, tokenizer_of_run, config.train.verify))
         model = initial_model(config, device)
@@ -75,12 +76,17 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         on_first_rank(lambda: check_journal(folder, start))
         plan = set_precision(model, config, start, device)
         described = describe(model, plan["precision"])
-        report(f"{model.num_params() / 1e6:.1f} M parameters on {world_size()} x {device}\n{described}")
-        batches = Batches(shards, config.train.sequence_length, config.train.batch_size, config.data_seed)
+        about = parameters_of(model)
+        used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
+        report(f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}")
+        batches = Batches(shards, sampling_of(config), config.train.sequence_length)
+        report("\n".join(phases_of(batches.sampling)))
         batches.validation(config.validation.sequences)  # raises now, not after the training, if there are too few
         probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe resets the peak
-        about = {"parameters": model.num_params(), "ranks": world_size(), "hosts": all_of(socket.gethostname())}
-        about |= {"unigram_entropy_nats": shards.unigram_entropy_nats("validation")} | plan
+        about |= {"ranks": world_size(), "hosts": all_of(socket.gethostname())}
+        shares = batches.validation_shares(config.validation.sequences)
+        about |= {"unigram_entropy_nats": blends.unigram_entropy_nats(shards, shares, "validation")}
+        about |= {"data": data_of(shards, batches.sampling)} | plan
         with Leave() as leave, recorder_of(config, folder, label, start, checkpoints, tensors) as recorder:
             recorder.record({"step": start} | about)
             spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
@@ -90,6 +96,12 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
     return state
+
+
+def parameters_of(model: Decoder) -> Row:
+    """Return the number of parameters, and of those that a token uses if it does not use all."""
+    total, active = model.num_params(), model.num_active_params()
+    return {"parameters": total} | ({"active_parameters": active} if active < total else {})
 
 
 def silence(line: str) -> None:
@@ -106,12 +118,13 @@ def writer(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def keep_inputs(folder: RunFolder, shards: Shards, own: tokenizer.Tokenizer, verified: bool) -> None:
-    """Save the shards' manifest and the tokenizer in the run's folder; when it starts, verify the shards if asked."""
+def keep_inputs(folder: RunFolder, shards: Mapping[str, Shards], own: tokenizer.Tokenizer, verified: bool) -> None:
+    """Save the shards' manifests and the tokenizer in the run's folder; when it starts, verify the shards if asked."""
     if not verified:
         print("train.verify=false: the shards are not compared with their sha256", flush=True)
     elif not (folder.path / SHARDS).exists():
-        verify(shards)
+        for one in shards.values():
+            verify(one)
     pin_shards(folder, shards)
     if not folder.tokenizer_path.exists():  # so that a checkpoint can be evaluated without the corpus
         own.save(folder.tokenizer_path)
@@ -141,15 +154,32 @@ def initial_model(config: Pretrain, device: torch.device) -> Decoder:
     return model
 
 
-def pin_shards(folder: RunFolder, shards: Shards) -> None:
-    """Record the shards' manifest at the start; raises ConfigError if a resumed run finds other shards."""
-    path = folder.path / SHARDS
+def pin_shards(folder: RunFolder, shards: Mapping[str, Shards]) -> None:
+    """Record the shards' manifests at the start; raises ConfigError if a resumed run finds other shards."""
+    path, manifest = folder.path / SHARDS, json.loads(json.dumps(blends.manifest_of(shards)))
     if not path.exists():
-        replace_file(path, json.dumps(shards.manifest, indent=2))
+        replace_file(path, json.dumps(manifest, indent=2))
+    where = ", ".join(str(one.folder) for one in shards.values())
     require(
-        read_json(path, "rerun=true starts over") == json.loads(json.dumps(shards.manifest)),
-        f"data: the shards in {shards.folder} are not those that {folder.path} began with; rerun=true starts over",
+        read_json(path, "rerun=true starts over") == manifest,
+        f"data: the shards in {where} are not those that {folder.path} began with; rerun=true starts over",
     )
+
+
+def data_of(shards: Mapping[str, Shards], sampling: Sampling) -> dict[str, Any]:
+    """Return the journal's record of the data: each corpus's shards, and its samples in each phase."""
+    corpora = {
+        name: {"shards": one.folder.name, "tokens": one.manifest["splits"]["train"]["tokens"]}
+        for name, one in sorted(shards.items())
+    }
+    phases = zip(sampling.first_steps, sampling.counts, strict=False)  # the last first step is the end
+    return {"corpora": corpora, "phases": [{"from_step": step, "samples": counts} for step, counts in phases]}
+
+
+def phases_of(sampling: Sampling) -> Iterator[str]:
+    """Yield a line for each phase, with the shares of its corpora."""
+    for step, counts, size in zip(sampling.first_steps, sampling.counts, sampling.sizes, strict=False):
+        yield f"data from step {step}: " + ", ".join(f"{name} {n / size:.2%}" for name, n in sorted(counts.items()))
 
 
 def check_journal(folder: RunFolder, start: int) -> None:
@@ -188,6 +218,9 @@ class PretrainRecorder(Recorder):
         super().record(row)
         if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
             print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
+        if row.get("probe") == CORPORA:
+            taken = ", ".join(f"{key} {value:,.4g}" for key, value in row["values"].items())
+            print(f"taken of the corpora: {taken}", flush=True)
         if "loss" in row:
             self.show(row)
 

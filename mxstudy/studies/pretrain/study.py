@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 from mxstudy.config import OutlierFeatures, Pretrain
-from mxstudy.data import corpus, tokenizer
+from mxstudy.data import blends
 from mxstudy.reader import changed, require
 from mxstudy.studies.pretrain.check import backends_over, by_model, check, flops_per_token
 from mxstudy.studies.protocol import (
@@ -43,13 +43,11 @@ arithmetic."""
         return changed(config, train=on_planned_device(config.train))
 
     def identity_key(self, config: Pretrain) -> Hashable:
-        return config.data, config.tokenizer, config.train.device
+        return repr(config.data), config.tokenizer, config.train.device
 
     def identity(self, config: Pretrain) -> Identity:
-        """Return the device's type, and the identities of corpus and tokenizer; may hash every file of the corpus."""
-        return resolve_device(config.train.device).type, corpus.identity(config.data) | {
-            "tokenizer": tokenizer.identity(config.tokenizer)
-        }
+        """Return the device's type, and the identities of corpora and tokenizer; may hash every file of them."""
+        return resolve_device(config.train.device).type, blends.identity(config.data, config.tokenizer)
 
     def backends(self, config: Pretrain) -> str | None:
         return backends_over(config, 1)
@@ -81,7 +79,7 @@ arithmetic."""
         flops = float(tokens * flops_per_token(by_model(config)))
         recipes = {name for row in config.precision.schedule for name in row.plan.values()}
         rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
-        is_known = config.train.compute == "bf16"  # FP32 has not been measured
+        is_known = config.train.compute == "bf16" and config.model.mlp != "moe"  # others have not been measured
         return Cost(tokens, flops, flops / rate / 3600 if is_known else None) * (config.train.steps - done)
 
     def run(self, config: Pretrain, folder: RunFolder, label: str) -> str:

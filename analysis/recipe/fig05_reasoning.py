@@ -1,0 +1,63 @@
+"""Scores over training: MMLU (left) and the average of nine tasks (right), by step (MXFP8 recipe, figure 5, bottom).
+
+Lines: means over seeds; bands: from the lowest to the highest seed. Dashed: one who guesses. From trainings that were
+evaluated as they ran, with +evaluation=reasoning and evaluation.every_steps.
+
+python -m analysis.recipe.fig05_reasoning --runs runs/mxfp8_vs_bf16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
+from mxstudy.results import curves_of, draw_arm
+
+# The names of the scores in an evaluation -> what they are, and the key of their shots.
+PANELS = {
+    "mmlu.mcf": ("MMLU", "config.evaluation.task_shots.mmlu"),
+    "average_of_9.cf": ("average of nine tasks", "config.evaluation.shots"),
+}
+
+
+def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
+    """Draw the figure.
+
+    `rows`: fingerprint, step, and of each of PANELS NAME/score and NAME/chance. Raises ValueError if no run has one of
+    these, if runs were asked with different numbers of shots, or if two runs of an arm have equal seeds.
+    """
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(TWO_COLUMNS, 2.4))
+    for axes, (name, (words, key)) in zip(panels, PANELS.items(), strict=True):
+        asked = rows.dropna(subset=f"{name}/score") if f"{name}/score" in rows else rows[:0]
+        if asked.empty:
+            raise ValueError(f"--runs: no run was asked {name}; train with +evaluation=reasoning")
+        shots = runs.loc[runs["fingerprint"].isin(asked["fingerprint"]), key].unique()
+        if len(shots) > 1:
+            raise ValueError(
+                f"--runs: runs with {' and '.join(f'{n:g}' for n in shots)} shots of {name}; choose by --only"
+            )
+        percent = asked.assign(percent=100 * asked[f"{name}/score"])
+        for curves in curves_of(percent, runs, "percent", "step"):
+            draw_arm(axes, curves)
+        axes.axhline(100 * asked[f"{name}/chance"].iloc[0], color="0.5", linewidth=0.8, linestyle="--")
+        axes.set(title=f"{words}, {int(shots[0])} shot{'' if shots[0] == 1 else 's'}", xlabel="step", ylabel="right, %")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser("mxfp8_fig05_reasoning", __doc__)
+    chosen = options.parse_args(arguments)
+    runs, rows = load_chosen(options, chosen, "runs", "evaluation")
+    try:
+        figure = draw(runs, rows)
+    except ValueError as error:
+        options.error(str(error))
+    save(figure, chosen.name, caption(rows, __doc__, chosen.runs))
+
+
+if __name__ == "__main__":
+    main()

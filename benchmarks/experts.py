@@ -1,0 +1,110 @@
+"""The step of a mixture of experts beside that of a dense model with as many active parameters, and of a plain loop.
+
+experts: all experts in one grouped GEMM, torch._grouped_mm in bf16, compiled block by block. loop: one expert after the
+other, for which the host waits, so eagerly. dense: the same depth, width and tokens a step; its MLP is as large as the
+experts that a token goes to, with the shared ones, so that its active parameters are the mixture's but for the router.
+The tokens are random, and so is the router: loads are near balance, as training keeps them.
+
+mfu_over_dense: the arm's MFU over that of the dense model in the same precision, in the same run.
+
+python -m benchmarks.experts [--model moe_200m] [--batch 16] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.probes import RandomTokens
+from benchmarks.report import json_option, measured, show, training_options
+from benchmarks.scaling import MODELS, Silent, model_of
+from benchmarks.train_step import MXNORM, RMSNORM, Arm, Case, measure
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.precision import DTYPES
+from mxstudy.train.loop import TrainingRun, set_precision
+from mxstudy.train.optimizer import build_optimizer
+from mxstudy.train.parallel import parallelize
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+MIXTURES = sorted(path.stem for path in MODELS.glob("*moe_*.yaml"))
+
+
+class Contender(NamedTuple):
+    """An arm; `is_dense`: of the dense model. `partner`: the dense arm of its precision."""
+
+    arm: Arm
+    partner: str
+    is_dense: bool = False
+    is_loop: bool = False
+
+
+CONTENDERS = {
+    "experts, bf16": Contender(Arm(RMSNORM, "bf16"), "dense, bf16"),
+    "experts, mxfp8": Contender(Arm(RMSNORM, "mxfp8"), "dense, mxfp8"),
+    "experts, mxfp8, mxnorm_p2": Contender(Arm(MXNORM, "mxfp8"), "dense, mxfp8"),
+    "loop, bf16": Contender(Arm(RMSNORM, "bf16", "reference"), "dense, bf16", is_loop=True),
+    "loop, mxfp8": Contender(Arm(RMSNORM, "mxfp8", "reference"), "dense, mxfp8", is_loop=True),
+    "dense, bf16": Contender(Arm(RMSNORM, "bf16"), "dense, bf16", is_dense=True),
+    "dense, mxfp8": Contender(Arm(RMSNORM, "mxfp8"), "dense, mxfp8", is_dense=True),
+}
+
+
+def dense_of(model: config.Decoder) -> config.Decoder:
+    """Return the dense model with the mixture's depth, width and active parameters."""
+    ffn_size = (model.moe.top_k + model.moe.num_shared) * model.ffn_size
+    return replace(model, mlp=model.moe.activation, moe=config.MoE(), ffn_size=ffn_size)
+
+
+def build(case: Case, contender: Contender) -> TrainingRun:
+    model = dense_of(case.model) if contender.is_dense else case.model
+    own = replace(case, model=model, compile=case.compile and not contender.is_loop)
+    settings, device = own.settings(contender.arm), resolve_device(case.device)
+    with torch.device("meta"):
+        decoder = Decoder(model, settings.norm, settings.precision.settings, DTYPES[settings.train.compute])
+    decoder.to_empty(device=device).init_weights(settings.seed)
+    set_precision(decoder, settings, 0, device)
+    parallelize(decoder, settings.train)
+    optimizer, tokens = build_optimizer(decoder, settings.optimizer), RandomTokens(model, settings.train)
+    return TrainingRun(settings, decoder, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+
+
+def rows_of(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
+    """Return a row per arm, with parameters and the share of the dense model's MFU."""
+    rows = {row["arm"]: row for row in measure(runs, least_s)}
+    for name, row in rows.items():
+        model, dense = runs[name].model, rows[CONTENDERS[name].partner]
+        row["parameters"], row["active_matmul_parameters"] = model.num_params(), model.num_matmul_params()
+        row["active_over_dense"] = model.num_matmul_params() / runs[dense["arm"]].model.num_matmul_params()
+        sequence = runs[name].config.train.sequence_length
+        flops = {arm: runs[arm].model.flops_per_token(sequence) for arm in (name, dense["arm"])}
+        rate = row["tokens_per_s"] * flops[name]
+        row["mfu_over_dense"] = rate / (dense["tokens_per_s"] * flops[dense["arm"]])
+    return list(rows.values())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MIXTURES, default="moe_200m", metavar="MODEL", help="a file of conf/model")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step")
+    parser.add_argument("--sequence", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
+    training_options(parser)
+    json_option(parser, "experts")
+    chosen = parser.parse_args(arguments)
+    case = Case(model_of(chosen.model), chosen.batch, chosen.sequence, "none", not chosen.eager, chosen.device)
+    configure_torch(case.compile)
+    torch._dynamo.config.recompile_limit = 8 * len(CONTENDERS)  # all arms share the same code objects
+    torch._dynamo.config.automatic_dynamic_shapes = False  # else sizes that differ between arms become dynamic
+    rows = rows_of({name: build(case, contender) for name, contender in CONTENDERS.items()}, chosen.seconds)
+    show(rows)
+    sizes = {"model": chosen.model, "batch": chosen.batch, "sequence": chosen.sequence, "compile": not chosen.eager}
+    measured(rows, chosen.json, **sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Keep a decoder's experts in balance: what its routers did in a step, and what follows from it.
+
+Only the training asks for it, once a micro-batch: a forward that is recomputed, or that evaluates, counts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mxstudy.distributed import sum_over_ranks
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
+
+
+class StepRouting(NamedTuple):
+    """What the routers of L blocks did in a step, over all micro-batches and ranks.
+
+    `names`: those of the mixtures. `loads_LE`: int64, the tokens that went to each expert. `entropy_L`: that of the
+    router's probabilities, in nats, the mean over tokens. `balance_loss`: 0-dim, the auxiliary loss of all blocks; None
+    if there is none. `padding`: the share of dispatched rows that held no token.
+    """
+
+    names: tuple[str, ...]
+    loads_LE: Tensor
+    entropy_L: Tensor
+    balance_loss: Tensor | None
+    padding: float
+
+
+class RoutingOfStep:
+    """Sums what the routers of a decoder did in the forwards of one step; a dense decoder has none."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.padding = model, 0.0
+        self.sums: list[Tensor] = []  # loads, entropies, auxiliary loss
+
+    def with_loss(self, loss: Tensor, share: float) -> Tensor:
+        """Add the last forward, which had this share of the step's tokens; return its loss plus the auxiliary loss."""
+        routings, self.model.routings = self.model.routings, []
+        if not routings:
+            return loss
+        losses = [routing.balance_loss for routing in routings if routing.balance_loss is not None]
+        balance_loss = torch.stack(losses).sum() * share if losses else loss.new_zeros(())
+        loads_LE = torch.stack([routing.loads_E for routing in routings])
+        entropy_L = torch.stack([routing.entropy for routing in routings]) * share
+        now, before = (loads_LE, entropy_L, balance_loss.detach()), self.sums
+        self.sums = [a + b for a, b in zip(before, now, strict=True)] if before else list(now)
+        self.padding = routings[0].padding
+        return loss + balance_loss if losses else loss
+
+    def over_ranks(self) -> StepRouting | None:
+        """Return the sums over all ranks; None for a dense decoder."""
+        if not self.sums:
+            return None
+        loads_LE, entropy_L, balance_loss = (sum_over_ranks(x) for x in self.sums)
+        has_loss, names = self.model.config.moe.balance == "loss", tuple(mixtures_of(self.model))
+        return StepRouting(names, loads_LE, entropy_L, balance_loss if has_loss else None, self.padding)
+
+
+def move_biases(model: Decoder, routing: StepRouting | None) -> None:
+    """Move the biases of all routers by the loads of a step."""
+    if routing is not None:
+        for mixture, loads_E in zip(mixtures_of(model).values(), routing.loads_LE, strict=True):
+            mixture.router.move_bias(loads_E)

@@ -1,0 +1,235 @@
+"""A mixture of experts in place of a decoder's MLP: a router sends each token to some of many MLPs, the experts.
+
+    scores = gate(x / rms * gain . Wr^T)     the K experts with the largest scores + bias; of equal ones the first
+    y = sum_j score_j / sum_k score_k * expert_j(norm(x)) + shared experts(norm(x))
+
+Router, scores and the sum are FP32; one norm serves the router and all experts, and the linears of experts are
+quantised each on its own (`mxstudy.numerics.experts`). No token is dropped. All experts' weights are one tensor.
+
+Shapes: B sequences, T tokens, D hidden size, E experts, K experts a token, N dispatched rows.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mxstudy import config
+from mxstudy.config.casts import BlockCast
+from mxstudy.model.feed_forward import INITS, MLPS
+from mxstudy.model.fusable import Target
+from mxstudy.model.linear import MXLinear, NormLinear, Sources
+from mxstudy.model.norm import Norm, build_norm
+from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
+from mxstudy.numerics.experts import Together
+from mxstudy.numerics.norm_linear import center, row_mean
+from mxstudy.numerics.readers import NormOutput, normed, read_norm, read_rows
+
+ALIGN = 8  # rows of bf16 that the grouped GEMM's contraction axis comes in
+TINY = 1e-20  # keeps a sum of scores above 0
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoid}
+
+
+class Routed(NamedTuple):
+    """What a mixture did with its tokens. `loads_E`: int64, tokens that went to each expert.
+
+    `entropy`: of the router's probabilities, in nats, the mean over tokens. `balance_loss`: times its coefficient; None
+    without an auxiliary loss. `padding`: the share of the dispatched rows that hold no token.
+    """
+
+    loads_E: Tensor
+    entropy: Tensor
+    balance_loss: Tensor | None
+    padding: float
+
+
+class Router(nn.Module):
+    """Choose each token's experts, in FP32. `bias`: counts for the choice alone; the training moves it after a step."""
+
+    def __init__(self, model: config.Decoder) -> None:
+        super().__init__()
+        self.moe = model.moe
+        self.init_stds = (INITS[model.init].linear(model, model.hidden_size),)
+        self.weight = nn.Parameter(torch.empty(model.moe.num_experts, model.hidden_size))
+        self.register_buffer("bias", torch.empty(model.moe.num_experts) if self.moe.balance == "bias" else None)
+        self.bias: Tensor | None
+
+    def forward(self, y_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the experts of each token (int64 [T, K]), their weights (float32 [T, K]) and probabilities [T, E]."""
+        scores_TE = GATES[self.moe.gate](F.linear(y_TD, self.weight))
+        ranked_TE = scores_TE.detach() if self.bias is None else scores_TE.detach() + self.bias
+        order_TE = torch.sort(ranked_TE, dim=-1, descending=True, stable=True).indices  # of equal ones the first
+        experts_TK = order_TE[:, : self.moe.top_k]
+        weights_TK = scores_TE.gather(-1, experts_TK)
+        if self.moe.top_k > 1:  # Switch: one expert's weight is its score, or the router would have no gradient
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + TINY)
+        return experts_TK, weights_TK, scores_TE / (scores_TE.sum(-1, keepdim=True) + TINY)
+
+    @torch.no_grad()
+    def move_bias(self, loads_E: Tensor) -> None:
+        """Move the bias of experts with less than the mean load up, and of those with more down (DeepSeek-V3)."""
+        if self.bias is not None:
+            off_E = loads_E.sum() - loads_E * len(loads_E)  # E times what is missing to the mean: whole numbers
+            self.bias += self.moe.bias_rate * off_E.sign()
+
+
+class ExpertLinear(MXLinear):
+    """The linears of all experts, of rows that are dispatched already."""
+
+    is_of_experts = True
+
+    def __init__(self, in_features: int, out_features: int, init_std: float, num_experts: int) -> None:
+        super().__init__(in_features, out_features, init_std)
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
+
+    def sources(self, x: Tensor, *more: Any) -> Sources:
+        weight, (dispatch, _) = self.weight_as(x), more
+        return Sources(x, weight, weight, None, Together(self.arithmetic, dispatch, self.out_features).linear)
+
+    def forward(self, x_NI: Tensor, dispatch: Dispatch, is_grouped: bool) -> Tensor:  # type: ignore[override]
+        return read_rows(x_NI, self.weight_as(x_NI), self.gemms, x_NI.dtype, self.random, dispatch, is_grouped)
+
+
+class ExpertNormLinear(NormLinear):
+    """A norm, and the linears of all experts that read it."""
+
+    is_of_experts = True
+
+    def __init__(self, norm: Norm, out_features: int, init_std: float, num_experts: int) -> None:
+        super().__init__(norm, out_features, init_std)
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, norm.size))
+
+    def normed(self, x_TD: Tensor) -> NormOutput:
+        """Return the norm's output, for all that read it."""
+        gain_D, bias_D = self.gain_and_bias(x_TD)
+        with torch.no_grad():
+            mean_T1 = row_mean(x_TD) if self.norm.centers else None
+            rms_T1 = self.norm.rms(center(x_TD, mean_T1))
+        return normed(x_TD, mean_T1, rms_T1, gain_D, bias_D, self.norm.bound, self.norm.fold_gain)
+
+    def sources(self, x: Tensor, *more: Any) -> Sources:
+        _, dispatch, _ = more
+        found, linear = super().sources(x), Together(self.arithmetic, dispatch, self.out_features).linear
+        return found._replace(x_TI=to_rows(found.x_TI, dispatch), linear=linear)
+
+    def forward(  # type: ignore[override]
+        self, x_TD: Tensor, of: NormOutput, dispatch: Dispatch, is_grouped: bool
+    ) -> Tensor:
+        """Return the experts' rows [N, out] of x's norm, `of`."""
+        return read_norm(of, self.weight_as(x_TD), self.gemms, x_TD.dtype, self.random, dispatch, is_grouped)
+
+
+class SharedUp(MXLinear):
+    """The first linear of the shared experts, which reads the norm of the others."""
+
+    def sources(self, x: Tensor, *more: Any) -> Sources:
+        (of,) = more
+        weight = self.weight_as(x)
+        forward_weight, bound = of.weight_and_bound(weight)
+        return Sources(of.y_TI, forward_weight, weight, bound, self.arithmetic)
+
+    def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:  # type: ignore[override]
+        return read_norm(of, self.weight_as(x_TD), self.gemms, x_TD.dtype, self.random)
+
+
+class SharedExperts(nn.Module):
+    """The experts that see every token, as one MLP."""
+
+    def __init__(self, model: config.Decoder, output_std: float) -> None:
+        super().__init__()
+        row, size = MLPS[model.moe.activation], model.moe.num_shared * model.ffn_size
+        self.up_name, self.activation = row.up, row.activation
+        up = SharedUp(model.hidden_size, row.parts * size, INITS[model.init].linear(model, model.hidden_size))
+        up.init_stds = row.init_stds(model, output_std)
+        self.add_module(self.up_name, up)
+        self.w2 = MXLinear(size, model.hidden_size, output_std)
+
+    def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:
+        return typing.cast(Tensor, self.w2(self.activation(getattr(self, self.up_name)(x_TD, of))))
+
+
+class MixtureOfExperts(nn.Module):
+    """Experts, their router and shared experts, with the norm before them.
+
+    `is_grouped`: compute all experts in one grouped GEMM instead of one after the other. `align`: the experts' rows
+    come in multiples of it; all blocks and transforms of the token axis divide it.
+    """
+
+    is_grouped = False
+    align = ALIGN
+
+    def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, output_std: float) -> None:
+        super().__init__()
+        self.moe, row = model.moe, MLPS[model.moe.activation]
+        self.up_name, self.activation = row.up, row.activation
+        experts, built = model.moe.num_experts, build_norm(norm, model.hidden_size, cast)
+        std = INITS[model.init].linear(model, model.hidden_size)
+        self.router = Router(model)
+        up = ExpertNormLinear(built, row.parts * model.ffn_size, std, experts)
+        up.init_stds = row.init_stds(model, output_std)
+        self.add_module(self.up_name, up)
+        self.w2 = ExpertLinear(model.ffn_size, model.hidden_size, output_std, experts)
+        self.shared = SharedExperts(model, output_std) if model.moe.num_shared else None
+
+    @property
+    def up(self) -> ExpertNormLinear:
+        return typing.cast(ExpertNormLinear, getattr(self, self.up_name))
+
+    @property
+    def idle_params(self) -> int:
+        """Return the parameters of the experts that a token does not go to."""
+        share = self.up.weight.numel() + self.w2.weight.numel()
+        return share // self.moe.num_experts * (self.moe.num_experts - self.moe.top_k)
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routed]:
+        """Return the output [B, T, D], and what became of the tokens."""
+        x_TD = x_BTD.flatten(0, 1)
+        of = self.up.normed(x_TD)
+        experts_TK, weights_TK, probabilities_TE = self.router(of.unfolded)
+        dispatch = dispatch_of(experts_TK, self.moe.num_experts, self.align)
+        rows = self.up(x_TD, of, dispatch, self.is_grouped)
+        rows = self.w2(self.activation(rows), dispatch, self.is_grouped)
+        y_TD = combine(rows, weights_TK, dispatch)
+        if self.shared is not None:
+            y_TD = y_TD + self.shared(x_TD, of).float()
+        return y_TD.to(x_BTD.dtype).view_as(x_BTD), self.routing(dispatch, probabilities_TE)
+
+    def routing(self, dispatch: Dispatch, probabilities_TE: Tensor) -> Routed:
+        """Return what became of the tokens; Switch's loss is E times the sum of loads' shares times probabilities."""
+        copies, loss = dispatch.rows_TK.numel(), None
+        if self.moe.balance == "loss":
+            shares_E = dispatch.loads_E / copies
+            loss = self.moe.loss_coefficient * self.moe.num_experts * (shares_E * probabilities_TE.mean(0)).sum()
+        entropy = torch.special.entr(probabilities_TE.detach()).sum(-1).mean()
+        return Routed(dispatch.loads_E, entropy, loss, 1 - copies / len(dispatch.copies_N))
+
+
+def mixtures_of(model: nn.Module) -> dict[str, MixtureOfExperts]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
+
+
+def why_not_one_gemm(mixture: MixtureOfExperts, target: Target) -> str | None:
+    """Return why a mixture's experts cannot be computed in one grouped GEMM, or None if they can."""
+    if target.device.type != "cpu" and target.compute != torch.bfloat16:
+        return f"the grouped GEMM of its experts is in bf16, and train.compute is {target.compute}"
+    for linear in (mixture.up, mixture.w2):
+        for size in (linear.in_features, linear.out_features):
+            if size % ALIGN:
+                return f"the grouped GEMM takes multiples of {ALIGN}, and its experts have a side of {size}"
+    scaled = scaled_operand(mixture)
+    return scaled and f"the grouped GEMM has no scale for its accumulator, and the experts' {scaled} has one"
+
+
+def scaled_operand(mixture: MixtureOfExperts) -> str | None:
+    """Return the first operand whose scales are multiplied into the accumulator, or None."""
+    for linear in (mixture.up, mixture.w2):
+        for operand, cast in linear.gemms.casts():
+            is_above = cast.outer_scale != "none" or cast.scale == "FP32"
+            if is_above or (cast.scale == "E8M0" and cast.headroom != 1):
+                return operand
+    return None

@@ -1,0 +1,190 @@
+"""The three GEMMs of a linear of all experts, whose weights are one tensor [E, out, in].
+
+The experts' operands are dispatched rows (`mxstudy.numerics.dispatch`). Each expert is a linear of its own: a block of
+the token axis, or a scale that spans a tensor, is of one expert alone. There are two ways to compute them:
+
+    loop      expert by expert, each by `mxstudy.numerics.gemms`: every recipe. The host has to know the loads.
+    grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no scale above its blocks.
+
+Both give the same bits where one GEMM gives the same bits as the other. The random numbers of a row are those of its
+copy, wherever it is dispatched to, so they do not depend on micro-batches, ranks or other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, library
+
+from mxstudy.compat import torch_grouped_mm
+from mxstudy.config.casts import Cast
+from mxstudy.numerics.dispatch import Dispatch, to_rows
+from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.gemms import CALL, Linear, Operand, dgrad_gemm, forward_gemm, wgrad_gemm
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.random_bits import Draws
+
+# ---------------------------------------------------------------------------------------------------- grouped GEMM
+
+
+def _loop_of_products(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
+    """Return what torch._grouped_mm does: groups of a's rows times b's matrices, or groups of both contraction axes."""
+    ends = ends_E.tolist()
+    bounds = list(zip([0, *ends[:-1]], ends, strict=True))
+    if b.ndim == 3:
+        return torch.cat([a[start:end] @ b[i] for i, (start, end) in enumerate(bounds)])
+    return torch.stack([a[:, start:end] @ b[start:end] for start, end in bounds])
+
+
+# On CPU an opaque operator: torch._grouped_mm takes no FP32 when it is compiled, and operands there are FP32.
+_opaque_grouped_mm = library.custom_op("mxstudy::grouped_mm", _loop_of_products, mutates_args=())
+
+
+@_opaque_grouped_mm.register_fake
+def _(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends_E), a.shape[0], b.shape[-1]))
+
+
+def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
+    """Return a [N, K] times b [E, K, M] by groups of rows, or the groups of a [M, N] times b [N, K]: [E, M, K].
+
+    `ends_E`: int32, where each group of the N ends; the last one is N. bf16 on a GPU, FP32 on a CPU.
+    """
+    product = _opaque_grouped_mm if a.device.type == "cpu" else torch_grouped_mm.grouped_mm
+    return product(a, b, ends_E)
+
+
+# ------------------------------------------------------------------------------------------------------- two ways
+
+
+@dataclass(frozen=True)
+class Expert(Linear):
+    """One expert's linear. `rows`: the rows of its tokens' random numbers. `first`: that of its weight's first row."""
+
+    rows: Tensor | None = None
+    first: int = 0
+
+    def draws(self, name: str) -> Draws | None:
+        draws = super().draws(name)
+        if draws is None or not name.endswith("_w"):
+            return draws and draws._replace(rows=self.rows)
+        return draws._replace(place=draws.place + torch.tensor([0, self.first], device=draws.place.device))
+
+
+@dataclass(frozen=True)
+class Grouped(Linear):
+    """All experts' linears. `rows`: as in `Expert`. `weight_rows`: of one weight. `ends`: of their rows, int32."""
+
+    rows: Tensor | None = None
+    weight_rows: int = 0
+    ends: Tensor | None = None
+
+    def draws(self, name: str) -> Draws | None:
+        draws = super().draws(name)
+        if draws is None or not name.endswith("_w"):
+            return draws and draws._replace(rows=self.rows)
+        assert self.ends is not None
+        first = torch.arange(len(self.ends), device=draws.place.device) * self.weight_rows
+        place = draws.place + torch.stack((torch.zeros_like(first), first), -1)
+        return Draws(draws.key.expand_as(place), place)
+
+    def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
+        assert self.ends is not None
+        assert a_MK.scale is None
+        assert b_KN.scale is None
+        return to_dtype(grouped_mm(a_MK.values, b_KN.values, self.ends), dtype)
+
+
+class Plain:
+    """The three GEMMs of one linear, in the form that the other two ways have, too."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.linear = linear
+
+    def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bound: Tensor | None) -> Tensor:
+        return forward_gemm(x, weight, self.linear, dtype, bound)
+
+    def forward_tokens(
+        self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bound: Tensor | None
+    ) -> Tensor:
+        """Return `forward` of the dispatched rows of x [T, in]."""
+        return self.forward(to_rows(x_TI, dispatch), weight, dtype, bound)
+
+    def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
+        return dgrad_gemm(dh, weight, self.linear, x, forward_weight, bound)
+
+    def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
+        return wgrad_gemm(dh, x, self.linear, forward_weight, bound)
+
+
+class Loop(Plain):
+    """The three GEMMs of experts, one expert after the other."""
+
+    def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
+        super().__init__(linear)
+        ends, numbers = dispatch.ends_E.tolist(), random_rows(linear, dispatch)
+        self.slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        self.experts = [
+            Expert(linear.gemms, linear.random, None, None if numbers is None else numbers[rows], e * weight_rows)
+            for e, rows in enumerate(self.slices)
+        ]
+        self.left = len(dispatch.copies_N) - ends[-1]
+
+    def each(self) -> Iterator[tuple[int, slice, Expert]]:
+        """Yield number, rows and linear of every expert."""
+        return zip(range(len(self.experts)), self.slices, self.experts, strict=True)
+
+    def filled(self, parts: list[Tensor]) -> Tensor:
+        """Return the experts' rows as one matrix, with zeros for the rows after the last expert's."""
+        return torch.cat((*parts, parts[0].new_zeros(self.left, parts[0].shape[1])))
+
+    def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bound: Tensor | None) -> Tensor:
+        return self.filled([forward_gemm(x[rows], weight[e], own, dtype, bound) for e, rows, own in self.each()])
+
+    def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
+        return self.filled(
+            [dgrad_gemm(dh[rows], weight[e], own, x[rows], forward_weight[e], bound) for e, rows, own in self.each()]
+        )
+
+    def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
+        parts = [wgrad_gemm(dh[rows], x[rows], own, forward_weight[e], bound) for e, rows, own in self.each()]
+        return torch.stack(parts)
+
+
+class Together(Plain):
+    """The three GEMMs of experts, each as one grouped GEMM; nothing asks the GPU how many rows an expert has."""
+
+    def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
+        ends = torch.cat((dispatch.ends_E[:-1], dispatch.ends_E.new_full((1,), len(dispatch.copies_N))))
+        rows = random_rows(linear, dispatch)
+        super().__init__(Grouped(linear.gemms, linear.random, None, rows, weight_rows, ends.to(torch.int32)))
+
+    def forward_tokens(
+        self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bound: Tensor | None
+    ) -> Tensor:
+        """Return `forward` of the dispatched rows of x; a token is cast once, before its copies are made, if it can be.
+
+        It can be if the cast of a row depends on that row alone.
+        """
+        if not is_by_row(self.linear.gemms.forward_x):
+            return super().forward_tokens(x_TI, dispatch, weight, dtype, bound)
+        x = Operand(to_rows(self.linear.operand(x_TI, "forward_x", -1, dtype, bound).values, dispatch))
+        return self.linear.gemm(x, self.linear.operand(weight, "forward_w", -1, dtype).T, dtype)
+
+
+def is_by_row(cast: Cast | None) -> bool:
+    """Return whether a row that is cast along itself depends on that row's numbers alone."""
+    return cast is None or not (cast.two_dimensional or cast.outer_scale == "tensor" or is_random(cast))
+
+
+def random_rows(linear: Linear, dispatch: Dispatch) -> Tensor | None:
+    """Return what the random numbers of each row are counted by, int64 [N]; None if none are drawn.
+
+    With K copies a token, copy j of a token that is row r of the whole batch has the number r * K + j. The place of a
+    call has the first r; what it lacks to the first copy's number is added here.
+    """
+    if linear.random is None or not any(is_random(cast) for _, cast in linear.gemms.casts()):
+        return None
+    return dispatch.copies_N + (dispatch.rows_TK.shape[1] - 1) * linear.random.places[CALL, 1]

@@ -1,0 +1,217 @@
+"""Linears that read one norm together, and linears of experts: the norm is computed once, and each reader casts it.
+
+    y = x / rms * gain        a reader's operand: Q(y), or Q(x / rms) and Q(W * gain) where the gain is folded
+
+The arithmetic is that of `mxstudy.numerics.norm_linear`, which is one function for a norm and one reader. Here the norm
+is a function of its own, and every reader returns the gradient of x / rms * gain + bias, folded or not: the readers'
+gradients are summed in FP32, and the norm's backward is done once. With a folded gain that is the straight-through
+estimator of the MXNorm paper, section 3.7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mxstudy.config.casts import Gemms
+from mxstudy.numerics.dispatch import Dispatch, sum_of_copies, to_rows
+from mxstudy.numerics.experts import Loop, Plain, Together
+from mxstudy.numerics.gemms import Random, linear_of
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.norm_linear import affine, center, largest, norm_backward, normalize
+
+
+class NormOutput(NamedTuple):
+    """A norm's output as its readers take it. `y_TI`: float32, x / rms, times the gain unless that is folded.
+
+    `gain_I`, `bias_I`: the norm's, or None. `bound`: an upper bound of |x / rms|.
+    """
+
+    y_TI: Tensor
+    gain_I: Tensor
+    bias_I: Tensor | None
+    bound: float
+    fold_gain: bool
+
+    def weight_and_bound(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return a reader's weight as the forward quantises it, and an upper bound of |y|."""
+        return weight_and_bound(self.gain_I, self.bias_I, weight, self.bound, self.fold_gain)
+
+    @property
+    def unfolded(self) -> Tensor:
+        """Return x / rms * gain + bias, float32, for a reader in high precision."""
+        if not self.fold_gain:
+            return self.y_TI
+        y_TI: Tensor = _TimesGain.apply(self.y_TI, self.gain_I)
+        return y_TI
+
+
+def weight_and_bound(
+    gain_I: Tensor | None, bias_I: Tensor | None, weight: Tensor, bound: float | None, fold_gain: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weight that the forward quantises, and an upper bound of |x| where one is known."""
+    if gain_I is None or bound is None:
+        return weight, None
+    bound_of_xbar = gain_I.new_full((), bound, dtype=torch.float32)
+    if fold_gain:
+        return to_dtype(weight, torch.float32) * to_dtype(gain_I, torch.float32), bound_of_xbar
+    return weight, affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
+
+
+def normed(
+    x_TI: Tensor,
+    mean_T1: Tensor | None,
+    rms_T1: Tensor,
+    gain_I: Tensor,
+    bias_I: Tensor | None,
+    bound: float,
+    fold_gain: bool,
+) -> NormOutput:
+    """Return the norm of x [T, in] for several readers; no gradient flows through `rms_T1` and `mean_T1` themselves."""
+    y_TI = _Norm.apply(x_TI, mean_T1, rms_T1, gain_I, bias_I, fold_gain)
+    return NormOutput(y_TI, gain_I.detach(), None if bias_I is None else bias_I.detach(), bound, fold_gain)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TI: Tensor,
+        mean_T1: Tensor | None,
+        rms_T1: Tensor,
+        gain_I: Tensor,
+        bias_I: Tensor | None,
+        fold_gain: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I)
+        xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
+        return xbar_TI if fold_gain else affine(xbar_TI, gain_I, bias_I)
+
+    @staticmethod
+    def backward(ctx: Any, dy_TI: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, mean_T1, rms_T1, gain_I, bias_I = ctx.saved_tensors
+        xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
+        dx, dgain, dbias = norm_backward(dy_TI, xbar_TI, rms_T1, gain_I, bias_I, centers=mean_T1 is not None)
+        return to_dtype(dx, x_TI.dtype), None, None, dgain, dbias, None
+
+
+class _TimesGain(torch.autograd.Function):
+    """Returns y * gain; what comes back is the gradient of that product, which is what the norm takes."""
+
+    @staticmethod
+    def forward(ctx: Any, y_TI: Tensor, gain_I: Tensor) -> Tensor:
+        return affine(y_TI, gain_I, None)
+
+    @staticmethod
+    def backward(ctx: Any, dy_TI: Tensor) -> tuple[Tensor, None]:
+        return dy_TI, None
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How a reader computes. `dtype`: that of unquantised operands and of its result.
+
+    `bound`: an upper bound of |x / rms|; None: what it reads is no norm's output. `is_grouped`: all experts in one
+    grouped GEMM, instead of one after the other.
+    """
+
+    gemms: Gemms
+    dtype: torch.dtype
+    bound: float | None = None
+    fold_gain: bool = False
+    is_grouped: bool = False
+
+
+def read_norm(
+    of: NormOutput,
+    weight: Tensor,
+    gemms: Gemms,
+    dtype: torch.dtype,
+    random: Random | None = None,
+    dispatch: Dispatch | None = None,
+    is_grouped: bool = False,
+) -> Tensor:
+    """Return a linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> [N, out], dispatched."""
+    reads = Reads(gemms, dtype, of.bound, of.fold_gain, is_grouped)
+    return _read(of.y_TI, weight, of.gain_I, of.bias_I, random, reads, True, dispatch)
+
+
+def read_rows(
+    x_NI: Tensor,
+    weight_EOI: Tensor,
+    gemms: Gemms,
+    dtype: torch.dtype,
+    random: Random | None,
+    dispatch: Dispatch,
+    is_grouped: bool,
+) -> Tensor:
+    """Return the experts' linear of rows that are dispatched already: [N, out]."""
+    reads = Reads(gemms, dtype, is_grouped=is_grouped)
+    return _read(x_NI, weight_EOI, None, None, random, reads, False, dispatch)
+
+
+def _read(
+    x: Tensor,
+    weight: Tensor,
+    gain_I: Tensor | None,
+    bias_I: Tensor | None,
+    random: Random | None,
+    reads: Reads,
+    dispatches: bool,
+    dispatch: Dispatch | None,
+) -> Tensor:
+    keys, places = random or (None, None)
+    parts = dispatch or ()
+    h: Tensor = _Reader.apply(x, weight, gain_I, bias_I, keys, places, reads, dispatches, *parts)
+    return h
+
+
+def gemms_of(ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None) -> Plain:
+    """Return the three GEMMs as the reader computes them."""
+    linear = linear_of(ctx.reads.gemms, keys, places)
+    if dispatch is None:
+        return Plain(linear)
+    return (Together if ctx.reads.is_grouped else Loop)(linear, dispatch, weight.shape[-2])
+
+
+class _Reader(torch.autograd.Function):
+    """A linear, or all experts' one. `dispatches`: x is by token, is dispatched here, and its gradient summed back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gain_I: Tensor | None,
+        bias_I: Tensor | None,
+        keys: Tensor | None,
+        places: Tensor | None,
+        reads: Reads,
+        dispatches: bool,
+        *parts: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, gain_I, bias_I, keys, places, *parts)
+        dispatch = Dispatch(*parts) if parts else None
+        ctx.reads, ctx.dispatched = reads, dispatch is not None and dispatches
+        gemms = gemms_of(ctx, weight, keys, places, dispatch)
+        forward_weight, bound = weight_and_bound(gain_I, bias_I, weight, reads.bound, reads.fold_gain)
+        if dispatch is not None and dispatches:
+            return gemms.forward_tokens(x, dispatch, forward_weight, reads.dtype, bound)
+        return gemms.forward(x, forward_weight, reads.dtype, bound)
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gain_I, bias_I, keys, places, *parts = ctx.saved_tensors
+        reads, dispatch = ctx.reads, Dispatch(*parts) if parts else None
+        gemms, sent = gemms_of(ctx, weight, keys, places, dispatch), dispatch if ctx.dispatched else None
+        forward_weight, bound = weight_and_bound(gain_I, bias_I, weight, reads.bound, reads.fold_gain)
+        rows = x if sent is None else to_rows(x, sent)
+        dx = gemms.dgrad(dh, weight, rows, forward_weight, bound)
+        dweight = gemms.wgrad(dh, rows, forward_weight, bound)
+        if reads.fold_gain:
+            dweight = to_dtype(dweight, torch.float32) * to_dtype(gain_I, torch.float32)
+        dx = dx if sent is None else sum_of_copies(dx, sent)
+        return to_dtype(dx, x.dtype), to_dtype(dweight, weight.dtype), *(None,) * (6 + len(parts))

@@ -1,0 +1,109 @@
+"""On a GPU a mixture in one grouped GEMM computes what the loop over experts computes, and never waits for a size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_moe import MOE, NORMS, plan, tokens
+from torch import Tensor
+
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
+from mxstudy.model.precision import apply_precision
+from mxstudy.numerics.dispatch import dispatch_of
+from mxstudy.numerics.experts import grouped_mm
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda")
+LARGE = replace(MOE, hidden_size=256, ffn_size=128, moe=replace(MOE.moe, num_experts=8))
+
+
+def on_gpu(norm: str, row: str, compiled: bool = False) -> Decoder:
+    precision = plan(row)
+    model = Decoder(LARGE, NORMS[norm], precision.settings, torch.bfloat16).to(DEVICE)
+    model.init_weights(0)
+    apply_precision(model, precision, 0, "bf16", DEVICE, compiled=compiled)
+    if compiled:
+        for block in model.layers:
+            block.compile(fullgraph=True)
+    return model
+
+
+def gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    logits = model(tokens(8).to(DEVICE))
+    logits.float().square().mean().backward()
+    return logits.detach(), {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm"])
+@pytest.mark.parametrize("row", ["bf16", "mxfp8", "mx_mix", "mxfp4"])
+def test_one_grouped_gemm_computes_what_the_loop_computes(norm: str, row: str) -> None:
+    model = on_gpu(norm, row)
+    assert all(mixture.is_grouped for mixture in mixtures_of(model).values())
+    grouped = gradients(model)
+    for mixture in mixtures_of(model).values():
+        mixture.is_grouped = False
+    loop = gradients(model)
+    torch.testing.assert_close(grouped[0], loop[0], rtol=0.02, atol=0.02)
+    for name, gradient in loop[1].items():
+        error = torch.linalg.vector_norm(grouped[1][name] - gradient) / torch.linalg.vector_norm(gradient)
+        assert error < 0.02, name
+
+
+def test_experts_without_a_token_have_gradients_of_zeros() -> None:
+    """Of a group without rows the contraction is over nothing."""
+    model = on_gpu("rmsnorm", "mxfp8")
+    for mixture in mixtures_of(model).values():
+        mixture.router.bias.copy_(torch.tensor([9.0, 9.0, *[0.0] * 6]))
+    _, found = gradients(model)
+    for name, gradient in found.items():
+        if name.endswith(("feed_forward.w13.weight", "feed_forward.w2.weight")):
+            assert gradient[:2].any()
+            assert not gradient[2:].any(), name
+
+
+def test_a_step_has_the_same_bits_twice() -> None:
+    model = on_gpu("mxnorm", "mxfp8")
+    first, second = gradients(model), gradients(model)
+    assert torch.equal(first[0], second[0])
+    assert all(torch.equal(second[1][name], gradient) for name, gradient in first[1].items())
+
+
+def test_nothing_waits_for_the_gpu() -> None:
+    model = on_gpu("mxnorm", "mxfp8")
+    gradients(model)  # kernels are loaded
+    read = tokens(8).to(DEVICE)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(read).float().square().mean().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same() -> None:
+    eager, compiled = (gradients(on_gpu("mxnorm", "mxfp8", flag)) for flag in (False, True))
+    torch.testing.assert_close(compiled[0], eager[0], rtol=0.02, atol=0.02)
+    for name, gradient in eager[1].items():
+        error = torch.linalg.vector_norm(compiled[1][name] - gradient) / torch.linalg.vector_norm(gradient)
+        assert error < 0.05, name
+
+
+def test_a_dispatch_is_that_of_the_cpu() -> None:
+    chosen = torch.stack([torch.randperm(16)[:3] for _ in range(1000)])
+    found, expected = dispatch_of(chosen.to(DEVICE), 16, 32), dispatch_of(chosen, 16, 32)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
+
+
+def test_torchs_grouped_gemm_is_the_loop_on_the_cpu() -> None:
+    """On whole numbers, whose sums are exact."""
+    a, b = (torch.randint(-8, 9, shape).float() for shape in ((96, 64), (3, 64, 32)))
+    ends = torch.tensor([32, 40, 96], dtype=torch.int32)
+    left, right = a.bfloat16().to(DEVICE), b.bfloat16().to(DEVICE)
+    assert torch.equal(grouped_mm(left, right, ends.to(DEVICE)).cpu(), grouped_mm(a, b, ends).bfloat16())
+    c = torch.randint(-8, 9, (96, 16)).float()
+    product = grouped_mm(left.T, c.bfloat16().to(DEVICE), ends.to(DEVICE))
+    assert torch.equal(product.cpu(), grouped_mm(a.T, c, ends).bfloat16())

@@ -1,0 +1,210 @@
+"""The GEMMs of experts, both ways, bit by bit, with each expert's own by the array reference.
+
+Numbers are integers below 400, and sums of their products below 2^24, so FP32 sums are exact in any order.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from reference import fake_quantize_array
+
+from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms, Hadamard
+from mxstudy.config.recipes import PRECISIONS
+from mxstudy.numerics.dispatch import Dispatch, dispatch_of, sum_of_copies
+from mxstudy.numerics.gemms import STREAMS, Linear, Random, mx_linear
+from mxstudy.numerics.random_bits import stream_key
+from mxstudy.numerics.readers import NormOutput, read_norm, read_rows
+
+TOKENS, IN, OUT, EXPERTS, K = 96, 64, 32, 6, 2
+LOADS = {0: 70, 1: 49, 2: 32, 3: 0, 4: 8, 5: 33}  # more than blocks, a whole block, nobody, a piece of one
+
+
+def chosen() -> torch.Tensor:
+    """The experts of each token, with `LOADS`; no token goes to one twice."""
+    copies = torch.tensor([expert for expert, load in LOADS.items() for _ in range(load)])
+    experts_TK = torch.stack((copies[:TOKENS], copies[TOKENS:]), 1)
+    assert (experts_TK[:, 0] != experts_TK[:, 1]).all()
+    return experts_TK[torch.randperm(TOKENS, generator=torch.Generator().manual_seed(0))]
+
+
+def integers(*shape: int, seed: int) -> torch.Tensor:
+    """Some large, most small, so that the elements of a block are rounded; bf16 numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor([3, 20, 380])[torch.randint(0, 3, shape, generator=generator)]
+    return (torch.rand(shape, generator=generator) * 2 * sizes - sizes).round().bfloat16().float()
+
+
+def filled(name: str) -> Gemms:
+    return PRECISIONS[name].filled(BlockCast())
+
+
+def alignment(gemms: Gemms) -> int:
+    return 32 if any(gemms.casts()) else 8
+
+
+def normed(x_TI: torch.Tensor) -> NormOutput:
+    """As after a norm with a gain of 1."""
+    return NormOutput(x_TI, torch.ones(x_TI.shape[1]), None, 1e6, fold_gain=False)
+
+
+def computed(gemms: Gemms, is_grouped: bool, random: Random | None = None, align: int = 0) -> list[torch.Tensor]:
+    """H of each copy, and the gradients of x and of the weights, for gradients of H that are a copy's own."""
+    dispatch = dispatch_of(chosen(), EXPERTS, align or alignment(gemms))
+    x_TI = integers(TOKENS, IN, seed=1).requires_grad_()
+    weight = integers(EXPERTS, OUT, IN, seed=2).bfloat16().requires_grad_()
+    h_NO = read_norm(normed(x_TI), weight, gemms, torch.bfloat16, random, dispatch, is_grouped)
+    dh = integers(TOKENS * K, OUT, seed=3).bfloat16()
+    dh_NO = torch.cat((dh, torch.zeros(1, OUT)))[dispatch.copies_N].bfloat16()
+    h_NO.backward(dh_NO)
+    assert x_TI.grad is not None
+    assert weight.grad is not None
+    assert not h_NO[dispatch.copies_N == TOKENS * K].any()
+    return [h_NO.detach()[dispatch.rows_TK], x_TI.grad, weight.grad]
+
+
+def by_hand(gemms: Gemms) -> list[torch.Tensor]:
+    """The same, expert by expert, in numpy: the tokens of each, filled up with zeros to whole blocks."""
+    experts = chosen().numpy()
+    x, dh = integers(TOKENS, IN, seed=1).double().numpy(), integers(TOKENS * K, OUT, seed=3).double().numpy()
+    weight = integers(EXPERTS, OUT, IN, seed=2).bfloat16().double().numpy()
+
+    def q(values: np.ndarray, operand: str, axis: int) -> np.ndarray:
+        fmt = gemms.format(operand)
+        return values if fmt is None else fake_quantize_array(values, fmt, axis)
+
+    def bf16(values: np.ndarray) -> torch.Tensor:
+        assert np.abs(values).max() < 2**24
+        return torch.from_numpy(values).float().bfloat16()
+
+    h, dx, dw = torch.zeros(TOKENS, K, OUT).bfloat16(), torch.zeros(TOKENS, K, IN), []
+    for e in range(EXPERTS):
+        tokens, js = np.nonzero(experts == e)
+        zeros = [(0, -len(tokens) % 32), (0, 0)]
+        x_e, dh_e = np.pad(x[tokens], zeros), np.pad(dh[tokens * K + js], zeros)
+        if not len(tokens):
+            dw.append(torch.zeros(OUT, IN).bfloat16())
+            continue
+        h[tokens, js] = bf16(q(x_e, "forward_x", 1) @ q(weight[e], "forward_w", 1).T)[: len(tokens)]
+        dx[tokens, js] = bf16(q(dh_e, "dgrad_dh", 1) @ q(weight[e], "dgrad_w", 0)).float()[: len(tokens)]
+        dw.append(bf16(q(dh_e, "wgrad_dh", 0).T @ q(x_e, "wgrad_x", 0)))
+    return [h, dx[:, 0] + dx[:, 1], torch.stack(dw)]
+
+
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["loop", "grouped"])
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "mx_mix", "mxfp6_e2m3"])
+def test_each_expert_is_a_linear_of_its_own(recipe, is_grouped):
+    gemms = filled(recipe)
+    for what, got, want in zip(("H", "dX", "dW"), computed(gemms, is_grouped), by_hand(gemms), strict=True):
+        assert torch.equal(got, want), what
+
+
+def test_the_casts_of_these_numbers_are_no_identity():
+    exact, cast = by_hand(filled("bf16")), by_hand(filled("mxfp8"))
+    assert not any(torch.equal(one, other) for one, other in zip(exact, cast, strict=True))
+
+
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["loop", "grouped"])
+def test_more_zeros_change_nothing(is_grouped):
+    found = [computed(filled("mxfp8"), is_grouped, align=align) for align in (32, 64, 160)]
+    assert all(torch.equal(one, first) for other in found[1:] for one, first in zip(other, found[0], strict=True))
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zeros():
+    for is_grouped in (False, True):
+        assert not computed(filled("mxfp8"), is_grouped)[2][3].any()
+
+
+def test_a_scale_of_a_tensor_is_that_of_one_expert():
+    """By the linear that has no experts, on the rows of each."""
+    gemms = filled("fp8_tensor")
+    h, _, dw = computed(gemms, is_grouped=False)
+    experts, x = chosen(), integers(TOKENS, IN, seed=1)
+    weights, dh = integers(EXPERTS, OUT, IN, seed=2).bfloat16(), integers(TOKENS * K, OUT, seed=3).bfloat16()
+    for e in (0, 1, 4):
+        tokens, js = (experts == e).nonzero(as_tuple=True)
+        weight = weights[e].clone().requires_grad_()
+        own = mx_linear(x[tokens], weight, Linear(gemms), torch.bfloat16)
+        own.backward(dh[tokens * K + js])
+        assert torch.equal(h[tokens, js], own.detach())
+        assert torch.equal(dw[e], weight.grad)
+
+
+E4M3 = Cast(format="E4M3")
+STOCHASTIC, SQUARE = replace(E4M3, rounding="stochastic"), replace(E4M3, block_size=16, two_dimensional=True)
+SOME = dict.fromkeys(OPERANDS, E4M3)
+RECIPES = {
+    "stochastic": dict.fromkeys(OPERANDS, STOCHASTIC),
+    "square blocks": SOME | {"forward_w": SQUARE, "dgrad_w": SQUARE, "wgrad_dh": SQUARE, "forward_x": SQUARE},
+    "transforms": SOME
+    | {
+        "forward_transform": Hadamard(size=16),
+        "dgrad_transform": Hadamard(size=32, signs="step"),
+        "wgrad_transform": Hadamard(size=16, signs="call"),
+    },
+    "from the forward": SOME | {"wgrad_x": replace(E4M3, source="forward"), "dgrad_w": replace(E4M3, source="forward")},
+    "masked": SOME | {"forward_x": replace(E4M3, mask_clipped=True, scale_rule="floor")},
+    "candidates": SOME | {"forward_w": replace(E4M3, candidates=(1.0, 1.5))},
+}
+
+
+def random(first_row: int = 0) -> Random:
+    keys = torch.tensor([stream_key(7, name) for name in STREAMS])
+    places = torch.tensor([[5, first_row], [5, 0], [0, 0]])
+    return Random(keys, places)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_both_ways_have_the_same_bits(name):
+    gemms = Gemms(**RECIPES[name]).filled(BlockCast())
+    one, other = (computed(gemms, is_grouped, random()) for is_grouped in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_random_numbers_are_those_of_a_token_wherever_it_goes():
+    """A batch in two halves rounds as the whole one does: the rows of a copy do not depend on who else is there."""
+    gemms = Gemms(forward_x=STOCHASTIC).filled(BlockCast())
+    x_TI, weight, experts = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2).bfloat16(), chosen()
+
+    def outputs(rows: slice) -> torch.Tensor:
+        dispatch = dispatch_of(experts[rows], EXPERTS, 32)
+        h = read_norm(normed(x_TI[rows]), weight, gemms, torch.bfloat16, random(rows.start), dispatch, True)
+        return h[dispatch.rows_TK]
+
+    whole, half = outputs(slice(0, TOKENS)), TOKENS // 2
+    assert torch.equal(torch.cat((outputs(slice(0, half)), outputs(slice(half, TOKENS)))), whole)
+
+
+def test_rows_that_are_dispatched_already_are_read_as_they_are():
+    dispatch, gemms = dispatch_of(chosen(), EXPERTS, 32), filled("mxfp8")
+    x_TI, weight = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2).bfloat16()
+    h = read_norm(normed(x_TI), weight, gemms, torch.bfloat16, None, dispatch)
+    rows = torch.cat((x_TI, torch.zeros(1, IN)))[dispatch.tokens_N.clamp_max(TOKENS)].bfloat16()
+    for is_grouped in (False, True):
+        assert torch.equal(read_rows(rows, weight, gemms, torch.bfloat16, None, dispatch, is_grouped), h)
+
+
+def test_a_folded_gain_is_in_the_weight_and_its_gradient_is_of_the_product():
+    """Of x / rms the gradient is that without a fold, the weight's is times the gain."""
+    dispatch, gain = (
+        dispatch_of(chosen(), EXPERTS, 8),
+        2.0 ** torch.randint(-1, 2, (IN,), generator=torch.Generator().manual_seed(4)),
+    )
+    x, w = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2)
+
+    def gradients(fold_gain: bool) -> list[torch.Tensor]:
+        y = (x if fold_gain else x * gain).clone().requires_grad_()
+        weight = w.clone().requires_grad_()
+        of = NormOutput(y, gain, None, 1e6, fold_gain)
+        h = read_norm(of, weight, Gemms(), torch.float32, None, dispatch)
+        h.backward(h.detach().sign())
+        return [h.detach(), y.grad, weight.grad]  # type: ignore[list-item]
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(True), gradients(False), strict=True))
+
+
+def test_a_dispatch_sums_back_to_its_tokens():
+    dispatch = Dispatch(*dispatch_of(chosen(), EXPERTS, 8))
+    ones = torch.ones(len(dispatch.copies_N), 1)
+    assert torch.equal(sum_of_copies(ones, dispatch), torch.full((TOKENS, 1), float(K)))
