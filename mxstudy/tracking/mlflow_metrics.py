@@ -125,6 +125,7 @@ PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "weights": ("weights", partial(over, without_layer, WEIGHTS)),
     "memory": ("system", everything),
     "timing": ("system", everything),
+    "corpora": ("system", everything),
     "routing": ("routing", partial(over, without_layer, ROUTING)),
     "ranks": ("system", everything),  # values by rank are lists, so only the slowdown remains
     "replicas": (None, everything),  # train/loss, loss/REPLICA and grad_norm/REPLICA

@@ -14,6 +14,7 @@ from composing import compose_job, validated
 from mxstudy.config import fingerprint, read_run
 from mxstudy.reader import ConfigError
 from mxstudy.studies import study_of
+from mxstudy.studies.pretrain.run import used_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import read_journal
 
@@ -108,6 +109,11 @@ def test_the_journal_has_the_shards_and_what_was_taken_of_each_corpus(undisturbe
     assert taken["step"] == STEPS - 1
     assert (taken["values"]["prose/tokens"], taken["values"]["digits/tokens"]) == (18 * 64, 22 * 64)
     assert taken["values"]["digits/epochs"] == pytest.approx(22 / ((data["corpora"]["digits"]["tokens"] - 1) // 64))
+
+
+def test_the_tokens_of_each_corpus_are_told_in_words() -> None:
+    taken = {"prose/tokens": 3072.0, "prose/epochs": 1.25, "digits/tokens": 64.0, "digits/epochs": 0.004}
+    assert used_of(taken) == "digits 64 (0.00 epochs), prose 3,072 (1.25 epochs)"
 
 
 @pytest.mark.parametrize("step", [4, 8])

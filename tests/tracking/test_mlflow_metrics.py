@@ -45,6 +45,7 @@ def test_other_rows(row: dict, metrics: dict) -> None:
         ("norm_output_rms", "norm_rms/layers.0.norm.rms"),
         ("memory", "system/layers.0.norm.rms"),
         ("timing", "system/layers.0.norm.rms"),
+        ("corpora", "system/layers.0.norm.rms"),
         ("one_of_tomorrow", "one_of_tomorrow/layers.0.norm.rms"),
     ],
 )

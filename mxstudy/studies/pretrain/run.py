@@ -80,7 +80,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
         report(f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}")
         batches = Batches(shards, sampling_of(config), config.train.sequence_length)
-        report("\n".join(phases_of(batches.sampling)))
+        for line in phases_of(batches.sampling) if len(shards) > 1 else ():
+            report(line)
         batches.validation(config.validation.sequences)  # raises now, not after the training, if there are too few
         probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe resets the peak
         about |= {"ranks": world_size(), "hosts": all_of(socket.gethostname())}
@@ -182,6 +183,12 @@ def phases_of(sampling: Sampling) -> Iterator[str]:
         yield f"data from step {step}: " + ", ".join(f"{name} {n / size:.2%}" for name, n in sorted(counts.items()))
 
 
+def used_of(taken: Mapping[str, float]) -> str:
+    """Return what a run used of each corpus, e.g. 'pysource 122,880 (0.01 epochs)', from the journal's last record."""
+    names = sorted(key.removesuffix("/tokens") for key in taken if key.endswith("/tokens"))
+    return ", ".join(f"{name} {taken[f'{name}/tokens']:,.0f} ({taken[f'{name}/epochs']:.2f} epochs)" for name in names)
+
+
 def check_journal(folder: RunFolder, start: int) -> None:
     """Raise ConfigError if the journal lacks a step before `start`, at which a resumed run continues."""
     missing = first_missing(read_journal(folder.journal_path), start) if start else None
@@ -219,8 +226,7 @@ class PretrainRecorder(Recorder):
         if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
             print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
         if row.get("probe") == CORPORA:
-            taken = ", ".join(f"{key} {value:,.4g}" for key, value in row["values"].items())
-            print(f"taken of the corpora: {taken}", flush=True)
+            print(f"tokens used: {used_of(row['values'])}", flush=True)
         if "loss" in row:
             self.show(row)
 
