@@ -114,6 +114,7 @@ def _cell(label: str) -> tuple[str, float]:
     return name, float(p)
 
 
+@pytest.mark.integration
 def test_the_quality_of_casts_is_as_in_the_table(study: RunFolder, monkeypatch) -> None:
     panels = np.reshape(drawn(cast_quality, monkeypatch, "--runs", str(study.path)).axes, (3, 4))
     rows = load_table([study], "quality")

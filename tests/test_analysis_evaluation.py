@@ -107,6 +107,7 @@ def test_bits_are_those_of_the_cloze_form(tables: dict[str, list[list[str]]]) ->
     }
 
 
+@pytest.mark.integration
 def test_differences_are_arm_less_baseline_on_the_same_questions(tables: dict[str, list[list[str]]]) -> None:
     ours = tables["mxnorm_p1 less rmsnorm [95 % interval]"]
     scores = column(ours, "cf: score, percentage points")

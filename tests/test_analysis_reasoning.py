@@ -29,6 +29,7 @@ def trained(runs: Path, precision: str, seed: int, evaluation: dict[str, Any], t
     folder.update(state="finished")
 
 
+@pytest.mark.integration
 def test_scores_of_every_arm_stand_over_those_of_one_who_guesses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ def test_compat_knows_nothing_of_ours_but_the_reader() -> None:
     complain("imports of compat", (f"{m} imports {own}" for m in inside for own in own_imports(m) - allowed))
 
 
+@pytest.mark.integration
 def test_only_compat_reaches_into_other_packages() -> None:
     inside = (
         f"{module} uses {name}"
@@ -245,6 +246,7 @@ def test_only_compat_reaches_into_other_packages() -> None:
     complain("use of what is private, outside of mxstudy.compat", inside)
 
 
+@pytest.mark.integration
 def test_small_files_are_written_whole() -> None:
     """What a crash may tear is a log, the lock of a queue, or a file that only grows and whose size is recorded."""
     torn = {"mxstudy.launch.local": 2, "mxstudy.data.growing_shards": 1}
@@ -283,6 +285,7 @@ def test_what_is_private_is_found(lines: str, name: str, tmp_path: Path, monkeyp
     imports.cache_clear()
 
 
+@pytest.mark.integration
 def test_nothing_is_global_in_a_process_that_a_function_changes() -> None:
     inside = [module for module in MODULES if room(module) != "mxstudy.compat"]
     complain("values of a module that a function changes", (f"{m}: {line}" for m in inside for line in changes(m)))

@@ -78,6 +78,7 @@ def test_there_are_a_hundred_rows() -> None:
     assert sum(map(len, tables)) + len(REMEDIES) * len(LEFT) > 150
 
 
+@pytest.mark.integration
 @each("command, line", WORDS)
 def test_a_bad_word_is_refused(command: str, line: str, here: Path) -> None:
     before = sorted(here.iterdir())
@@ -116,7 +117,7 @@ def test_a_bad_value_is_refused(overrides: str, line: str, here: Path, by_overri
     assert line.replace("HERE", str(here)) in refused(here, by_override[overrides])
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @each("overrides, line", FILES)
 def test_a_bad_file_is_refused_before_there_is_a_run(overrides: str, line: str, here: Path) -> None:
     asked = ("evaluation.every_steps=2", "evaluation.tasks=[arc_easy]") if "data_dir" in overrides else ()

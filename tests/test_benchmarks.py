@@ -74,6 +74,7 @@ def test_evaluation(tmp_path: Path, evaluation_sets: Path, capsys: pytest.Captur
     assert "over_hflm" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--size",

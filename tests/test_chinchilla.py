@@ -159,7 +159,7 @@ def written(tmp_path: Path, **columns: object) -> Path:
     return tmp_path / "losses.csv"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_command_writes_the_table_and_the_figure(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     mine = pd.read_csv(written(tmp_path))

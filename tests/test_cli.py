@@ -38,31 +38,31 @@ def value(one: Composed, dotted: str) -> Any:
     return OmegaConf.select(OmegaConf.create(one.values), dotted)
 
 
+MISSPELT = [
+    (["+experiment=quikstart"], "experiment=quikstart: no such choice; did you mean 'quickstart'?"),
+    (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
+    (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
+    (["norm=rmsnorm"], "norm: no choice is made that this could replace; start from +experiment=NAME"),
+    (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
+    ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
+    ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
+    ([QUICK, "+norm=mxnorm_p1"], "norm: is chosen already; write norm=NAME, without a plus"),
+    ([QUICK, "train.stepz=3"], "train.stepz: no such key; did you mean 'steps'?"),
+    ([*ASKED, "precision.backend=fused"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
+    ([*ASKED, "norm.eps=0"], AS_A_WHOLE.format(group="norm", key="norm.eps")),
+    ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: not in the config yet; write +baseline.norm=VALUE"),
+    ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
+    ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this launcher does not run studies"),
+    ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: this sweeper does not run studies; choose grid"),
+    ([QUICK, "+hydra.launcher.nodes=3"], "hydra.launcher.nodes: no such key; choose from kind"),
+    ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
+    ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),
+    ([QUICK, "train"], "train: must be GROUP=CHOICE or KEY=VALUE"),
+]
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["+experiment=quikstart"], "experiment=quikstart: no such choice; did you mean 'quickstart'?"),
-        (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
-        (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
-        (["norm=rmsnorm"], "norm: no choice is made that this could replace; start from +experiment=NAME"),
-        (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
-        ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
-        ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),
-        ([QUICK, "+norm=mxnorm_p1"], "norm: is chosen already; write norm=NAME, without a plus"),
-        ([QUICK, "train.stepz=3"], "train.stepz: no such key; did you mean 'steps'?"),
-        ([*ASKED, "precision.backend=fused"], AS_A_WHOLE.format(group="precision", key="precision.backend")),
-        ([*ASKED, "norm.eps=0"], AS_A_WHOLE.format(group="norm", key="norm.eps")),
-        ([QUICK, "baseline.norm=rmsnorm"], "baseline.norm: not in the config yet; write +baseline.norm=VALUE"),
-        ([QUICK, "hydra/launcher=inlin"], "hydra/launcher=inlin: no such choice; did you mean 'inline'?"),
-        ([QUICK, "hydra/launcher=basic"], "hydra/launcher: this launcher does not run studies"),
-        ([QUICK, "hydra/sweeper=basic"], "hydra/sweeper: this sweeper does not run studies; choose grid"),
-        ([QUICK, "+hydra.launcher.nodes=3"], "hydra.launcher.nodes: no such key; choose from kind"),
-        ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nods=3"], "hydra.launcher.nods: no such key; did you mean"),
-        ([QUICK, "hydra/launcher=slurm", "hydra.launcher.nodes=0"], "hydra.launcher.nodes: must be at least 1, not 0"),
-        ([QUICK, "train"], "train: must be GROUP=CHOICE or KEY=VALUE"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), slow_but(MISSPELT[::4], MISSPELT))
 def test_a_misspelt_command_is_refused_with_what_would_be_right(arguments: list[str], message: str) -> None:
     said = refusal(*arguments)
     assert message in said
@@ -213,7 +213,7 @@ def test_the_command_line_is_read_before_torch_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", slow_but(["element_formats"], SIZED))
 def test_a_rehearsal_is_small_whatever_sizes_and_steps_a_sweep_has(sweep: str) -> None:
     jobs = compose(f"+sweep={sweep}", "+debug=tiny", each_value_once=True)

@@ -106,14 +106,14 @@ def test_line_1_is_the_package_and_line_2_a_command_for_the_file(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("path", slow_but(WITH_WORDS[::4], WITH_WORDS), ids=stem)
+@pytest.mark.parametrize("path", slow_but(WITH_WORDS[::8], WITH_WORDS), ids=stem)
 def test_the_command_of_an_experiment_is_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
     """One that is its name alone is composed in the test of rehearsals."""
     validated(compose_job(*command_of(path), *given_to(path.stem)))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("path", slow_but(SWEEPS[::8], SWEEPS), ids=stem)
+@pytest.mark.parametrize("path", slow_but(SWEEPS[::16], SWEEPS), ids=stem)
 def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
     path: Path, given_to: Callable[[str], list[str]]
 ) -> None:
@@ -129,7 +129,7 @@ def test_the_command_of_a_sweep_is_valid_and_its_runs_are_recorded(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("path", slow_but(EXPERIMENTS[::3], EXPERIMENTS), ids=stem)
+@pytest.mark.parametrize("path", slow_but(EXPERIMENTS[::6], EXPERIMENTS), ids=stem)
 def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callable[[str], list[str]]) -> None:
     name = path.relative_to(cli.CONF / "experiment").with_suffix("").as_posix()
     given = given_to(name)
@@ -203,7 +203,7 @@ def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("group", "choice"), slow_but(CHOICES[::4], CHOICES))
+@pytest.mark.parametrize(("group", "choice"), slow_but(CHOICES[::8], CHOICES))
 @pytest.mark.usefixtures("files")
 def test_every_choice_of_every_group_is_valid(group: str, choice: str) -> None:
     one = compose_job("+experiment=quickstart", f"{group}={choice}", *NEEDS.get(f"{group}={choice}", []))

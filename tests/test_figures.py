@@ -90,6 +90,7 @@ def test_one_that_fails_is_named_and_the_others_are_drawn(tmp_path: Path, monkey
     assert (tmp_path / "figures" / "published" / "loss_curves.png").exists()
 
 
+@pytest.mark.integration
 def test_what_a_user_drew_stays_and_a_page_gets_its_image_when_asked(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "figures").mkdir()
     (tmp_path / "results").mkdir()

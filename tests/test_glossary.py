@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
+import pytest
 from test_architecture import HEIGHT, MODULES, ROOT, complain, own_imports, room
 
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
@@ -193,6 +194,7 @@ def test_two_modules_share_a_name_only_if_the_glossary_says_how_they_differ() ->
     )
 
 
+@pytest.mark.integration
 def test_two_classes_share_a_name_only_as_settings_and_what_they_set() -> None:
     listed = {
         name: sorted([settings[0], thing[0]])
@@ -215,6 +217,7 @@ def test_words_that_mean_two_things_are_in_the_glossary() -> None:
     assert len(twice) > 5
 
 
+@pytest.mark.integration
 def test_earlier_words_are_no_names() -> None:
     words = {word[0].partition(" (")[0] for word, _ in cells(section("Earlier names"), "earlier word")}
     assert len(words) > 4

@@ -22,6 +22,7 @@ def page_of(name: str) -> str:
     return (ROOT / RESULTS / f"{name}.md").read_text()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PAGES])
 def test_a_page_is_what_its_tables_say(name: str, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -60,6 +60,7 @@ def table_of(said: str) -> dict[str, list[str]]:
     return {arm: cells for arm, *cells in rows}
 
 
+@pytest.mark.slow
 def test_the_table_has_four_arms_and_their_difference_to_the_baseline(said: str, folder: Path) -> None:
     table, runs = table_of(said), by_arm(folder)
     assert list(table) == ARMS
@@ -92,6 +93,7 @@ def test_all_arms_learn_from_the_same_batches(said: str, folder: Path) -> None:
     assert all(losses[-1] < losses[0] - 0.5 for losses in curves.values())
 
 
+@pytest.mark.slow
 def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Path, cache: str) -> None:
     before = journals(folder)
     code, again = run(folder, *COMMAND, cache)

@@ -131,6 +131,7 @@ def test_killed_from_outside_in_the_real_command(tmp_path: Path, cache: str, und
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("caught", "code"), slow_but([(signal.SIGUSR2, 140)], SIGNALS))
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     caught: signal.Signals, code: int, tmp_path: Path, cache: str, undisturbed: Path
@@ -147,6 +148,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_training_is_a_preemption_too(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     fault = Fault(r"open .*/\.shards\.json\.[0-9.]+', 'w'", signal.SIGTERM)
     code, said = run(tmp_path, *COMMAND, cache, fault=fault)
@@ -156,6 +158,7 @@ def test_a_signal_before_the_training_is_a_preemption_too(tmp_path: Path, cache:
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_step_comes_too_late_to_stop_anything(
     tmp_path: Path, cache: str, undisturbed: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_but_the_jobs_after_it_do_not_start(tmp_path: Path, cache: str) -> None:
     assert state(tmp_path) == ("finished", "SIGTERM", STEPS)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_be_watched(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     watched = (*COMMAND, cache, "probe=activations", "probe.norm_output_rms.every_steps=5")
     assert run(tmp_path, *watched, fault=killed_at(WRITES_STEP_11))[0] == -signal.SIGKILL

@@ -126,7 +126,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], li
     return command, losses(folder)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "reason", "kept"),
     ids=["while a checkpoint is written", "while the journal is"],
@@ -220,7 +220,7 @@ def silent_server(until: Callable[[], bool]) -> Iterator[tuple[str, list[bool]]]
     thread.join()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_no_step_waits_for_a_server_that_is_silent(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +239,7 @@ def test_no_step_waits_for_a_server_that_is_silent(
     assert f"tracking: {uri}: " in capsys.readouterr().out
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_server_that_is_away_at_the_start_is_caught_up_with_later(
     here: Path, empty_store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

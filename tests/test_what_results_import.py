@@ -32,10 +32,12 @@ def modules_after(program: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+@pytest.mark.integration
 def test_results_and_all_below_them_import_nothing_heavy() -> None:
     assert not HEAVY & modules_after("\n".join(f"import {module}" for module in LIGHT))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("package", ["pyarrow", "pandas"])
 def test_reading_a_runs_folder_needs_no_table_reader(package: str) -> None:
     assert package not in modules_after("import mxstudy.tracking.columnar_journal, mxstudy.tracking.fetch")

@@ -84,6 +84,7 @@ def assert_same(model, batches=1):
         assert values.abs().sum() > 0, name
 
 
+@pytest.mark.integration
 @each("norm", NORMS)
 @each("row", ["mxfp8", "mx_mix"])
 def test_norms(norm, row):

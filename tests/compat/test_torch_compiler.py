@@ -41,7 +41,7 @@ def untouched() -> None:
     assert compiler.cache_key_tag == ""
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_torch_has_what_would_drop_roundings() -> None:
     """In a process of its own, because this one may have been changed already."""
     process = forked.context().Process(target=untouched)
@@ -68,7 +68,7 @@ def test_no_pass_removes_conversions() -> None:
     assert inductor.eager_numerics.division_rounding
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @each("name", ROUND_TRIPS)
 def test_round_trips_stay(name: str) -> None:
     configure_torch(compile=True)

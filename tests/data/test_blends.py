@@ -53,6 +53,7 @@ def test_all_corpora_have_the_tokenizer_of_the_largest_in_the_first_phase(two: B
     assert alone["files"] == prepared["b"]  # not made a second time
 
 
+@pytest.mark.integration
 def test_shards_are_the_same_whoever_tokenises(two: Blend, tmp_path: Path) -> None:
     alone, together = (dict(blends.prepare(two, BPE, tmp_path / str(n), silent, workers=n)) for n in (0, 2))
     for name in two.corpora:

@@ -14,6 +14,7 @@ def digests(texts) -> list[bytes]:
     return [hashlib.sha256(str(text).encode()).digest() for text in texts]
 
 
+@pytest.mark.integration
 def test_as_a_set_of_python_would():
     seen, reference = DigestSet(), set()
     rng = np.random.default_rng(0)

@@ -86,7 +86,7 @@ def child(tmp_path: Path, data, workers: int) -> subprocess.Popen:
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "lines"), slow_but([(2, 25)], [(0, 4), (0, 40), (2, 25)]))
 def test_sigkill_and_on(tmp_path, data, small, workers, lines):
     undisturbed = contents(prepare(data, BPE, tmp_path / "undisturbed", silent).folder)

@@ -177,6 +177,7 @@ def test_each_subject_of_mmlu_has_its_five_of_dev_in_order() -> None:
         assert all(question.contexts[0].startswith(shown) for question in own)
 
 
+@pytest.mark.integration
 @at_hand
 def test_the_training_splits_that_are_not_there_are_named() -> None:
     for name in DRAWN:

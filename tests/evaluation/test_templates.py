@@ -112,6 +112,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
+@pytest.mark.integration
 @at_hand
 @each("name", COUNTS)
 def test_as_many_documents_and_requests_as_olmes_has(name: str) -> None:

@@ -63,6 +63,7 @@ def nats_of_token(model: Decoder, whole: torch.Tensor, place: int, stride: int) 
     return log_probs_TV[place - start - 1, whole[place]].item()
 
 
+@pytest.mark.integration
 @each("stride", [1, 5, 8, 16])
 def test_a_documents_loss_is_that_of_a_loop_over_its_tokens(stride: int) -> None:
     model = decoder()

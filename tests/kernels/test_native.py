@@ -43,7 +43,7 @@ def test_the_native_path_gives_the_emulated_result(row: str, dtype: torch.dtype,
         assert torch.equal(one, other)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("row", slow_but(["mxfp4"], ["mxfp8", "mxfp4"]))
 def test_the_native_path_is_traced_without_a_break(row: str, emulated_kernels: None) -> None:
     """Inductor has no E8M0 on CPU, so the graph is run as it was traced."""

@@ -177,6 +177,7 @@ def test_the_plan_is_what_is_applied(trained: RunFolder, students: RunFolder) ->
 # ------------------------------------------------------------------------------------------------- kept, and said
 
 
+@pytest.mark.integration
 def test_a_run_keeps_its_backend_and_that_of_each_resumption(tmp_path: Path) -> None:
     (planned,) = plan([job(tmp_path, "mxfp8")])
     folder = claim(planned)

@@ -219,6 +219,7 @@ def test_retry_with_lines_of_its_own_needs_no_consent(
     assert [settings.setup for settings, _ in submitted] == [("module load cuda",)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("said", "waits"), [("true", 1), ("True", 1), ("false", 0)])
 def test_retry_waits_if_it_is_told_to(
     tmp_path: Path,
@@ -234,6 +235,7 @@ def test_retry_waits_if_it_is_told_to(
     assert waited == [3] * waits
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("ends", "code"), [("finished", 0), ("diverged", 0), ("failed", 1)])
 def test_a_divergence_is_a_result_of_retry_too(
     tmp_path: Path,

@@ -82,7 +82,7 @@ def test_inline_every_process_has_a_gpu_where_there_are_any(
             assert estimate.gpus_of(job, Inline()) == processes * has_gpus
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_is_named_after_the_device_that_its_job_will_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

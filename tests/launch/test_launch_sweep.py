@@ -73,6 +73,7 @@ def test_one_job_and_untracked_jobs_have_no_parent(tmp_path: Path, study: FakeSt
     assert [each.name for each in sweep.sweeps(two)] == ["quick: seed"]
 
 
+@pytest.mark.integration
 def test_no_job_waits_for_the_parent_and_folders_are_told_of_it_when_it_is_there(
     tmp_path: Path, study: FakeStudy, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_process_that_dies_without_a_word_has_failed(
         assert (status.state, status.reason) == ("failed", f"{reason} ({tmp_path / 'log'})")
 
 
+@pytest.mark.integration
 def test_one_process_of_several_that_dies_takes_the_others_with_it(tmp_path: Path, study: FakeStudy) -> None:
     launch, (folder,) = queued(tmp_path, study, "bash -c 'if [ $RANK = 1 ]; then exit 4; fi; sleep 60'")
     planned = json.loads((launch / "jobs.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from mxstudy.tracking.code import code_of, recorded
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.runtime import planned_for
 
-OTHER = recorded(code_of("pretrain")["code_files"] | {"numerics/scales.py": "other"})
+
+@functools.cache
+def other() -> dict[str, Any]:
+    """Return the record of a code that differs in one file; computed once, and not while tests are collected."""
+    return recorded(code_of("pretrain")["code_files"] | {"numerics/scales.py": "other"})
 
 
 def of_other_code(runs: Path, seed: int = 1, state: str = "finished", **about: Any) -> RunFolder:
     folder = existing(plan(seeds(runs, seed)), state=state)
-    folder.set_provenance(folder.provenance() | OTHER | about)
+    folder.set_provenance(folder.provenance() | other() | about)
     return folder
 
 
@@ -59,12 +64,12 @@ def test_a_run_is_resumed_by_other_code_only_where_that_is_asked_for(tmp_path: P
     claim(plan(seeds(tmp_path, 1))[0])
     assert folder.code() == code_of("pretrain")["code"]
     (folder.checkpoints / "step_00000005").mkdir(parents=True)
-    folder.set_provenance(folder.provenance() | OTHER)
+    folder.set_provenance(folder.provenance() | other())
     with pytest.raises(ConfigError, match=r"stale: .*scales.*stale=ok goes on with today's code"):
         plan(seeds(tmp_path, 1))
     (job,) = plan(seeds(tmp_path, 1, stale="ok"))
     claim(job).update(state="finished")
-    assert folder.code() == ", ".join(sorted([code_of("pretrain")["code"], OTHER["code"]]))
+    assert folder.code() == ", ".join(sorted([code_of("pretrain")["code"], other()["code"]]))
     with pytest.raises(ConfigError, match=r"stale: .*scales"):
         plan(seeds(tmp_path, 1))
 
@@ -85,7 +90,7 @@ def test_who_plans_for_another_machine_compares_no_gpu(
 def test_a_summary_names_mixed_code(tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
     of_other_code(tmp_path)
     assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, stale="ok"))) == 0
-    said = f"code {OTHER['code']} in 1 run, {code_of('pretrain')['code']} in 1 run"
+    said = f"code {other()['code']} in 1 run, {code_of('pretrain')['code']} in 1 run"
     assert f"The runs are of different code ({said})" in capsys.readouterr().out
     summary = sweep.summarise(plan(seeds(tmp_path, 1, 2, stale="ok")))["pretrain"]
     assert said in summary.markdown

@@ -70,6 +70,7 @@ def group(model: Decoder, is_grouped: bool) -> Decoder:
 # -------------------------------------------------------------------------------------------- one expert, and many
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("row", ["fp32", "mxfp8", "fp8_tensor"])
 def test_one_expert_is_a_dense_mlp(norm, row):
@@ -163,6 +164,7 @@ def test_shared_experts_see_every_token():
     torch.testing.assert_close(one(x_BTD)[0], dispatched + shared(x_BTD)[0], rtol=0.02, atol=2e-3)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("row", ["fp32", "bf16", "mxfp8", "mxfp4"])
 def test_one_grouped_gemm_has_the_bits_of_the_loop(norm, row):

@@ -164,7 +164,7 @@ def test_blocks_without_numbers_are_refused(call: object, block_size: int) -> No
 # ---------------------------------------------------------------------------------------------------------- compiled
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_compiled_nan_blocks() -> None:
     """x86 makes NaNs whose sign bit is set, so a test on the bits of an absmax must not read the sign."""
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(12))

@@ -198,6 +198,7 @@ def test_what_has_no_deviation_is_nan() -> None:
 CANDIDATES = [(1.0, 1.5), (1.5, 1.0), (1.0, 1.5, 0.75)]
 
 
+@pytest.mark.integration
 @every_square
 @each("error", ["mse", "mae"])
 @each("candidates", CANDIDATES, ids=str)

@@ -13,9 +13,7 @@ from mxstudy.numerics.formats import ROUNDINGS, SCALE_RULES
 from mxstudy.numerics.gemms import mx_linear
 from mxstudy.numerics.norm_linear import norm_cast, rms_estimate, rms_exact
 from mxstudy.numerics.postround import rms_post_round
-from mxstudy.train.runtime import configure_torch
 
-configure_torch(compile=True)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 

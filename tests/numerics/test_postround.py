@@ -105,6 +105,7 @@ def test_the_inverse_is_homogeneous_in_powers_of_two() -> None:
 # -------------------------------------------------------------------------------------------------------- the estimate
 
 
+@pytest.mark.integration
 @every_rule
 @every_format
 @each("std", [1e-20, 0.7, 3.3])
@@ -146,6 +147,7 @@ def test_a_non_finite_row_stays_non_finite_and_alone(bad: float) -> None:
     assert torch.equal(got[[0, 2, 3]], clean[[0, 2, 3]])
 
 
+@pytest.mark.integration
 @every_rule
 @every_block_size
 def test_bound_holds_and_is_nearly_reached_by_lone_spikes(rule: str, block_size: int) -> None:

@@ -153,7 +153,7 @@ def test_a_tensor_that_its_format_holds_loses_nothing() -> None:
     assert overflow_fraction(got, x) == underflow_fraction(got, x) == 0
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_compiled_they_are_the_same() -> None:
     def measures(x: torch.Tensor) -> list[torch.Tensor]:
         quantized: Quantized = quantize(x, "E2M1", scale_rule="floor")
@@ -186,6 +186,7 @@ GAUSSIAN_GAINS = [
 """Public code's numbers for blocks of 32 and operands in bf16, a draw of about a million each."""
 
 
+@pytest.mark.integration
 @each(("fmt", "rule", "rounding", "gain"), GAUSSIAN_GAINS)
 def test_the_gain_of_a_gaussian(fmt: str, rule: str, rounding: str, gain: float) -> None:
     """The roundings differ by 0.3 %, six times what two draws differ by: ties of bf16 numbers all go away from zero."""

@@ -106,6 +106,7 @@ def test_the_pre_rounding_of_a_stack_is_that_of_its_replicas() -> None:
         assert_alone_or_together(lambda x, weight, one=rounded: mx_linear(x, weight, one), [x, weight], dh)
 
 
+@pytest.mark.integration
 @every_row
 def test_a_replica_does_not_know_its_slot(row: str) -> None:
     x, weight, dh = stacked(mild(operands(torch.float32)))
@@ -118,6 +119,7 @@ def test_a_replica_does_not_know_its_slot(row: str) -> None:
         assert same_bits(one[order], other)
 
 
+@pytest.mark.integration
 @every_row
 def test_leading_axes_of_a_replica_are_its_tokens(row: str) -> None:
     """Blocks of 32 tokens cross them, and none crosses from one replica to the next."""

@@ -95,7 +95,7 @@ def test_signs_after_change_signs_alone():
     assert (hadamard(x, 64, signs).abs() != hadamard(x, 64).abs()).any()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @every_axis
 @pytest.mark.parametrize("inverse", [False, True])
 def test_compiled_as_eager(axis, inverse):

@@ -38,6 +38,7 @@ def pinned(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"checkpoints/*/{PINNED}"))
 
 
+@pytest.mark.slow
 def test_each_spike_names_the_checkpoint_before_it_which_stays(undisturbed: Path) -> None:
     frame = spikes(undisturbed)
     before = [f"step_{step // 4 * 4:08d}" if step >= 4 else None for step in frame["step"]]
@@ -76,6 +77,7 @@ def test_killed_and_resumed_it_notices_the_same_spikes(tmp_path: Path, cache: st
     assert (both["absmax"] == both["absmax_undisturbed"]).all()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_the_ring_ends_nothing(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     code, said = run(tmp_path, *COMMAND, cache, fault=Fault(r"open .*/spikes/\.step_", errno=errno.ENOSPC))
     assert code == 0, said

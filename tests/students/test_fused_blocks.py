@@ -40,6 +40,7 @@ def test_formats(row, vector_ops):
     assert_same(apart, fused)
 
 
+@pytest.mark.integration
 @each("activation", ACTIVATIONS)
 @each("vector_ops", VECTOR_OPS)
 def test_activations(activation, vector_ops):
@@ -95,7 +96,7 @@ def test_a_norm_that_rounds_every_operation_stays_apart():
     assert not any(block.fused for block in blocks(mlp))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_compiled():
     configure_torch(compile=True)
     mlp, _, fused = both()

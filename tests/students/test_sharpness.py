@@ -84,6 +84,7 @@ def explicit_hessian(model: ResidualMLP, r: int, loss: str) -> Tensor:
     return torch.autograd.functional.hessian(loss_of, flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "loss"),
     slow_but([(ATTENDS, "kl")], [({}, "mse"), ({}, "kl"), (ATTENDS, "mse"), (ATTENDS, "kl")]),

@@ -130,6 +130,7 @@ def test_a_run_that_broke_off_goes_on_to_identical_bits(
     assert list(replica_rows(folder)) == [0, STEPS - 1]
 
 
+@pytest.mark.slow
 def test_optimizers_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for optimizer in ({"kind": "sgd"}, {"kind": "sgd", "momentum": 0.9}):
         config, whole = configured(optimizer=optimizer), Stack.train_step
@@ -296,6 +297,7 @@ def test_a_watched_run_is_the_same_run_and_resumes(
 # ------------------------------------------------------------------------------------- MLflow, and the command line
 
 
+@pytest.mark.slow
 def test_mlflow_gets_what_the_journal_has_of_each_replica(tmp_path: Path, uri: str) -> None:
     from mxstudy.tracking.mlflow_store import connect
 

@@ -153,7 +153,7 @@ def test_mlflow_has_the_curves_the_choices_and_the_tables(said: str, folder: Pat
     assert tables == {f"tables/{name}.parquet" for name in TABLES}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_it_is_not_measured_twice_and_another_seed_is_another_run(said: str, folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*/tables/*")}
     code, again = run(folder, "+experiment=approximation", "+debug=tiny", "runs_dir=runs", "seed=0,1", "tracking=none")
@@ -163,7 +163,7 @@ def test_it_is_not_measured_twice_and_another_seed_is_another_run(said: str, fol
     assert len(find_runs(folder / "runs")) == 2
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_the_tables_that_it_has(tmp_path: Path) -> None:
     command = ("+experiment=approximation", "+debug=tiny", "runs_dir=runs", "tracking=none")
     code, _ = run(tmp_path, *command, fault=killed_at(r"os\.rename .*bounds\.parquet"))

@@ -42,6 +42,7 @@ def evaluated(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run
     return found
 
 
+@pytest.mark.slow
 def test_every_question_is_asked_in_both_forms(evaluated: RunFolder) -> None:
     samples = results.load([evaluated.path], "samples")
     counts = samples.groupby(["task", "form"]).size()
@@ -85,6 +86,7 @@ def test_scores_are_means_of_samples(evaluated: RunFolder) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_with_the_next_task(asked: list[str], evaluated: RunFolder, tmp_path: Path) -> None:
     kill = Fault(r"os.rename .*samples_mmlu_cf", signal.SIGKILL)
     code, said = run(tmp_path, *asked, "tracking=none", fault=kill)
@@ -117,6 +119,7 @@ def test_two_processes_find_what_one_finds(asked: list[str], evaluated: RunFolde
     pd.testing.assert_frame_equal(*samples)
 
 
+@pytest.mark.slow
 def test_another_norm_and_precision_are_another_run(
     asked: list[str], evaluated: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +166,7 @@ def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], uri: str, c
         assert found["evaluation/average_of_2.best.score"] == scores["average of 2", "best"]
 
 
+@pytest.mark.slow
 def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(
     asked: list[str],
     uri: str,

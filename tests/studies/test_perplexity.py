@@ -217,7 +217,7 @@ class SmallChunks(Fault):
         super().install()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_next_chunk(asked: list[str], scored: RunFolder, tmp_path: Path) -> None:
     code, said = run(tmp_path, *asked, *EXACT, fault=SmallChunks(r"os.rename .*documents_00002", signal.SIGKILL))
     assert code == -signal.SIGKILL, said
@@ -274,7 +274,7 @@ def test_a_difference_is_one_of_sums_over_documents() -> None:
     assert perplexity_tables.difference(same, by_byte) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cache: str, tmp_path: Path) -> None:
     run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")

@@ -59,6 +59,7 @@ def test_a_run(tmp_path: Path, mirror: str, capfd: pytest.CaptureFixture[str]) -
     assert "train-00000.bin: its sha256 is not the manifest's; delete" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", slow_but([MOMENTS[1]], MOMENTS))
 def test_killed_and_on(tmp_path: Path, mirror: str, moment: str) -> None:
     (tmp_path / "undisturbed").mkdir()

@@ -166,6 +166,7 @@ def test_checkpoints_of_two_ranks_and_of_one_hold_the_same(two: Path, undisturbe
     assert {dtype for dtype, _ in held(two).values()} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mishap", slow_but(["raises"], ["raises", "first raises"]))
 def test_what_one_rank_raises_ends_the_job_with_its_traceback(mishap: str, tmp_path: Path, cache: str) -> None:
     run = made(tmp_path, cache)
@@ -209,6 +210,7 @@ def test_a_killed_rank_ends_the_job_within_a_minute(tmp_path: Path, cache: str) 
     assert RunFolder(run).status().state == "failed"
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_after_their_step(tmp_path: Path, cache: str, two: Path) -> None:
     run = made(tmp_path, cache, MICRO, "checkpoint.keep_last=3")
     assert gang.together(tmp_path / "processes", 2, gang.train, run, "SIGUSR2") == ["preempted", "preempted"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from arm_configs import evaluate, pretrain, run
 from composing import compose
 from each import each
@@ -65,6 +66,7 @@ def test_what_a_sweep_calls_replicates_parts_no_arms() -> None:
     assert names_of_runs(*runs) == ["mxfp8 rmsnorm optimizer.lr=0.001", "mxfp8 rmsnorm optimizer.lr=0.002"]
 
 
+@pytest.mark.integration
 @each("sweep", ("interventions", "interventions_public_code"))
 def test_forks_of_several_parents_with_one_intervention_are_one_arm(sweep: str) -> None:
     jobs = compose(f"+sweep={sweep}", "parent=a,b", "at_step=9", "intervention=none,bf16_act")

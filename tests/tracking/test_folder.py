@@ -164,6 +164,7 @@ def test_the_heart_says_whose_it_is_and_beats(tmp_path: Path) -> None:
     assert folder.status() == last
 
 
+@pytest.mark.integration
 def test_a_heartbeat_never_undoes_an_update(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     with folder.heartbeat(every_s=0.0005):
@@ -173,6 +174,7 @@ def test_a_heartbeat_never_undoes_an_update(tmp_path: Path) -> None:
             assert (folder.status().state, folder.status().step) == (state, step)
 
 
+@pytest.mark.integration
 def test_updates_of_two_processes_do_not_lose_each_other(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     with process(COUNTS_STEPS, folder) as counter:

@@ -33,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.integration
 def test_it_is_made_once_and_leaves_nothing_else(made: Path) -> None:
     before = made.stat().st_mtime_ns
     make_database(made)
@@ -48,6 +49,7 @@ def half_made(path: Path) -> None:
         connection.commit()
 
 
+@pytest.mark.integration
 def test_a_half_made_one_is_moved_aside_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "mlflow.db"
     half_made(path)
@@ -57,6 +59,7 @@ def test_a_half_made_one_is_moved_aside_and_said(tmp_path: Path, caplog: pytest.
     assert "mlflow.db was left half-made by a command that was stopped" in caplog.text
 
 
+@pytest.mark.integration
 def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".mlflow.db.1234.5678").write_text("unfinished")
     make_database(tmp_path / "mlflow.db")

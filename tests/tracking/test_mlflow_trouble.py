@@ -104,6 +104,7 @@ def unreliable(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 def test_calls_that_seem_to_fail_are_repeated_as_long_as_others_succeed(
     uri: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_nothing_is_asked_of_a_store_that_has_everything(
     assert mirror(uri, folder).catch_up() is None
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_and_resumed_leaves_every_step_once(uri: str, folder: RunFolder) -> None:
     process = forked.context().Process(target=train_forever, args=(folder, uri))
     process.start()

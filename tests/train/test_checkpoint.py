@@ -108,6 +108,7 @@ def test_another_run_is_refused(checkpoints):
         checkpoints.load(path, state(run))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("size", [0, 4, 1000])
 def test_a_truncated_file_is_named(checkpoints, size):
     run = trained()
@@ -127,6 +128,7 @@ def flip(path: Path, byte: int) -> None:
         file.write(bytes([old ^ 1]))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("optimizers", [False, True])
 def test_a_flipped_bit_names_file_and_tensor_and_the_checkpoint_before_it(checkpoints, optimizers):
     run = trained()

@@ -39,12 +39,14 @@ def plain():
     return trained()
 
 
+@pytest.mark.integration
 def test_recomputing_blocks_counts_no_token_twice(plain):
     run, memory = trained(activation_checkpointing="full")
     assert memory.losses == plain[1].losses
     assert all(torch.equal(a, b) for a, b in zip(biases(run), biases(plain[0]), strict=True))
 
 
+@pytest.mark.integration
 def test_biases_have_moved_once_a_step_whatever_is_evaluated(plain):
     run, _ = tiny.build(MOE)
     for step in range(5):
@@ -61,6 +63,7 @@ def test_a_compiled_mixture_trains_the_same():
     assert compiled == pytest.approx(eager, abs=1e-4)
 
 
+@pytest.mark.integration
 def test_the_journal_has_the_auxiliary_loss_beside_the_loss():
     """The loss is cross-entropy alone: at step 0 that of the same model without an auxiliary loss."""
     without = replace(WITH_LOSS, model=replace(WITH_LOSS.model, moe=config.MoE(balance="none", gate="softmax")))
@@ -72,6 +75,7 @@ def test_the_journal_has_the_auxiliary_loss_beside_the_loss():
     assert not any("balance_loss" in row for row in others)
 
 
+@pytest.mark.integration
 def test_a_checkpoint_has_the_biases_and_training_goes_on_with_the_same_bits(tmp_path):
     checkpoints = Checkpoints(tmp_path, "f" * 64, {"study": "pretrain"}, keep_last=2)
     run, fresh = tiny.build(MOE)[0], tiny.build(replace(MOE, seed=1))[0]
@@ -96,6 +100,7 @@ def test_a_step_that_diverges_moves_no_bias():
     assert not any(bias.any() for bias in biases(run))
 
 
+@pytest.mark.integration
 def test_the_probe_says_what_the_routers_did(plain):
     rows = [row["values"] for row in plain[1].rows if row.get("probe") == "routing"]
     assert len(rows) == 5

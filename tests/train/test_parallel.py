@@ -304,6 +304,7 @@ def peak_of_building(settings: config.Pretrain) -> int:
         return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
+@pytest.mark.slow
 def test_no_rank_holds_a_model_whole_while_it_is_built(tmp_path):
     model = replace(tiny.MODEL, hidden_size=512, ffn_size=1536, num_layers=24)
     peaks = together(tmp_path, 4, peak_of_building, replace(settings("fp32"), model=model))

@@ -89,6 +89,7 @@ def listens_at() -> set[str]:
         return {c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.integration
 def test_a_group_of_one_host_listens_to_that_host_alone(tmp_path):
     found = gang.together(tmp_path, 2, listens_at)
     assert set.union(*found) == {"127.0.0.1"}
