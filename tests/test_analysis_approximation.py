@@ -144,7 +144,7 @@ def test_the_table_of_formats_stands_beside_the_papers(study: RunFolder, tmp_pat
         assert same == (name != "E3M2")  # whose smallest number the paper misprints
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_of_several_runs_the_last_is_drawn_and_named(tmp_path: Path, monkeypatch, capsys) -> None:
     measured(tmp_path, "a" * 12, max_blocks=1)
     last = measured(tmp_path, "b" * 12, max_blocks=1, seed=3)

@@ -48,7 +48,7 @@ PLANS = [
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("number", slow_but(range(0, len(REFUSED), 3), range(len(REFUSED))))
+@pytest.mark.parametrize("number", slow_but(range(0, len(REFUSED), 6), range(len(REFUSED))))
 def test_what_cannot_run_is_refused_and_nothing_is_written(number: int, here: Path) -> None:
     arguments, *words = REFUSED[number]
     code, said = call("+experiment=quickstart", "+debug=tiny", *arguments)

@@ -188,7 +188,7 @@ def test_a_command_that_meets_a_spoilt_run_names_it(here: Path) -> None:
         plan.plan([job])
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_where_one_folder_cannot_be_made_the_other_jobs_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.slow
 def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On CPU, where no column means anything but that it is there, and the second call measures what is missing."""
     out = tmp_path / "made" / "kernels.json"

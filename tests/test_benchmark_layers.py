@@ -19,6 +19,7 @@ pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--device", "cpu", "--compile", "eager", "--profiles", "2", "--batches", "2"]
     out = tmp_path / "layers.json"

@@ -134,8 +134,8 @@ def test_no_resamples_are_refused() -> None:
         bootstrap(synthetic(), resamples=0)
 
 
+@pytest.mark.slow
 @published
-@pytest.mark.integration
 def test_the_paper_s_table_2_to_every_printed_digit() -> None:
     arms = table.by_arm(pd.read_csv(PUBLISHED))
     laws = table.fit_arms(arms)

@@ -16,7 +16,7 @@ from mxstudy.reader import plain
 from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.tracking.journal import read_journal
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 ARMS = ["bf16 rmsnorm", "mxfp8 rmsnorm", "mxfp8 mxnorm_p1", "mxfp8 mxnorm_p2"]
 SHORT = (
@@ -60,7 +60,6 @@ def table_of(said: str) -> dict[str, list[str]]:
     return {arm: cells for arm, *cells in rows}
 
 
-@pytest.mark.slow
 def test_the_table_has_four_arms_and_their_difference_to_the_baseline(said: str, folder: Path) -> None:
     table, runs = table_of(said), by_arm(folder)
     assert list(table) == ARMS
@@ -93,7 +92,6 @@ def test_all_arms_learn_from_the_same_batches(said: str, folder: Path) -> None:
     assert all(losses[-1] < losses[0] - 0.5 for losses in curves.values())
 
 
-@pytest.mark.slow
 def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Path, cache: str) -> None:
     before = journals(folder)
     code, again = run(folder, *COMMAND, cache)
@@ -104,7 +102,6 @@ def test_a_second_call_skips_all_and_shows_the_table_again(said: str, folder: Pa
     assert journals(folder) == before
 
 
-@pytest.mark.slow
 def test_all_arms_start_from_the_same_weights_and_see_the_same_batches(cache: str, tmp_path: Path) -> None:
     """With a learning rate that moves no weight, only the precision and the norm's estimate can tell arms apart."""
     still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "tracking=none", cache)

@@ -156,7 +156,7 @@ def test_arms_on_different_backends_are_named_below_their_table() -> None:
 HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;"
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_text_of_a_run_is_text_on_the_page_wherever_it_stands() -> None:
     """Put hostile text into every column that a run folder fills: configs, choices, names, commands, machines."""
     frame = report.in_arms(on_corpora(*[6.5] * 4)).assign(backend="fused", code="a", label="b", name="c")

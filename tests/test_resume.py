@@ -219,6 +219,7 @@ def test_mlflow_has_one_run_with_every_step_once(tmp_path: Path, cache: str) -> 
     assert RunFolder(the_run(tmp_path)).status().mlflow_run_id == found.info.run_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", slow_but([""], ["", "rerun=true", "validation.every_steps=1"]))
 def test_a_second_process_leaves_a_running_run_alone(again: str, tmp_path: Path, cache: str, undisturbed: Path) -> None:
     def files() -> dict[Path, bytes]:
@@ -240,6 +241,7 @@ def test_a_second_process_leaves_a_running_run_alone(again: str, tmp_path: Path,
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_a_result_which_keeps_everything(tmp_path: Path, cache: str) -> None:
     absurd = (*COMMAND, cache, "optimizer.lr=1e20", "checkpoint.every_steps=1")
     code, said = run(tmp_path, *absurd)

@@ -240,7 +240,7 @@ def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> 
     assert sentence.endswith("which differ in the order of sums alone.")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_dry_run_says_it_as_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("+experiment=quickstart", "+debug=tiny", "tracking=none", "precision=bf16,mxfp8,mx_mix", "dry_run=true")
     assert call(*words) == (0, "")

@@ -159,7 +159,7 @@ def test_bound_holds_and_is_nearly_reached_by_lone_spikes(rule: str, block_size:
     assert (gaussian(64, 1024) ** 9 / norm.rms(gaussian(64, 1024) ** 9)).abs().max() <= norm.bound
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     x = gaussian(16, 256)

@@ -119,7 +119,7 @@ def correlation(a, b):
     return torch.corrcoef(torch.stack((a.double().flatten(), b.double().flatten())))[0, 1].item()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_compiled_as_eager():
     compiled = torch.compile(lambda draws: (random_words(draws, 8, 24), random_signs(draws, 16)), fullgraph=True)
     for step in range(3):

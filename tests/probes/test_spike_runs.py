@@ -13,7 +13,7 @@ from commands import ONE_BLOCK, TINY, Fault, killed_at, run, the_run
 from mxstudy.results import load
 from mxstudy.train.checkpoint import PINNED
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.slow
 
 COMMAND = (
     *(*TINY, *ONE_BLOCK, "precision=mxfp8", "norm=mxnorm_p2", "train.steps=24", "checkpoint.every_steps=4"),
@@ -38,7 +38,6 @@ def pinned(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"checkpoints/*/{PINNED}"))
 
 
-@pytest.mark.slow
 def test_each_spike_names_the_checkpoint_before_it_which_stays(undisturbed: Path) -> None:
     frame = spikes(undisturbed)
     before = [f"step_{step // 4 * 4:08d}" if step >= 4 else None for step in frame["step"]]
@@ -60,7 +59,6 @@ def test_each_spike_has_its_ring(undisturbed: Path) -> None:
         assert len(rows["norm"].unique()) == 3
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_it_notices_the_same_spikes(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     for step in (10, 19):
         fault = killed_at(rf'os\.write .*"step": {step}, "tokens"')
@@ -77,7 +75,6 @@ def test_killed_and_resumed_it_notices_the_same_spikes(tmp_path: Path, cache: st
     assert (both["absmax"] == both["absmax_undisturbed"]).all()
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_for_the_ring_ends_nothing(tmp_path: Path, cache: str, undisturbed: Path) -> None:
     code, said = run(tmp_path, *COMMAND, cache, fault=Fault(r"open .*/spikes/\.step_", errno=errno.ENOSPC))
     assert code == 0, said

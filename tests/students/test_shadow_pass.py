@@ -28,6 +28,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, target
 
 
+@pytest.mark.slow
 @each("norm", NORMS)
 @each("ops", ["fp32", "bf16", "code"])
 @each("model", [{}, ATTENTION], ids=str)

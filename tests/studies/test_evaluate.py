@@ -149,6 +149,7 @@ def test_what_was_evaluated_is_skipped_wherever_its_data_comes_from(
     assert checks.STUDY.identity(settings(*elsewhere)) != checks.STUDY.identity(settings(*asked))
 
 
+@pytest.mark.slow
 def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], uri: str, cache: str, tmp_path: Path) -> None:
     run_here(tmp_path, "+experiment=quickstart", "+debug=tiny", "runs_dir=runs", f"tracking.uri={uri}", cache)
     (training,) = find_runs(tmp_path / "runs")
@@ -204,6 +205,7 @@ def settings(*arguments: str) -> Any:
     return read_run(one.values)
 
 
+@pytest.mark.slow
 def test_missing_data_is_left_out_on_request(asked: list[str], evaluation_sets: Path, tmp_path: Path) -> None:
     some = tmp_path / "some"
     some.mkdir()

@@ -133,6 +133,7 @@ def test_a_checkpoint_of_two_ranks_is_read_by_any_number(lives: tuple[int, ...],
     assert RunFolder(run).status().state == "finished"
 
 
+@pytest.mark.slow
 def test_the_same_ranks_go_on_to_the_same_bits(tmp_path: Path, two: Path) -> None:
     run = killed_after(two, 4, tmp_path)
     ran(tmp_path, run, 2)

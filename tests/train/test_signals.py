@@ -27,7 +27,7 @@ def told_in_between(folder: Path) -> list[tuple[int | None, int | None]]:
     return found
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_signal_that_comes_while_the_ranks_talk_is_not_lost_and_not_one_ranks_alone(tmp_path):
     told = signal.SIGUSR2
     assert together(tmp_path, 2, told_in_between, tmp_path) == [
