@@ -43,7 +43,7 @@ from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.arm_colors import KNOWN as KNOWN
 from mxstudy.tracking.arm_colors import OTHERS as OTHERS
-from mxstudy.tracking.code import code_at, different_code
+from mxstudy.tracking.code import BESIDE, code_at, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
@@ -129,12 +129,14 @@ def mixed_code(runs: pd.DataFrame) -> str | None:
     """Return a sentence that says which runs of a frame are of different code; None if all are of the same.
 
     `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
-    GPU. Each fingerprint counts once, and different kinds of run are not compared. No verdict may be made from runs of
-    different code.
+    GPU. The replicas of a stack, and a run that two tables have, count once; two runs of one fingerprint count each, if
+    their commits or code differ. Different kinds of run are not compared. No verdict may be made from runs of different
+    code.
     """
     if "code" not in runs:
         return None
-    once = runs.drop_duplicates("fingerprint").rename(columns={"config.study": "study"})
+    identity = [column for column in ("fingerprint", "commit", "code", *BESIDE) if column in runs]
+    once = runs.drop_duplicates(identity).rename(columns={"config.study": "study"})
     return different_code(once.to_dict("records"))
 
 
