@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.decisive_arms import DECISIVE_ARMS
 from analysis.pages.marks import Parts, rows_of, share, steps, wilson
-from analysis.pages.student_lots import DATA_SEED, SEED, counted, difference, findings, interval, lot, verdicts
+from analysis.pages.student_lots import DATA_SEED, SEED, counted, difference, findings, interval, lot, shown, verdicts
 from analysis.statistics import CONFIDENCE
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA
@@ -86,11 +86,6 @@ def up_at_the_end(name: str) -> str:
 def less(name: str, other: str) -> str:
     """Return how much more often the one arm diverges than the other, by data seeds that both have."""
     return shown(replicas.difference(ARMS[name](), ARMS[other]()))
-
-
-def shown(found: replicas.Difference | None) -> str:
-    assert found is not None
-    return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"
 
 
 def final(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.marks import rows_of, share
 from analysis.statistics import CONFIDENCE
-from analysis.students.arms import ended
+from analysis.students.arms import Difference, ended
 from mxstudy.results import markdown
 
 DATA_SEED, SEED = "config.data_seed", "config.seed"
@@ -69,3 +69,8 @@ def interval(figure: int, place: int) -> str:
 def counted(runs: pd.DataFrame) -> str:
     """Return how many of these runs diverged: '21 of 32'."""
     return share((runs["diverged"] > 0).sum(), len(runs))
+
+
+def shown(found: Difference | None) -> str:
+    assert found is not None
+    return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"
