@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.instability.claims import came_back
+from analysis.pages import students
 from analysis.pages.marks import Parts, least_and_most, share, steps, wilson
 from analysis.pages.student_lots import DATA_SEED, SEED, counted, difference, findings, lot, shown, verdicts
 from analysis.students import arms as replicas
@@ -143,6 +144,7 @@ WINDOW: Parts = {
         for key, name in PRECISIONS.items()
         for text in ("4e-4", "6e-4")
     },
+    "at 5e-4, one data seed": partial(students.alone, "mx_mix", "lr 0.0005"),
     "late in MX mix": partial(late, "mx_mix", 4000),
     **{f"{name} comes back": partial(back, key) for key, name in PRECISIONS.items()},
     "spikes": spikes,
