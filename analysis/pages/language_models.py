@@ -256,6 +256,8 @@ def repeats() -> str:
 
 
 SENSITIVITY: Parts = {
+    "unigram entropy": lambda: f"{rows_of('runs', 'lr_sensitivity')['unigram_entropy_nats'].iloc[0]:.4f}",
+    "parameters": lambda: f"{rows_of('runs', 'lr_sensitivity')['parameters'].iloc[0] / 1e6:.1f}",
     "interval of p=2 at 2^-3": partial(interval, "mxnorm_p2", 2.0**-3),
     "seeds apart at the best": partial(apart, 2.0**-9),
     "at 2^-13": partial(both_norms, 2.0**-13),
