@@ -128,10 +128,10 @@ def copies_lead() -> str:
     return f"{(found['alike_us'] - found['floor_us']).max():.1f}"
 
 
-def at_2_25(fmt: str, column: str) -> float:
+def at_2_25(fmt: str, column: str) -> str:
     """Return the geometric mean over the cases of 2^25 elements."""
     found = large()[(large()["hidden_size"] * large()["tokens"] == 2**25) & (large()["format"] == fmt)]
-    return mean_of(found.assign(alike_of_floor=found["floor_us"] / found["alike_us"])[column])
+    return f"{mean_of(found.assign(alike_of_floor=found['floor_us'] / found['alike_us'])[column]):.2f}"
 
 
 @cache
@@ -157,8 +157,8 @@ def spread_of_layers(precision: str) -> str:
 KERNELS: Parts = {
     "shapes": lambda: str(means("E4M3", 32)["cases"]),
     "lead of copy_": copies_lead,
-    **{f"best of the seven at 2^25, {fmt}": lambda fmt=fmt: f"{at_2_25(fmt, 'alike_of_floor'):.2f}" for fmt in FORMATS},
-    **{f"over alike at 2^25, {fmt}": lambda fmt=fmt: f"{at_2_25(fmt, 'mxnorm_of_alike'):.2f}" for fmt in FORMATS},
+    **{f"best of the seven at 2^25, {fmt}": partial(at_2_25, fmt, "alike_of_floor") for fmt in FORMATS},
+    **{f"over alike at 2^25, {fmt}": partial(at_2_25, fmt, "mxnorm_of_alike") for fmt in FORMATS},
     "GB of the largest": lambda: least_and_most(largest()["bytes"] / 1e9, ".1f"),
     "TB/s of the largest": partial(rates, "mxnorm_one_pass_us"),
     "TB/s of their floors": partial(rates, "floor_us"),

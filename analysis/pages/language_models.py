@@ -138,6 +138,10 @@ def bound_of(histograms: pd.DataFrame, norm: str) -> str:
     return f"{bound:.1f}".removesuffix(".0")
 
 
+def bound(norm: str) -> str:
+    return bound_of(histograms(), norm)
+
+
 def tails(*norms: str) -> str:
     """Return the outermost bins of the fifth block's outputs: the least of all norms to the most."""
     own = histograms()[histograms()[NORM].isin(norms)].filter(regex=r"^layers\.4\..*/output$")
@@ -157,7 +161,7 @@ def of_corpus(key: str) -> int:
 
 
 PRETRAIN: Parts = {
-    **{f"bound of {norm}": lambda norm=norm: bound_of(histograms(), norm) for norm in NORMS},
+    **{f"bound of {norm}": partial(bound, norm) for norm in NORMS},
     "tails of p=2": partial(tails, "mxnorm_p2"),
     "tails of the others": partial(tails, "rmsnorm", "mxnorm_p1"),
     "plain MXFP8 over bf16": plain_over_bf16,

@@ -73,6 +73,11 @@ def by_data_seed() -> str:
     return markdown(["", *map(str, seeds)], cells, left=[""])
 
 
+def diverged(*of: Any, **also: Any) -> str:
+    """Return how many of the runs that `window` chooses diverged."""
+    return counted(window(*of, **also))
+
+
 def unstable(precision: str, width: int) -> str:
     own = window(precision, width)
     return share((own["open"] | (own["diverged"] > 0)).sum(), len(own))
@@ -129,16 +134,16 @@ WINDOW: Parts = {
     "by rate": by_rate,
     "by data seed": by_data_seed,
     **{f"FP32 not stable at {width}": partial(unstable, "fp32", width) for width in (512, 768)},
-    **{name: lambda key=key: counted(window(key)) for key, name in PRECISIONS.items()},
-    **{f"MX mix at {text}": lambda rate=rate: counted(window("mx_mix", rate=rate)) for text, rate in RATES.items()},
-    "at 2e-4": lambda: counted(window(rate=2e-4)),
-    "FP32 at 768 and 6e-4": lambda: counted(window("fp32", 768, 6e-4)),
+    **{name: partial(diverged, key) for key, name in PRECISIONS.items()},
+    **{f"MX mix at {text}": partial(diverged, "mx_mix", rate=rate) for text, rate in RATES.items()},
+    "at 2e-4": partial(diverged, rate=2e-4),
+    "FP32 at 768 and 6e-4": partial(diverged, "fp32", 768, 6e-4),
     "first in FP32": lambda: f"{lost('fp32')['outcome.diverged_at'].min():,.0f}",
     "last in FP32": lambda: f"{lost('fp32')['outcome.diverged_at'].max():,.0f}",
     "MX mix less FP32": partial(difference, 6, 2),
     "by rates": by_rates,
     "wider": wider,
-    **{f"FP32 at {width}": lambda width=width: counted(window("fp32", width)) for width in (512, 768)},
+    **{f"FP32 at {width}": partial(diverged, "fp32", width) for width in (512, 768)},
     **{
         f"{name} alone at {text}": partial(alone_at, key, RATES[text])
         for key, name in PRECISIONS.items()

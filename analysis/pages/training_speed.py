@@ -223,6 +223,11 @@ def milliseconds(host: str, precision: str, gpus: int) -> str:
     return f"{case(host, precision, gpus)['step_ms']:.1f}"
 
 
+def of_four(host: str, precision: str) -> str:
+    """Return the efficiency of four GPUs."""
+    return f"{case(host, precision, 4)['efficiency']:.3f}"
+
+
 def apart(precision: str, gpus: int) -> str:
     """Return by how much a step is shorter on the other host, in percent."""
     less = 1 - case(THERE, precision, gpus)["step_ms"] / case(HERE, precision, gpus)["step_ms"]
@@ -260,10 +265,10 @@ SCALING: Parts = {
     "bf16, one GPU there": partial(milliseconds, THERE, "bf16", 1),
     "bf16, one GPU less": partial(apart, "bf16", 1),
     "bf16, four GPUs less": partial(apart, "bf16", 4),
-    "bf16, four GPUs there": lambda: f"{case(THERE, 'bf16', 4)['efficiency']:.3f}",
+    "bf16, four GPUs there": partial(of_four, THERE, "bf16"),
     "bf16, eight over one there": lambda: f"{case(THERE, 'bf16', 1)['step_ms'] / case(HERE, 'bf16', 8)['step_ms']:.3f}",
     **{
-        f"MXFP8, {said}": lambda host=host, gpus=gpus: milliseconds(host, "mxfp8", gpus)
+        f"MXFP8, {said}": partial(milliseconds, host, "mxfp8", gpus)
         for said, host, gpus in (
             ("one GPU there", THERE, 1),
             ("one GPU here", HERE, 1),
@@ -272,7 +277,7 @@ SCALING: Parts = {
         )
     },
     **{
-        f"MXFP8, efficiency {said}": lambda host=host: f"{case(host, 'mxfp8', 4)['efficiency']:.3f}"
+        f"MXFP8, efficiency {said}": partial(of_four, host, "mxfp8")
         for said, host in (("there", THERE), ("here", HERE))
     },
     "parameters": lambda: f"{case(HERE, 'mxfp8', 8, 'llama_8b')['parameters'] / 1e9:.2f} billion",

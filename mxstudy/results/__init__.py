@@ -135,9 +135,9 @@ def mixed_code(runs: pd.DataFrame) -> str | None:
     """
     if "code" not in runs:
         return None
-    identity = [column for column in ("fingerprint", "commit", "code", *BESIDE) if column in runs]
-    once = runs.drop_duplicates(identity).rename(columns={"config.study": "study"})
-    return different_code(once.to_dict("records"))
+    identity = ("fingerprint", "commit", "code", *BESIDE, "study", "config.study")
+    once = runs[[column for column in identity if column in runs]].drop_duplicates()
+    return different_code(once.rename(columns={"config.study": "study"}).to_dict("records"))
 
 
 def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:
