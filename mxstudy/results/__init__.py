@@ -140,6 +140,16 @@ def mixed_code(runs: pd.DataFrame) -> str | None:
     return different_code(once.rename(columns={"config.study": "study"}).to_dict("records"))
 
 
+def shared_fingerprint(runs: pd.DataFrame) -> str | None:
+    """Return a fingerprint that runs of several commits have; None if there is none.
+
+    Rows of steps, probes and answers name no commit, so that those of such runs cannot be told apart.
+    """
+    once = runs.drop_duplicates([column for column in ("fingerprint", "commit") if column in runs])["fingerprint"]
+    shared = once[once.duplicated()]
+    return str(shared.iloc[0]) if len(shared) else None
+
+
 def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:
     """Return what `mixed_code` reads of each run; a path is as in `load`, and one without runs adds none.
 
