@@ -7,10 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.instability.claims import came_back
 from analysis.pages import students
 from analysis.pages.marks import Parts, least_and_most, share, steps, wilson
-from analysis.pages.student_lots import DATA_SEED, SEED, counted, difference, findings, lot, shown, verdicts
+from analysis.pages.student_lots import DATA_SEED, SEED, back, counted, difference, findings, lot, shown, verdicts
 from analysis.students import arms as replicas
 from mxstudy.results import markdown
 
@@ -109,10 +108,8 @@ def late(precision: str, step: int) -> str:
     return share((at > step).sum(), len(at))
 
 
-def back(precision: str) -> str:
-    """Return how many of the runs that diverge end below 10 times their best loss."""
-    ends = came_back(lost(precision), pd.DataFrame())
-    return share(ends.sum(), len(ends))
+def back_in(precision: str) -> str:
+    return back(window(precision))
 
 
 def spikes(**of: Any) -> str:
@@ -151,7 +148,7 @@ WINDOW: Parts = {
     },
     "at 5e-4, one data seed": partial(students.alone, "mx_mix", "lr 0.0005"),
     "late in MX mix": partial(late, "mx_mix", 4000),
-    **{f"{name} comes back": partial(back, key) for key, name in PRECISIONS.items()},
+    **{f"{name} comes back": partial(back_in, key) for key, name in PRECISIONS.items()},
     "spikes": spikes,
     "spikes in FP32 at 768 and 6e-4": partial(spikes, precision="fp32", width=768, rate=6e-4),
     **{f"price at {width}": partial(dearer, width) for width in (512, 768)},

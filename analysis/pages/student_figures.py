@@ -10,7 +10,18 @@ import pandas as pd
 from analysis.instability import claims as prestated
 from analysis.pages.decisive_arms import DECISIVE_ARMS
 from analysis.pages.marks import Parts, rows_of, share, steps, wilson
-from analysis.pages.student_lots import DATA_SEED, SEED, counted, difference, findings, interval, lot, shown, verdicts
+from analysis.pages.student_lots import (
+    DATA_SEED,
+    SEED,
+    back,
+    counted,
+    difference,
+    findings,
+    interval,
+    lot,
+    shown,
+    verdicts,
+)
 from analysis.statistics import CONFIDENCE
 from analysis.students import arms as replicas
 from analysis.students.arms import REPLICA
@@ -187,11 +198,8 @@ def of_seeds(name: str, other: str) -> pd.DataFrame:
 WITH_KL = ("MXFP8, KL", "FP32, KL")
 
 
-def back(name: str) -> str:
-    """Return how many of the runs that diverge end below 10 times their best loss."""
-    runs = ARMS[name]()
-    ends = prestated.came_back(runs, pd.DataFrame()).dropna()
-    return share(ends.sum(), len(ends))
+def back_in(name: str) -> str:
+    return back(ARMS[name]())
 
 
 def middle_loss(name: str, column: str) -> str:
@@ -239,7 +247,7 @@ LOSS_AND_WEIGHTS: Parts = {
     "with KL, before step 2,000": partial(before, 2000),
     "first with KL": partial(lost_at, "MXFP8, KL"),
     **{f"step, {name}": partial(middle_step, name) for name in WITH_KL},
-    **{f"come back, {name}": partial(back, name) for name in ("MXFP8", *WITH_KL)},
+    **{f"come back, {name}": partial(back_in, name) for name in ("MXFP8", *WITH_KL)},
     **{
         f"{said}, {name}": partial(middle_loss, name, column)
         for said, column in (("best loss", "best_loss"), ("last loss", "loss"))

@@ -74,3 +74,9 @@ def counted(runs: pd.DataFrame) -> str:
 def shown(found: Difference | None) -> str:
     assert found is not None
     return f"{found.value:+.2f} ({found.low:+.2f} .. {found.high:+.2f})"
+
+
+def back(runs: pd.DataFrame) -> str:
+    """Return how many of the runs that diverge end below 10 times their best loss."""
+    ends = prestated.came_back(runs, pd.DataFrame()).dropna()
+    return share(ends.sum(), len(ends))
