@@ -134,6 +134,9 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
     if kept.empty:
         options.error(f"--only, --without: none of the {len(runs)} runs is left")
     kept = results.with_arms(kept, dict([baseline.split("=", 1)]) if baseline else None)
+    shared = results.shared_fingerprint(kept)
+    if shared and {*kinds} != {"runs"}:
+        options.error(f"--runs: runs of several commits have the fingerprint {shared[:12]}; give one of them at a time")
     is_whole = len(kept) == len(runs)
     return [kept if kind == "runs" else of_runs(frame, kept, is_whole) for kind, frame in frames.items()]
 
@@ -216,7 +219,7 @@ def caption(rows: pd.DataFrame, shows: str | None, paths: Sequence[Path] = ()) -
     from, needed if they are not rows of runs.
     """
     by = "arm" if "color" in rows else "label"  # a benchmark's rows are of a device
-    runs = rows.drop_duplicates("fingerprint")
+    runs = rows.drop_duplicates([key for key in ("fingerprint", "commit") if key in rows])
     arms = runs.groupby(by, sort=False)["fingerprint"]
     lines = [
         f"- {arm}: {len(names)} run{'s' * (len(names) > 1)} ({', '.join(name[:12] for name in names)})"

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from analysis import figures
+from analysis import figures, loss_curves
 from analysis.figures import FIGURES, RESULTS, Figure
 from analysis.style import caption
 
@@ -121,3 +121,13 @@ def test_a_caption_names_arms_seeds_and_runs() -> None:
         f"- rmsnorm: 2 runs ({'a' * 12}, {'b' * 12})",
         f"- mxnorm_p2: 1 run ({'c' * 12})",
     ]
+    twice = rows.assign(commit=list("xxxyyy"))
+    assert f"- mxnorm_p2: 2 runs ({'c' * 12}, {'c' * 12})" in caption(twice, None).splitlines()
+
+
+def test_curves_of_two_runs_with_one_fingerprint_are_not_drawn_as_one(monkeypatch, capsys) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        loss_curves.main(["--runs", "results/mxnorm_pretrain", "results/mxnorm_pretrain_faaaffd"])
+    said = "error: --runs: runs of several commits have the fingerprint 46b5a129726b; give one of them at a time"
+    assert said in capsys.readouterr().err

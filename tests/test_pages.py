@@ -17,6 +17,34 @@ PLANS = {"README", "prestated"}  # their tables are an index, and plans, whose n
 SLOW = {"olmes"}  # bootstraps
 SHOWN = re.compile(r"!\[[^]]*\]\((\w+)\.png\)")
 
+# What looks measured: decimals, percentages, counts of a total, intervals, and numbers with a comma; not 12 or 512.
+MEASURED = re.compile(r"[+-]?\d+\.\d+(?:e-?\d+)?|\d+ \.\. \d+|\d+ of (?:the )?\d+|\d+ ?%|\d+,\d{3}")
+PROVENANCE = re.compile(r"^## How it was (?:obtained|made)$.*", re.S | re.M)
+NO_NUMBERS = re.compile(r"^ {4}.*$|`[^`]*`|\]\([^)]*\)", re.M)  # commands, code, links
+OTHER_NUMBERS = re.compile(
+    r"""
+    (?:torch|torchao|lm-eval)\ [\d.]+                                         # versions
+    | (?:[Ss]ections?|appendi(?:x|ces)|[Ff]igures?|Eq\.)\ [\dA-Z.]+(?:,\ [\dA-Z.]+)*  # places in a document
+    | [(;]\ ?(?:limits?|target)\b[^);]*                                     # what was to be reached
+    | \(the\ paper\b[^)]*\)                                                 # a paper's
+    | 9[05]\ %                                                              # levels of intervals
+    | [^.]*(?:[.]\d[^.]*)*\bno\ table\ holds\b[^.]*(?:[.]\d[^.]*)*            # what cannot be made anew
+    """,
+    re.X,
+)
+SETTINGS = {  # numbers of a page that say how something was made or counted, in its sentences
+    "README": ("0.88", "0.02"),
+    "checkpoint": ("10 %",),
+    "data": ("32,000",),
+    "kernels": ("0.90", "0.95", "4.8", "1,280", "8,192", "4,096", "65,536"),
+    "learning_rate_window": ("0.22", "6,500", "7,000", "4,000"),
+    "mxnorm_equivalence": ("2.93", "0.026"),
+    "olmes": ("2,900",),
+    "spike_proxy": ("30 %", "1,200", "0.4814", "0.4688"),
+    "student_figures": ("1 %", "75 %", "0.875", "1,200", "4,800", "8,900", "2,000", "0.5"),
+    "student_teacher": ("0.88", "0.22", "3.2", "1,000", "1,500", "2,000", "6,500", "8,500", "9,000"),
+}
+
 
 def page_of(name: str) -> str:
     return (ROOT / RESULTS / f"{name}.md").read_text()
@@ -44,6 +72,31 @@ def test_every_page_is_made_from_tables() -> None:
     for name in pages - PLANS:
         prose = PART.sub("", page_of(name))
         assert not [line for line in prose.splitlines() if line.startswith("|")], f"{name}: a table without a mark"
+
+
+def typed(page: str) -> list[str]:
+    """Return the numbers of a page that look measured and are not made from a table."""
+    prose = NO_NUMBERS.sub("", PART.sub("", PROVENANCE.sub("", page)))
+    return MEASURED.findall(OTHER_NUMBERS.sub("", " ".join(prose.split())))
+
+
+@pytest.mark.parametrize("name", sorted({*PAGES} - {"prestated"}))
+def test_no_number_of_a_sentence_is_typed(name: str) -> None:
+    assert {*typed(page_of(name))} == {*SETTINGS.get(name, ())}, "mark it, or name it among the settings"
+
+
+def test_what_is_typed_is_seen() -> None:
+    made = "<!-- from: a -->7.5<!-- end --> and `lr=0.1` ([text](0.3.md), torch 2.11.0, section 3.5; limit: 1.06)"
+    said = "rates were 0.7, of another call, which no table holds. In (the paper: 3.1) 95 % is\n\n    python 0.4"
+    assert typed(f"{made}. Elsewhere {said}\n\n## How it was obtained\nIt took 1,220 s.") == []
+    assert typed("4 of 21 end 0.5 .. 0.7 lower, by 12 %, -0.23 (at 7,299)") == [
+        "4 of 21",
+        "0.5",
+        "0.7",
+        "12 %",
+        "-0.23",
+        "7,299",
+    ]
 
 
 def test_every_image_is_on_a_page_and_can_be_drawn() -> None:

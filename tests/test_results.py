@@ -20,6 +20,7 @@ from mxstudy.results import (
     load_runs,
     load_validations,
     markdown,
+    mixed_code,
     plus_minus,
     read_table,
     smoothed,
@@ -176,3 +177,15 @@ def test_on_which_backends_a_run_ran(tmp_path: Path) -> None:
     for frame in (runs, load([tmp_path / "two"], "runs")):
         assert frame["backend"].isna().tolist() == [True, False]
         assert frame["backend"].iloc[1] == "fused, reference"
+
+
+def test_two_runs_of_one_fingerprint_and_different_code_are_told_apart() -> None:
+    replica = {"fingerprint": "f", "commit": "1", "code": "a", "torch": "2.11.0", "config.study": "students"}
+    one = pd.DataFrame([replica | {"replica": number} for number in range(3)])
+    assert mixed_code(pd.concat([one, one])) is None  # as two tables have them that share a baseline
+    assert mixed_code(pd.concat([one, one.assign(commit="2")])) is None  # its docstrings changed
+    assert "(code a in 1 run, b in 1 run)" in str(mixed_code(pd.concat([one, one.assign(code="b")])))
+    assert "(torch 2.11.0 in 1 run, 2.13.0 in 1 run)" in str(mixed_code(pd.concat([one, one.assign(torch="2.13.0")])))
+    unknown = one.assign(code="unknown")
+    assert mixed_code(unknown) is None  # one run is compared with nothing
+    assert "(code unknown in 2 runs)" in str(mixed_code(pd.concat([unknown, unknown.assign(commit="2")])))

@@ -304,20 +304,30 @@ def report(runs: pd.DataFrame, last_bin: pd.DataFrame, figure: int) -> str:
     )
 
 
+def filling(runs: pd.DataFrame, last_bin: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """Return the replicas that ever have most of the first block's gains in the last bin, and what divergences find.
+
+    By replica: the first and last such step before its divergence, and `diverged`; and of the replicas that diverged
+    the share in the last measurement before that.
+    """
+    measured = last_bin[[*REPLICA, "step"]].assign(share=last_bin[first_gain(last_bin)])
+    measured = measured.merge(runs[[*REPLICA, "outcome.diverged_at", "diverged"]])
+    before = measured[~(measured["step"] >= measured["outcome.diverged_at"])]
+    by_replica = before[before["share"] >= FILLED].groupby(REPLICA)
+    full = by_replica.agg(first=("step", "min"), last=("step", "max"), diverged=("diverged", "first"))
+    ends = before[before["outcome.diverged_at"].notna()].sort_values("step").groupby(REPLICA).tail(1)["share"]
+    return full, ends
+
+
 def filled(runs: pd.DataFrame, last_bin: pd.DataFrame) -> str:
     """Return Markdown: for each arm, how many replicas have most of the first block's gains in the last bin, and when.
 
     This is a description that was added after the runs were seen; it decides no claim.
     """
-    name, runs = first_gain(last_bin), without_open(runs)
+    runs = without_open(runs)
     rows = []
     for arm, own in runs.groupby(named(runs, ["precision", "fidelity", "teacher"]), sort=False):
-        measured = last_bin[[*REPLICA, "step"]].assign(share=last_bin[name])
-        measured = measured.merge(own[[*REPLICA, "outcome.diverged_at", "diverged"]])
-        before = measured[~(measured["step"] >= measured["outcome.diverged_at"])]
-        by_replica = before[before["share"] >= FILLED].groupby(REPLICA)
-        full = by_replica.agg(first=("step", "min"), last=("step", "max"), diverged=("diverged", "first"))
-        ends = before[before["outcome.diverged_at"].notna()].sort_values("step").groupby(REPLICA).tail(1)["share"]
+        full, ends = filling(own, last_bin)
         rows.append(
             (
                 arm,

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from analysis.pages.kernels import KERNELS
-from analysis.pages.language_models import PRETRAIN, PROXY, SENSITIVITY
+from analysis.pages.language_models import PRETRAIN, SENSITIVITY
+from analysis.pages.learning_rate_window import WINDOW
 from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
 from analysis.pages.pilot import DECISION, PILOT
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
-from analysis.pages.student_lots import STUDENT_FIGURES, WINDOW
+from analysis.pages.spike_proxy import PROXY
+from analysis.pages.student_figures import STUDENT_FIGURES
 from analysis.pages.students import STUDENT_TEACHER
 from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
 from analysis.pages.zero_shot import ZERO_SHOT

@@ -11,6 +11,8 @@ import pandas as pd
 from analysis.pages.marks import Parts, benchmark, least_and_most, rows
 from mxstudy.results import markdown
 
+FORMATS = ("E4M3", "E2M1")
+
 
 def means(fmt: str, block: int, large: bool = False) -> dict[str, Any]:
     all_of_them = benchmark("kernels")["settings"]["geometric_means"]
@@ -24,7 +26,7 @@ def means(fmt: str, block: int, large: bool = False) -> dict[str, Any]:
 
 def kernels() -> str:
     cells = []
-    for fmt in ("E4M3", "E2M1"):
+    for fmt in FORMATS:
         for block in (16, 32, 64):
             every, large = means(fmt, block), means(fmt, block, large=True)
             cells.append(
@@ -110,7 +112,7 @@ def over_alike(fmt: str) -> str:
 
 def of_all_blocks(column: str) -> str:
     """Return the least and the most over formats and blocks; `column` is of the large cases if it is a share."""
-    cases = [(fmt, block) for fmt in ("E4M3", "E2M1") for block in (16, 32, 64)]
+    cases = [(fmt, block) for fmt in FORMATS for block in (16, 32, 64)]
     is_share = column.endswith("of_floor")
     return least_and_most(pd.Series([means(*case, large=is_share)[column] for case in cases]), ".2f")
 
@@ -120,10 +122,52 @@ def share_of_a_layer() -> str:
     return least_and_most(100 * own["norm_us"] / own["layer_us"], ".0f") + " %"
 
 
+def copies_lead() -> str:
+    """Return by how many microseconds `copy_` is faster than the best that moves as much, at most, below 2^27."""
+    found = large()[large()["hidden_size"] * large()["tokens"] < 2**27]
+    return f"{(found['alike_us'] - found['floor_us']).max():.1f}"
+
+
+def at_2_25(fmt: str, column: str) -> str:
+    """Return the geometric mean over the cases of 2^25 elements."""
+    found = large()[(large()["hidden_size"] * large()["tokens"] == 2**25) & (large()["format"] == fmt)]
+    return f"{mean_of(found.assign(alike_of_floor=found['floor_us'] / found['alike_us'])[column]):.2f}"
+
+
+@cache
+def largest() -> pd.DataFrame:
+    return large()[large()["hidden_size"] * large()["tokens"] >= 2**29]
+
+
+def rates(column: str) -> str:
+    """Return the least and the most TB/s of the largest cases."""
+    return least_and_most(largest()["bytes"] / largest()[column] / 1e6, ".2f")
+
+
+def spread(cases: pd.DataFrame, column: str) -> str:
+    """Return half the range between the quartiles as a share of the median, in the middle over the cases."""
+    half = (cases[f"{column}_q3_us"] - cases[f"{column}_q1_us"]) / 2
+    return f"{100 * (half / cases[f'{column}_us']).median():.1f} %"
+
+
+def spread_of_layers(precision: str) -> str:
+    return spread(pd.DataFrame(rows("layers")).query("precision == @precision"), "layer")
+
+
 KERNELS: Parts = {
-    **{f"gain in {fmt}": partial(gains, fmt) for fmt in ("E4M3", "E2M1")},
-    **{f"gain in {fmt}, of shapes": partial(gains_of_shapes, fmt) for fmt in ("E4M3", "E2M1")},
-    **{f"{fmt} over alike": partial(over_alike, fmt) for fmt in ("E4M3", "E2M1")},
+    "shapes": lambda: str(means("E4M3", 32)["cases"]),
+    "lead of copy_": copies_lead,
+    **{f"best of the seven at 2^25, {fmt}": partial(at_2_25, fmt, "alike_of_floor") for fmt in FORMATS},
+    **{f"over alike at 2^25, {fmt}": partial(at_2_25, fmt, "mxnorm_of_alike") for fmt in FORMATS},
+    "GB of the largest": lambda: least_and_most(largest()["bytes"] / 1e9, ".1f"),
+    "TB/s of the largest": partial(rates, "mxnorm_one_pass_us"),
+    "TB/s of their floors": partial(rates, "floor_us"),
+    "spread": lambda: spread(pd.DataFrame(rows("kernels")), "mxnorm_one_pass"),
+    "spread of the floor": lambda: spread(pd.DataFrame(rows("kernels")), "floor"),
+    **{f"spread of layers in {precision}": partial(spread_of_layers, precision) for precision in ("MXFP8", "NVFP4")},
+    **{f"gain in {fmt}": partial(gains, fmt) for fmt in FORMATS},
+    **{f"gain in {fmt}, of shapes": partial(gains_of_shapes, fmt) for fmt in FORMATS},
+    **{f"{fmt} over alike": partial(over_alike, fmt) for fmt in FORMATS},
     "large cases": lambda: str(len(large())),
     "least": least,
     "by copy_": lambda: f"{(large()['floor_by'] == 'copy_').sum()} of {len(large())}",

@@ -7,7 +7,7 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
-from analysis.pages.marks import Parts, least_and_most, rows_of
+from analysis.pages.marks import Parts, benchmark, least_and_most, rows_of
 from analysis.statistics import CONFIDENCE, student
 from mxstudy.results import bin_edges, markdown
 
@@ -104,6 +104,13 @@ def faster_gpu() -> str:
     return least_and_most(100 * (pd.Series(found) - 1), ".1f") + " %"
 
 
+def spread_of_speed() -> str:
+    """Return by how much the 10th or the 90th percentile of a run's tokens/s is off the median, at most."""
+    metrics = rows_of("metrics", "mxnorm_pretrain", "mxnorm_pretrain_seed1")
+    of_run = metrics.groupby("fingerprint")["tokens_per_s"].quantile([0.1, 0.5, 0.9]).unstack()
+    return f"{100 * (of_run.div(of_run[0.5], axis=0) - 1).abs().max().max():.1f} %"
+
+
 @cache
 def output_rms() -> pd.DataFrame:
     """Return the RMS of MXNorm's outputs, one column per norm in MX but the two of the first layer, by run and step."""
@@ -119,7 +126,49 @@ def rms_at(step: str, form: str = ".2f") -> str:
     return least_and_most(at.stack(), form)
 
 
+@cache
+def histograms() -> pd.DataFrame:
+    norms = rows_of("runs", "mxnorm_pretrain")[["fingerprint", NORM]]
+    return rows_of("activation_histograms", "mxnorm_pretrain").merge(norms)
+
+
+def bound_of(histograms: pd.DataFrame, norm: str) -> str:
+    """Return the bound of the outputs of a norm that is in MX."""
+    (bound,) = histograms.loc[histograms[NORM] == norm, "layers.0.ffn_norm/bound"].unique()
+    return f"{bound:.1f}".removesuffix(".0")
+
+
+def bound(norm: str) -> str:
+    return bound_of(histograms(), norm)
+
+
+def tails(*norms: str) -> str:
+    """Return the outermost bins of the fifth block's outputs: the least of all norms to the most."""
+    own = histograms()[histograms()[NORM].isin(norms)].filter(regex=r"^layers\.4\..*/output$")
+    ends = [float(word) for counts in own.to_numpy().ravel() for word in of_bins(np.asarray(counts)).split(" to ")]
+    return f"{min(ends):.1f} to {max(ends):.1f}"
+
+
+def plain_over_bf16() -> str:
+    """Return the tokens/s of MXFP8 over those of bf16 in compiled PyTorch, at the earlier commit."""
+    runs = before().query(f"`{NORM}` == 'rmsnorm' and `{SEED}` == 0").set_index(PRECISION)["tokens_per_s"]
+    return f"{runs['mxfp8'] / runs['bf16']:.2f}"
+
+
+def of_corpus(key: str) -> int:
+    """Return a number of the corpus, over both splits."""
+    return sum(split[key] for split in benchmark("mxnorm_pretrain_shards")["splits"].values())
+
+
 PRETRAIN: Parts = {
+    **{f"bound of {norm}": partial(bound, norm) for norm in NORMS},
+    "tails of p=2": partial(tails, "mxnorm_p2"),
+    "tails of the others": partial(tails, "rmsnorm", "mxnorm_p1"),
+    "plain MXFP8 over bf16": plain_over_bf16,
+    "spread of tokens/s": spread_of_speed,
+    "spikes": lambda: f"{pretrained()['spikes'].sum():.0f}",
+    "corpus": lambda: f"{of_corpus('bytes') / 1e6:.1f} MB in {of_corpus('documents'):,} documents",
+    "duplicates": lambda: str(of_corpus("duplicates")),
     "arms": arms,
     "earlier": earlier,
     "range": lambda: f"{pretrained()[LOSS].max() - pretrained()[LOSS].min():.3f}",
@@ -139,65 +188,11 @@ PRETRAIN: Parts = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- spike proxy
-
-
-def proxies() -> str:
-    runs, rms = rows_of("runs", "spike_proxy"), rows_of("norm_output_rms", "spike_proxy")
-    last = rms.sort_values("step").groupby("fingerprint").tail(1).set_index("fingerprint").filter(regex="/rms$")
-    cells = []
-    for _, run in runs.iterrows():
-        least, most = (
-            f"{value:.2f}" for value in (last.loc[run["fingerprint"]].min(), last.loc[run["fingerprint"]].max())
-        )
-        cells.append(
-            (
-                NORMS[run[NORM]],
-                run[SEED],
-                run["fingerprint"][:12],
-                f"{run[LOSS]:.4f}",
-                f"{run['spike_score']:.1f}",
-                least if least == most else f"{least} .. {most}",
-            )
-        )
-    columns = [
-        *("norm", "seed", "fingerprint", "validation loss", "spike score"),
-        "RMS of the norms' outputs at the end, least .. largest",
-    ]
-    return markdown(columns, cells, left=columns)
-
-
-def of_proxy(norm: str, seed: int, digits: int = 3) -> str:
-    """Return how much lower or higher a norm's validation loss is than RMSNorm's, without the sign."""
-    runs = rows_of("runs", "spike_proxy")
-    return f"{abs(loss_of(runs, seed, norm) - loss_of(runs, seed, 'rmsnorm')):.{digits}f}"
-
-
-def largest_output(norm: str, seed: int) -> str:
-    """Return the bin of the largest output of any norm with MX operands, in the last histogram."""
-    runs, seen = rows_of("runs", "spike_proxy"), rows_of("activation_histograms", "spike_proxy")
-    (run,) = runs.loc[(runs[NORM] == norm) & (runs[SEED] == seed), "fingerprint"]
-    last = seen[seen["fingerprint"] == run].sort_values("step").iloc[-1]
-    outputs = [name for name in seen if name.endswith("/output") and name != "norm/output"]
-    return of_bins(np.sum([last[name] for name in outputs], axis=0))
-
-
 def of_bins(counts: np.ndarray) -> str:
     """Return the bin of the largest magnitude that a histogram counts: '26.9 to 32'."""
     filled, edges = np.flatnonzero(counts), bin_edges()
     far = max(((-edges[filled[0] + 1], -edges[filled[0]]), (edges[filled[-1]], edges[filled[-1] + 1])))
-    return f"{far[0]:.3g} to {far[1]:.3g}"
-
-
-PROXY: Parts = {
-    "runs": proxies,
-    **{f"{norm}, seed {seed}": partial(of_proxy, norm, seed) for norm in ("mxnorm_p1", "mxnorm_p2") for seed in (0, 1)},
-    **{
-        f"largest output of {norm}, seed {seed}": partial(largest_output, norm, seed)
-        for norm in NORMS
-        for seed in (0, 1)
-    },
-}
+    return " to ".join(f"{edge:.3g}" if edge < 1000 else f"{edge:,.0f}" for edge in far)
 
 
 # ---------------------------------------------------------------------------------------------- learning rates
@@ -265,6 +260,8 @@ def repeats() -> str:
 
 
 SENSITIVITY: Parts = {
+    "unigram entropy": lambda: f"{rows_of('runs', 'lr_sensitivity')['unigram_entropy_nats'].iloc[0]:.4f}",
+    "parameters": lambda: f"{rows_of('runs', 'lr_sensitivity')['parameters'].iloc[0] / 1e6:.1f}",
     "interval of p=2 at 2^-3": partial(interval, "mxnorm_p2", 2.0**-3),
     "seeds apart at the best": partial(apart, 2.0**-9),
     "at 2^-13": partial(both_norms, 2.0**-13),

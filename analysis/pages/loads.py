@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pandas as pd
+
 from analysis.pages.language_models import pretrained
-from analysis.pages.marks import Parts, benchmark, row, rows
+from analysis.pages.marks import Parts, benchmark, least_and_most, row, rows
 from mxstudy.results import markdown
 
 
@@ -45,6 +49,7 @@ def of_fastest() -> str:
 
 
 DATA: Parts = {
+    "documents": lambda: f"{benchmark('data')['settings']['documents']:,}",
     "batches": batches,
     "tokenising": tokenising,
     "least times": lambda: f"{row('data', batches_from='disk')['times_gpu']:.0f}",
@@ -75,7 +80,29 @@ def over_hflm(who: str) -> str:
     return f"{row('evaluation_speed', who=who)['over_hflm']:.1f} times"
 
 
+def right() -> str:
+    return least_and_most(100 * pd.DataFrame(rows("evaluation_speed"))["right"], ".1f") + " %"
+
+
+def fastest_of_hflm() -> dict[str, Any]:
+    """Return the row of HFLM with the fastest round."""
+    found = (one for one in rows("evaluation_speed") if one["who"].startswith("HFLM"))
+    return min(found, key=lambda one: float(one["least_s"]))
+
+
+def fastest_rate() -> float:
+    return float(fastest_of_hflm()["requests"] / fastest_of_hflm()["least_s"])
+
+
 EVALUATION: Parts = {
+    "requests": lambda: f"{rows('evaluation_speed')[0]['requests']:,}",
+    "right": right,
+    "fastest of HFLM": lambda: (
+        f"{fastest_of_hflm()['who'].removeprefix('HFLM, bf16, ')}: {fastest_rate():,.0f} requests/s"
+    ),
+    "over its fastest": lambda: (
+        f"{row('evaluation_speed', who='ours, bf16')['requests_per_s'] / fastest_rate():.1f} times"
+    ),
     "who": answering,
     "bf16": lambda: over_hflm("ours, bf16"),
     "MXFP8": lambda: over_hflm("ours, rmsnorm, mxfp8, compute bf16").removesuffix(" times"),

@@ -73,7 +73,14 @@ def profiled(arm: str, column: str) -> str:
     return f"{whole[column]:.0f}"
 
 
+def rounds() -> str:
+    """Return the rounds of each size: '19, 9, 35 and 16'."""
+    *most, last = (str(rows(f"train_step_{size}")[0]["rounds"]) for size in SIZES)
+    return f"{', '.join(most)} and {last}"
+
+
 TRAIN_STEP: Parts = {
+    "rounds": rounds,
     "floor": lambda: of_settings("floor_over_bf16", ".2f"),
     "copy": lambda: of_settings("copied_bytes_per_s", ".2f", 1e12),
     **{
@@ -140,7 +147,22 @@ def student_rate(when: str) -> str:
     return f"{one['study']:,.0f}"
 
 
+def of_weight() -> str:
+    (one,) = (one for one in benchmark("recipe_ingredients")["casts"] if one["case"] == "cast_one even -1 of w")
+    return f"{one['over_copy']:.1f} times"
+
+
+def of_all_steps(column: str, form: str) -> str:
+    """Return the least and the most over all steps with MXFP8 of a column."""
+    parts = benchmark("recipe_ingredients")["train_step"].values()
+    found = pd.Series([one[column] for part in parts for one in part["rows"] if one["arm"] != "bf16"])
+    return " to ".join(dict.fromkeys(least_and_most(found, form).split(" to ")))
+
+
 INGREDIENTS: Parts = {
+    "a weight": of_weight,
+    "memory": partial(of_all_steps, "peak_gib", ".1f"),
+    "rounds": partial(of_all_steps, "rounds", "d"),
     "steps": ingredients,
     "casts": casts,
     "all three": all_three,
@@ -190,9 +212,75 @@ def from_two_to_eight() -> Iterator[float]:
         yield 100 * (eight / two - 1)
 
 
+HERE, THERE = "scaling", "scaling_4_gpus"  # hosts
+
+
+def case(host: str, precision: str, gpus: int, model: str = "llama_1b") -> dict[str, Any]:
+    return row(host, model=model, precision=precision, gpus=gpus)
+
+
+def milliseconds(host: str, precision: str, gpus: int) -> str:
+    return f"{case(host, precision, gpus)['step_ms']:.1f}"
+
+
+def of_four(host: str, precision: str) -> str:
+    """Return the efficiency of four GPUs."""
+    return f"{case(host, precision, 4)['efficiency']:.3f}"
+
+
+def apart(precision: str, gpus: int) -> str:
+    """Return by how much a step is shorter on the other host, in percent."""
+    less = 1 - case(THERE, precision, gpus)["step_ms"] / case(HERE, precision, gpus)["step_ms"]
+    return f"{100 * less:.1f} %"
+
+
+def with_the_second(precision: str) -> float:
+    """Return the share of what eight GPUs lose that two lose."""
+    two, eight = (1 - case(HERE, precision, gpus)["efficiency"] for gpus in (2, 8))
+    return float(two / eight)
+
+
+def spreads() -> str:
+    """Return the spread of a step of several GPUs in percent of it, the least and the most."""
+    found = [one["spread_ms"] / one["step_ms"] for one in rows(HERE) if one["model"] == "llama_1b" and one["gpus"] > 1]
+    return least_and_most(100 * pd.Series(found), ".1f") + " %"
+
+
+def of_8b(host: str, gpus: int) -> str:
+    one = case(host, "mxfp8", gpus, "llama_8b")
+    return (
+        f"{plus_minus(one['step_ms'], one['spread_ms'], 1)} ms (MFU {one['mfu']:.3f}, {one['peak_gib']:.1f} GiB a GPU)"
+    )
+
+
 SCALING: Parts = {
     "cases": scaling,
     "bf16": lambda: lost("bf16"),
     "MXFP8": lambda: lost("mxfp8"),
     "two to eight": lambda: f"{max(from_two_to_eight()):.1f} %",
+    "spreads": spreads,
+    "with the second": lambda: (
+        least_and_most(100 * pd.Series([*map(with_the_second, ("bf16", "mxfp8"))]), ".0f") + " %"
+    ),
+    "bf16, one GPU there": partial(milliseconds, THERE, "bf16", 1),
+    "bf16, one GPU less": partial(apart, "bf16", 1),
+    "bf16, four GPUs less": partial(apart, "bf16", 4),
+    "bf16, four GPUs there": partial(of_four, THERE, "bf16"),
+    "bf16, eight over one there": lambda: f"{case(THERE, 'bf16', 1)['step_ms'] / case(HERE, 'bf16', 8)['step_ms']:.3f}",
+    **{
+        f"MXFP8, {said}": partial(milliseconds, host, "mxfp8", gpus)
+        for said, host, gpus in (
+            ("one GPU there", THERE, 1),
+            ("one GPU here", HERE, 1),
+            ("four GPUs there", THERE, 4),
+            ("four GPUs here", HERE, 4),
+        )
+    },
+    **{
+        f"MXFP8, efficiency {said}": partial(of_four, host, "mxfp8")
+        for said, host in (("there", THERE), ("here", HERE))
+    },
+    "parameters": lambda: f"{case(HERE, 'mxfp8', 8, 'llama_8b')['parameters'] / 1e9:.2f} billion",
+    "seconds to build": lambda: f"{case(HERE, 'mxfp8', 8, 'llama_8b')['build_s']:.0f} s",
+    "llama_8b on four": partial(of_8b, THERE, 4),
 }

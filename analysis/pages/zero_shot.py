@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 
 import pandas as pd
 
-from analysis.pages.language_models import LOSS, NORM, NORMS, SEED
-from analysis.pages.marks import Parts, rows_of
+from analysis.pages.language_models import LOSS, NORM, NORMS, SEED, before, loss_of
+from analysis.pages.marks import Parts, least_and_most, rows_of
 from mxstudy import results
 
 QUESTION = ["task", "form", "group", "document", "gold"]
@@ -114,8 +114,68 @@ def every_task() -> str:
     return results.markdown(columns, cells, left=columns)
 
 
+def guessed() -> str:
+    """Return what share of BoolQ's questions has its more frequent answer."""
+    samples = rows_of("samples", "olmes_seed0").query("task == 'boolq'")
+    return f"{100 * samples['gold'].value_counts(normalize=True).max():.1f} %"
+
+
+def of_boolq(axis: int) -> str:
+    """Return the largest difference of BoolQ's bits between two norms of a seed (0), or two seeds of a norm (1)."""
+    own = pd.DataFrame(
+        {
+            seed: scores(seed).query("task == 'boolq' and form == 'cf'").set_index("norm")["bits_per_char"]
+            for seed in SEEDS
+        }
+    )
+    return f"{(own.max(axis=axis) - own.min(axis=axis)).max():.2f}"
+
+
+@cache
+def of_scores() -> pd.Series:
+    """Return MXNorm's score less RMSNorm's in percentage points, by seed, task, form and norm."""
+    parts = {}
+    for seed in SEEDS:
+        own = scores(seed)[scores(seed)["task"].isin(CHANCE)].pivot(
+            index=["task", "form"], columns="norm", values="score"
+        )
+        parts[seed] = own.drop(columns="rmsnorm").sub(own["rmsnorm"], axis=0).stack()
+    return 100 * pd.concat(parts)
+
+
+def largest_of_scores() -> str:
+    """Return the largest difference of scores with its p: '-3.8 points, p < 0.001'."""
+    seed, task, form, norm = of_scores().abs().idxmax()
+    samples = rows_of("samples", f"olmes_seed{seed}").query("task == @task and form == @form")
+    norms = scores(seed).drop_duplicates("fingerprint").set_index("fingerprint")["norm"]
+    answers = samples.assign(norm=samples["fingerprint"].map(norms)).pivot(
+        index="document", columns="norm", values="right"
+    )
+    p = results.difference([(answers[norm].tolist(), answers["rmsnorm"].tolist())]).p
+    assert p is not None
+    return f"{of_scores()[seed, task, form, norm]:+.1f} points, p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+
+
+def then(norm: str) -> float:
+    """Return the validation loss that the same fingerprint had before."""
+    return loss_of(before(), 0, norm, "mxfp8")
+
+
+def once_more() -> str:
+    runs = rows_of("runs", "olmes_training")
+    return least_and_most(pd.Series([abs(loss_of(runs, 0, norm) - then(norm)) for norm in NORMS]), ".3f")
+
+
 ZERO_SHOT: Parts = {
     "averages": averages,
     "between seeds": between_seeds,
     "every task": every_task,
+    "guessed": guessed,
+    "BoolQ between norms": partial(of_boolq, 0),
+    "BoolQ between seeds": partial(of_boolq, 1),
+    "largest of scores": largest_of_scores,
+    "tested": lambda: str(len(of_scores())),
+    "losses then": lambda: ", ".join(f"{then(norm):.3f}" for norm in NORMS),
+    "losses now": partial(losses, 0),
+    "once more": once_more,
 }

@@ -43,7 +43,7 @@ from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.arm_colors import KNOWN as KNOWN
 from mxstudy.tracking.arm_colors import OTHERS as OTHERS
-from mxstudy.tracking.code import code_at, different_code
+from mxstudy.tracking.code import BESIDE, code_at, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
@@ -129,13 +129,25 @@ def mixed_code(runs: pd.DataFrame) -> str | None:
     """Return a sentence that says which runs of a frame are of different code; None if all are of the same.
 
     `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
-    GPU. Each fingerprint counts once, and different kinds of run are not compared. No verdict may be made from runs of
-    different code.
+    GPU. The replicas of a stack, and a run that two tables have, count once; two runs of one fingerprint count each, if
+    their commits or code differ. Different kinds of run are not compared. No verdict may be made from runs of different
+    code.
     """
     if "code" not in runs:
         return None
-    once = runs.drop_duplicates("fingerprint").rename(columns={"config.study": "study"})
-    return different_code(once.to_dict("records"))
+    identity = ("fingerprint", "commit", "code", *BESIDE, "study", "config.study")
+    once = runs[[column for column in identity if column in runs]].drop_duplicates()
+    return different_code(once.rename(columns={"config.study": "study"}).to_dict("records"))
+
+
+def shared_fingerprint(runs: pd.DataFrame) -> str | None:
+    """Return a fingerprint that runs of several commits have; None if there is none.
+
+    Rows of steps, probes and answers name no commit, so that those of such runs cannot be told apart.
+    """
+    once = runs.drop_duplicates([column for column in ("fingerprint", "commit") if column in runs])["fingerprint"]
+    shared = once[once.duplicated()]
+    return str(shared.iloc[0]) if len(shared) else None
 
 
 def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:

@@ -1,0 +1,157 @@
+"""The parts of the page about figure 6 of the instability paper: learning rates of 2e-4 to 6e-4."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from analysis.pages import students
+from analysis.pages.marks import Parts, least_and_most, share, steps, wilson
+from analysis.pages.student_lots import DATA_SEED, SEED, back, counted, difference, findings, lot, shown, verdicts
+from analysis.students import arms as replicas
+from mxstudy.results import markdown
+
+RATES = {"2e-4": 2e-4, "4e-4": 4e-4, "6e-4": 6e-4}
+RATE, WIDTH = "lr", "config.model.hidden_size"
+PRECISIONS = {"fp32": "FP32", "mx_mix": "MX mix"}
+
+
+def window(precision: str | None = None, width: int | None = None, rate: float | None = None) -> pd.DataFrame:
+    runs = lot("learning_rate_window")
+    for column, value in {"choice.precision": precision, WIDTH: width, RATE: rate}.items():
+        runs = runs if value is None else runs[runs[column] == value]
+    return runs
+
+
+def pairs(rate: float, width: int | None = None) -> pd.DataFrame:
+    """Return whether a run diverged, by width and seeds (rows) and precision (columns), where both have the run."""
+    runs = window(width=width, rate=rate)
+    return runs.pivot(index=[WIDTH, DATA_SEED, SEED], columns="choice.precision", values="diverged").dropna() > 0
+
+
+def alone(pairs: pd.DataFrame, precision: str) -> int:
+    """Return of how many pairs only the run in this precision diverged."""
+    return int((pairs[precision] & (pairs.sum(axis=1) == 1)).sum())
+
+
+def by_rate() -> str:
+    cells = []
+    for width, rate in sorted({*window()[[WIDTH, RATE]].itertuples(index=False, name=None)}):
+        own = [window(precision, width, rate) for precision in PRECISIONS]
+        lost = [part["diverged"] > 0 for part in own]
+        both = pairs(rate, width)
+        medians = [steps(part["outcome.diverged_at"]) for part in own]
+        cells.append(
+            (
+                int(width),
+                f"{rate:.0e}".replace("e-0", "e-"),
+                *(f"{share(one.sum(), len(one))} ({wilson(one.sum(), len(one))})" for one in lost),
+                ", ".join(str(part["open"].sum()) for part in own),
+                len(both),
+                alone(both, "fp32"),
+                alone(both, "mx_mix"),
+                "-" if medians == ["-", "-"] else " and ".join(medians),
+            )
+        )
+    columns = [
+        *("width", "learning rate", *PRECISIONS.values(), "up at the end, FP32 and MX mix", "pairs"),
+        *("FP32 alone", "MX mix alone", "median step, FP32 and MX mix"),
+    ]
+    return markdown(columns, cells, left=["learning rate", *PRECISIONS.values(), columns[4], columns[-1]])
+
+
+def by_data_seed() -> str:
+    seeds, cells = sorted(window()[DATA_SEED].unique()), []
+    for precision, name in PRECISIONS.items():
+        for width in sorted(window()[WIDTH].unique()):
+            own = window(precision, width)
+            unstable = own["open"] | (own["diverged"] > 0)
+            cells.append((f"{name}, width {width:.0f}", *(unstable[own[DATA_SEED] == seed].sum() for seed in seeds)))
+    return markdown(["", *map(str, seeds)], cells, left=[""])
+
+
+def diverged(*of: Any, **also: Any) -> str:
+    """Return how many of the runs that `window` chooses diverged."""
+    return counted(window(*of, **also))
+
+
+def unstable(precision: str, width: int) -> str:
+    own = window(precision, width)
+    return share((own["open"] | (own["diverged"] > 0)).sum(), len(own))
+
+
+def alone_at(precision: str, rate: float) -> str:
+    return f"{alone(pairs(rate), precision)} of {len(pairs(rate))}"
+
+
+def by_rates() -> str:
+    """Return the least and the most of the data seeds' differences between MX mix's largest and smallest rate."""
+    found = list(findings(6).values())[3]
+    least, *others = sorted(found.arm - found.baseline)
+    return f"{least:.2f}, against {least_and_most(pd.Series(others), '.2f')}"
+
+
+def wider() -> str:
+    """Return how much more often MX mix diverges at width 768 than at 512, by data seeds, rates averaged."""
+    return shown(replicas.difference(window("mx_mix", 768), window("mx_mix", 512), [RATE]))
+
+
+def lost(precision: str) -> pd.DataFrame:
+    runs = window(precision)
+    return runs[runs["diverged"] > 0]
+
+
+def late(precision: str, step: int) -> str:
+    at = lost(precision)["outcome.diverged_at"]
+    return share((at > step).sum(), len(at))
+
+
+def back_in(precision: str) -> str:
+    return back(window(precision))
+
+
+def spikes(**of: Any) -> str:
+    return f"{window(**of)['outcome.spikes'].sum():.0f}"
+
+
+def dearer(width: int) -> str:
+    """Return by how much MX mix's stable runs end higher than FP32's, the least and the most over rates of medians."""
+    ends = []
+    for precision in PRECISIONS:
+        runs = window(precision, width)
+        stable = runs[~runs["open"] & ~(runs["diverged"] > 0)]
+        ends.append(stable.groupby(RATE)["loss"].median())
+    return least_and_most(100 * (ends[1] / ends[0] - 1), ".0f") + " %"
+
+
+WINDOW: Parts = {
+    "verdicts": partial(verdicts, 6),
+    "by rate": by_rate,
+    "by data seed": by_data_seed,
+    **{f"FP32 not stable at {width}": partial(unstable, "fp32", width) for width in (512, 768)},
+    **{name: partial(diverged, key) for key, name in PRECISIONS.items()},
+    **{f"MX mix at {text}": partial(diverged, "mx_mix", rate=rate) for text, rate in RATES.items()},
+    "at 2e-4": partial(diverged, rate=2e-4),
+    "FP32 at 768 and 6e-4": partial(diverged, "fp32", 768, 6e-4),
+    "first in FP32": lambda: f"{lost('fp32')['outcome.diverged_at'].min():,.0f}",
+    "last in FP32": lambda: f"{lost('fp32')['outcome.diverged_at'].max():,.0f}",
+    "MX mix less FP32": partial(difference, 6, 2),
+    "by rates": by_rates,
+    "wider": wider,
+    **{f"FP32 at {width}": partial(diverged, "fp32", width) for width in (512, 768)},
+    **{
+        f"{name} alone at {text}": partial(alone_at, key, RATES[text])
+        for key, name in PRECISIONS.items()
+        for text in ("4e-4", "6e-4")
+    },
+    "at 5e-4, one data seed": partial(students.alone, "mx_mix", "lr 0.0005"),
+    "late in MX mix": partial(late, "mx_mix", 4000),
+    **{f"{name} comes back": partial(back_in, key) for key, name in PRECISIONS.items()},
+    "spikes": spikes,
+    "spikes in FP32 at 768 and 6e-4": partial(spikes, precision="fp32", width=768, rate=6e-4),
+    **{f"price at {width}": partial(dearer, width) for width in (512, 768)},
+    "runs": lambda: str(len(window())),
+    "open": lambda: str(window()["open"].sum()),
+}

@@ -1,0 +1,283 @@
+"""The parts of the page about figures 3, 8 and 11 of the instability paper: the last bin, the loss, initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+
+from analysis.instability import claims as prestated
+from analysis.pages.decisive_arms import DECISIVE_ARMS
+from analysis.pages.marks import Parts, rows_of, share, steps, wilson
+from analysis.pages.student_lots import (
+    DATA_SEED,
+    SEED,
+    back,
+    counted,
+    difference,
+    findings,
+    interval,
+    lot,
+    shown,
+    verdicts,
+)
+from analysis.statistics import CONFIDENCE
+from analysis.students import arms as replicas
+from analysis.students.arms import REPLICA
+from mxstudy.results import markdown
+
+GAIN_STEPS = (1200, 4800, 8900)
+CODE, TEXT = (f"MXFP8 as the text has it, teacher `{teacher}`" for teacher in ("code", "paper"))
+
+
+def of(name: str, **chosen: str) -> pd.DataFrame:
+    """Return the runs of a lot that have these choices, or values of fields with _ for the dots."""
+    runs = lot(name)
+    for key, value in chosen.items():
+        column = f"choice.{key}" if f"choice.{key}" in runs else f"config.{key.replace('_', '.')}"
+        runs = runs[runs[column] == value]
+    return runs
+
+
+ARMS: dict[str, Callable[[], pd.DataFrame]] = {
+    "FP32": partial(of, "overflow", precision="fp32"),
+    "MXFP8": partial(of, "overflow", precision="mxfp8", fidelity="public_code"),
+    "MXFP8, small weights": partial(of, "initialisation", precision="mxfp8", model_init="xavier"),
+    "MXFP8, KL": partial(of, "loss", precision="mxfp8", loss="kl"),
+    "FP32, KL": partial(of, "loss", precision="fp32", loss="kl"),
+    CODE: partial(of, "overflow", fidelity="paper_text", teacher="code"),
+    TEXT: partial(of, "overflow", fidelity="paper_text", teacher="paper"),
+}
+
+
+def arms() -> str:
+    cells = []
+    for name, runs_of in ARMS.items():
+        runs = runs_of()
+        lost, spikes = (runs["diverged"] > 0).sum(), runs["outcome.spikes"]
+        in_runs = (spikes > 0).sum()
+        cells.append(
+            (
+                name,
+                f"{runs[DATA_SEED].nunique()} x {runs[SEED].nunique()}",
+                share(lost, len(runs)),
+                wilson(lost, len(runs)),
+                runs["open"].sum(),
+                steps(runs["outcome.diverged_at"]),
+                f"{spikes.sum():.0f}, in {in_runs} runs" if in_runs else "none",
+            )
+        )
+    columns = [
+        *("arm", "data seeds x initial seeds", "diverged by step 8,500", "95 %, Wilson", "up at the end"),
+        *("median step", "losses over 100 times the one before"),
+    ]
+    return markdown(columns, cells, left=["arm", "data seeds x initial seeds", "95 %, Wilson", columns[-1]])
+
+
+def count(*names: str) -> str:
+    """Return how many runs of these arms diverged, of all."""
+    return counted(pd.concat([ARMS[name]() for name in names]))
+
+
+def lost_at(name: str) -> str:
+    """Return the earliest step of a divergence."""
+    return f"{ARMS[name]()['outcome.diverged_at'].min():,.0f}"
+
+
+def middle_step(name: str) -> str:
+    return steps(ARMS[name]()["outcome.diverged_at"])
+
+
+def up_at_the_end(name: str) -> str:
+    runs = ARMS[name]()
+    return share(runs["open"].sum(), len(runs))
+
+
+def less(name: str, other: str) -> str:
+    """Return how much more often the one arm diverges than the other, by data seeds that both have."""
+    return shown(replicas.difference(ARMS[name](), ARMS[other]()))
+
+
+def final(names: Sequence[str]) -> str:
+    """Return the least and the most over these arms of the median final loss of runs that do not diverge."""
+    medians = [own.loc[~own["open"] & ~(own["diverged"] > 0), "loss"].median() for own in (ARMS[n]() for n in names)]
+    return " to ".join(dict.fromkeys(f"{value:.4f}" for value in (min(medians), max(medians))))
+
+
+# --------------------------------------------------------------------------------------------- figure 3: the last bin
+
+
+def last_bin() -> pd.DataFrame:
+    return rows_of("last_bin", "overflow")
+
+
+def filling(name: str) -> tuple[pd.DataFrame, pd.Series]:
+    return prestated.filling(ARMS[name](), last_bin())
+
+
+def full(name: str) -> str:
+    """Return how many runs of an arm have most of the first block's gains in the last bin at some step."""
+    return share(len(filling(name)[0]), len(ARMS[name]()))
+
+
+def full_from_to(name: str) -> str:
+    found, _ = filling(name)
+    return f"{found['first'].median():,.0f} to {found['last'].median():,.0f}"
+
+
+def full_and_lost(name: str) -> str:
+    found, _ = filling(name)
+    return share(found["diverged"].sum(), len(found))
+
+
+def never_full(name: str) -> str:
+    """Return at which steps those diverge that never have most gains in the last bin."""
+    runs = ARMS[name]().set_index(REPLICA)
+    odd = runs.loc[~runs.index.isin(filling(name)[0].index), "outcome.diverged_at"]
+    return " and ".join(f"{step:,.0f}" for step in sorted(odd))
+
+
+def full_at_the_end(name: str) -> str:
+    _, ends = filling(name)
+    return share((ends >= prestated.FILLED).sum(), len(ends))
+
+
+def mean_gain(name: str, step: int) -> str:
+    """Return the median over runs of the first block's mean gain at a step."""
+    at = last_bin().query("step == @step").merge(ARMS[name]()[REPLICA])
+    return f"{at['layers.0.up.norm.weight/mean'].median():.2f}"
+
+
+def all_full_from_to() -> str:
+    """Return the first and the last step at which every block of every run of the text's has most gains there."""
+    found = last_bin().merge(ARMS[TEXT]()[REPLICA])
+    least = found.filter(regex=r"\.norm\.weight/floor/overflow_fraction$").min(axis=1).groupby(found["step"]).min()
+    at = least.index[least >= prestated.FILLED]
+    return f"{at.min():,} to {at.max():,}"
+
+
+def largest_rise(name: str) -> str:
+    """Return by how much a loss is above its best so far, at most."""
+    found = rows_of("metrics", "overflow").merge(ARMS[name]()[REPLICA]).sort_values("step")
+    return f"{100 * ((found['loss'] / found.groupby(REPLICA)['loss'].cummin()).max() - 1):.1f} %"
+
+
+LAST_BIN: Parts = {
+    "normal numbers": lambda: f"{100 * last_bin()['gaussian.E4M3/floor/overflow_fraction'].median():.2f} %",
+    **{f"mean gain, {arm}, {step}": partial(mean_gain, arm, step) for arm in ("FP32", "MXFP8") for step in GAIN_STEPS},
+    **{f"full, {arm}": partial(full, arm) for arm in ("FP32", "MXFP8", CODE, TEXT)},
+    **{f"full from and to, {arm}": partial(full_from_to, arm) for arm in ("FP32", "MXFP8", CODE)},
+    **{
+        f"{said}, {arm}": partial(of, arm)
+        for arm in ("MXFP8", CODE)
+        for said, of in (
+            ("full and diverged", full_and_lost),
+            ("never full", never_full),
+            ("full at the end", full_at_the_end),
+        )
+    },
+    "at the end, MXFP8": lambda: f"{100 * filling('MXFP8')[1].median():.1f} %",
+    "all full from and to": all_full_from_to,
+    "largest rise": partial(largest_rise, TEXT),
+    "MXFP8, data seeds of the text": lambda: counted(of_seeds("MXFP8", CODE)),
+    "the text's less MXFP8": partial(less, CODE, "MXFP8"),
+    "teacher of the text": DECISIVE_ARMS["teacher of the text"],
+    "MXFP8 less FP32, alike": DECISIVE_ARMS["MXFP8 less FP32"],
+}
+
+
+def of_seeds(name: str, other: str) -> pd.DataFrame:
+    """Return the runs of an arm with data seeds that another has as well."""
+    runs = ARMS[name]()
+    return runs[runs[DATA_SEED].isin(ARMS[other]()[DATA_SEED])]
+
+
+# ------------------------------------------------------------------------------------- figures 8 and 11: loss, weights
+
+WITH_KL = ("MXFP8, KL", "FP32, KL")
+
+
+def back_in(name: str) -> str:
+    return back(ARMS[name]())
+
+
+def middle_loss(name: str, column: str) -> str:
+    return f"{ARMS[name]()[column].median():.1e}".replace("e-0", "e-")
+
+
+def over_fp32(column: str) -> str:
+    mxfp8, fp32 = (ARMS[name]()[column].median() for name in WITH_KL)
+    return f"{mxfp8 / fp32:.1f} times"
+
+
+def before(step: int) -> str:
+    runs = pd.concat([ARMS[name]() for name in WITH_KL])
+    return share((runs["outcome.diverged_at"] < step).sum(), len(runs))
+
+
+def with_more_fp32() -> str:
+    """Return where the interval with KL would end if FP32 had three times as many runs, all of which diverged."""
+    claim, found = next(iter(findings(8).items()))
+    runs = prestated.without_open(lot("loss"))
+    ours, theirs = (runs.loc[prestated.chosen(runs, arm), "diverged"].dropna() for arm in (claim.arm, claim.baseline))
+    units, level = found.arm - found.baseline, 1 - (1 - CONFIDENCE) / len(findings(8))
+    _, high = prestated.interval(claim, units, ours, pd.concat([theirs] * 3), level, len(units))
+    return f"{high:.2f}"
+
+
+def not_stable(name: str) -> pd.DataFrame:
+    """Return an arm's runs with those that are up at the end as diverged."""
+    runs = ARMS[name]()
+    return runs.assign(diverged=((runs["diverged"] > 0) | runs["open"]).astype(float))
+
+
+def by_initial_seed(runs: pd.DataFrame) -> str:
+    """Return how many runs of each initial seed diverged: '4, 7, 5 and 6'."""
+    *most, last = (f"{count:.0f}" for count in runs.groupby(SEED)["diverged"].sum())
+    return f"{', '.join(most)} and {last}"
+
+
+def spikes(name: str) -> str:
+    return f"{ARMS[name]()['outcome.spikes'].sum():.0f}"
+
+
+LOSS_AND_WEIGHTS: Parts = {
+    "with KL": partial(count, *WITH_KL),
+    "with KL, before step 2,000": partial(before, 2000),
+    "first with KL": partial(lost_at, "MXFP8, KL"),
+    **{f"step, {name}": partial(middle_step, name) for name in WITH_KL},
+    **{f"come back, {name}": partial(back_in, name) for name in ("MXFP8", *WITH_KL)},
+    **{
+        f"{said}, {name}": partial(middle_loss, name, column)
+        for said, column in (("best loss", "best_loss"), ("last loss", "loss"))
+        for name in WITH_KL
+    },
+    "best loss over FP32's": partial(over_fp32, "best_loss"),
+    "KL, MXFP8 less FP32": lambda: interval(8, 0),
+    "with more FP32": with_more_fp32,
+    "first with small weights": partial(lost_at, "MXFP8, small weights"),
+    "up since": lambda: f"{ARMS['MXFP8, small weights']()['outcome.rising_at'].min():,.0f}",
+    "small weights less MXFP8, not stable": lambda: shown(
+        replicas.difference(not_stable("MXFP8, small weights"), not_stable("MXFP8"))
+    ),
+    "small weights, not stable": lambda: counted(not_stable("MXFP8, small weights")),
+    "small weights, by initial seed": lambda: by_initial_seed(not_stable("MXFP8, small weights")),
+    "MXFP8, by initial seed": lambda: by_initial_seed(not_stable("MXFP8")),
+    **{f"spikes, {name}": partial(spikes, name) for name in ("MXFP8", "MXFP8, small weights")},
+}
+
+
+STUDENT_FIGURES: Parts = {
+    "verdicts": partial(verdicts, 3, 8, 11),
+    "arms": arms,
+    **{name: partial(count, name) for name in ARMS},
+    "small weights, up at the end": partial(up_at_the_end, "MXFP8, small weights"),
+    "final loss, teacher `code`": partial(final, [name for name in ARMS if "KL" not in name and name != TEXT]),
+    "final loss, teacher `paper`": partial(final, [TEXT]),
+    "MXFP8 less FP32": partial(difference, 3, 0),
+    "activations": lambda: f"{100 * list(findings(3).values())[2].value:.2f} %",
+    "small weights less MXFP8": partial(difference, 11, 0),
+    **LAST_BIN,
+    **LOSS_AND_WEIGHTS,
+}

@@ -1,0 +1,102 @@
+"""The parts of the students' page about forks: what helps once a run is on its way."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pandas as pd
+
+from analysis.instability.fig04_interventions import judged
+from analysis.pages.decisive_arms import DATA_SEED, counted, of_arm
+from analysis.pages.marks import Parts, least_and_most, rows_of, share, wilson
+from mxstudy.results import markdown
+
+CHANGED = {
+    "none": "nothing (`none`)",
+    "bf16_act": "activations and their gradients in bf16 (`bf16_act`)",
+    "bf16_act_fwd": "activations in bf16 in the forward and where wgrad reads them (`bf16_act_fwd`)",
+    "bf16_weight": "weights in bf16 in forward and dgrad (`bf16_weight`)",
+    "forward_only": "nothing quantised in the backward (`forward_only`)",
+    "fp32": "FP32 throughout (`fp32`)",
+    "gain_fp32": "gains in FP32 (`gain_fp32`)",
+    "norm_fp32": "norms and gains in FP32 (`norm_fp32`)",
+    "rceil": "scales by rceil (`rceil`)",
+}
+
+
+@cache
+def forks() -> pd.DataFrame:
+    return judged(rows_of("forks", "interventions"), rows_of("runs", "interventions"))
+
+
+def at(point: str, name: str) -> pd.DataFrame:
+    found = forks()
+    return found[(found["point"] == point) & (found["intervention"] == name)]
+
+
+def interventions() -> str:
+    cells = []
+    for name, words_of_it in CHANGED.items():
+        cell = [words_of_it]
+        for point in ("0.88", "before 10"):
+            own = at(point, name)
+            lost = (own["diverged"] > 0).sum()
+            cell += [share(lost, len(own), int(own["open"].sum())), wilson(lost, len(own))]
+        cells.append(cell)
+    columns = ["changed from there on", "at 0.88", "95 %, forks", "10 steps before", "95 %, forks"]
+    return markdown(columns, cells, left=columns)
+
+
+FIRST = "0.88"
+REMEDIES = ("fp32", "gain_fp32", "norm_fp32", "rceil")  # of which one cannot tell
+SOON = 20  # steps after the switch
+PARENT_STEPS = 9000
+
+
+def counted_at(name: str) -> str:
+    return share((at(FIRST, name)["diverged"] > 0).sum(), len(at(FIRST, name)))
+
+
+def some_diverge() -> str:
+    """Return how many forks diverge with each of the remedies: '4 to 5'."""
+    return least_and_most(pd.Series([at(FIRST, name)["diverged"].sum() for name in REMEDIES]), ".0f")
+
+
+def after_the_switch() -> pd.Series:
+    """Return of each divergence with one of the remedies how many steps after the switch it comes."""
+    forks = pd.concat([at(FIRST, name) for name in REMEDIES])
+    return (forks["diverged_at"] - forks["step"]).dropna()
+
+
+def to_go() -> pd.Series:
+    control = at(FIRST, "none")
+    return control["diverged_at"] - control["step"]
+
+
+def same_bits() -> str:
+    """Return how many forks with nothing changed equal their parents, to the fork's end or to the parent's."""
+    runs = rows_of("runs", "interventions").set_index("fingerprint")["config.steps"]
+    control = forks().query("intervention == 'none'")
+    longest = control["fingerprint"].map(runs).clip(upper=PARENT_STEPS - control["step"])
+    return share((control["equal_steps"] == longest).sum(), len(control))
+
+
+def the_same_arm() -> str:
+    """Return how many runs of the parents' arm and data seeds diverge in `decisive`."""
+    runs = of_arm("gain mx, even, floor")
+    return counted(runs[runs[DATA_SEED].isin(forks()["data_seed"])])
+
+
+FORKS: Parts = {
+    "interventions": interventions,
+    "bf16 activations at 0.88": partial(counted_at, "bf16_act"),
+    "some diverge at 0.88": some_diverge,
+    "parents": lambda: str(len(at(FIRST, "none"))),
+    "parents diverge": lambda: least_and_most(at(FIRST, "none")["parent_diverged_at"], ",.0f"),
+    "the parents' arm": the_same_arm,
+    "same bits": same_bits,
+    "soon": lambda: share((after_the_switch() <= SOON).sum(), len(after_the_switch())),
+    "soon after": lambda: least_and_most(after_the_switch()[after_the_switch() <= SOON], ".0f"),
+    "least to go": lambda: f"{to_go().min():.0f}",
+    "most to go": lambda: f"{to_go().max():.0f}",
+}

@@ -1,0 +1,212 @@
+"""The parts of the students' page about what was measured on the way: gradient bias, sharpness, the last bin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+
+import pandas as pd
+
+from analysis.pages.marks import Parts, least_and_most, rows_of, share
+from analysis.pages.student_figures import LAST_BIN
+from analysis.students import measures, sharpness
+from analysis.students.arms import REPLICA, ended
+from mxstudy.results import markdown
+
+MEASURED = {"mxfp8 public_code": "MXFP8, public code", "mxfp8 clean": "MXFP8, clean"} | {
+    "bf16 public_code": "bf16, public code",
+    "bf16 clean": "bf16, clean",
+}
+
+
+def by_measured_arm(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    arm = runs["choice.precision"] + " " + runs["choice.fidelity"]
+    return {name: runs[arm == key] for key, name in MEASURED.items()}
+
+
+def gradient_bias() -> str:
+    runs = ended(rows_of("runs", "gradient_bias"))
+    same, coupled = (rows_of(kind, "gradient_bias") for kind in ("gradient_bias", "coupled_gradient_bias"))
+    quantities = (
+        (same, "model/ratio"),
+        (same, "model/cosine"),
+        (coupled, "model/squared_ratio"),
+        (coupled, "model/cosine"),
+    )
+    cells = []
+    for name, own in by_measured_arm(runs).items():
+        medians = [before(own, frame, column) for frame, column in quantities]
+        open_runs = int(own["open"].sum())
+        cells.append((name, *medians, share((own["diverged"] > 0).sum(), len(own), open_runs)))
+    columns = [
+        *(
+            "arm",
+            "ratio, same weights",
+            "cosine, same weights",
+            "squared ratio, coupled",
+            "cosine, coupled",
+            "diverged",
+        ),
+    ]
+    return markdown(columns, cells, left=columns)
+
+
+def before(runs: pd.DataFrame, frame: pd.DataFrame, column: str) -> str:
+    """Return the median over replicas of each one's median before its divergence, with the least and the most."""
+    found = frame.merge(runs[[*REPLICA, "outcome.diverged_at"]]).dropna(subset=column).sort_values("step")
+    return measures.cells(found, column)[0]
+
+
+def eigenvalues() -> str:
+    runs, found = ended(rows_of("runs", "gradient_bias")), rows_of("sharpness", "gradient_bias")
+    scaled, _ = sharpness.rows_of(found)
+    cells = []
+    for name, own in by_measured_arm(runs).items():
+        kinds = {}
+        for kind in ("hessian", "preconditioned"):
+            merged = scaled.frame.merge(own[[*REPLICA, "outcome.diverged_at"]]).dropna(subset=kind).sort_values("step")
+            kinds[kind] = measures.cells(merged, kind)
+        (h_before, _, _, _, h_after), (p_before, last, _, _, p_after) = kinds.values()
+        cells.append((name, h_before, h_after, p_before, last, p_after))
+    columns = ["arm", "Hessian, before", "after", "preconditioned, before", "the last before", "after"]
+    return markdown(columns, cells, left=columns)
+
+
+LAST_BIN_ARMS = {
+    "mxfp8 public_code code": "MXFP8, public code (gains in bf16), teacher `code`",
+    "mxfp8 paper_text code": "MXFP8, paper's text (gains in MX), teacher `code`",
+    "mxfp8 paper_text paper": "MXFP8, paper's text (gains in MX), teacher `paper`",
+    "fp32 none code": "FP32 (as if cast), teacher `code`",
+}
+GAINS, INPUTS = (
+    "layers.0.up.norm.weight/floor/overflow_fraction",
+    r"^layers\.\d+\.(up|down)\.input/floor/overflow_fraction$",
+)
+
+
+def last_bin() -> str:
+    runs, found = ended(rows_of("runs", "overflow")), rows_of("last_bin", "overflow")
+    measured = found[[*REPLICA, "step"]].assign(
+        gains=100 * found[GAINS], inputs=100 * found.filter(regex=INPUTS).mean(axis=1)
+    )
+    arm = runs["choice.precision"] + " " + runs["choice.fidelity"] + " " + runs["choice.teacher"]
+    cells = []
+    for key, name in LAST_BIN_ARMS.items():
+        for which, own in (
+            (" that diverge", runs[(arm == key) & (runs["diverged"] > 0)]),
+            (" that do not", runs[(arm == key) & ~(runs["diverged"] > 0)]),
+        ):
+            if len(own):
+                rows_of_it = measured.merge(own[[*REPLICA, "outcome.diverged_at"]]).sort_values("step")
+                living = rows_of_it[~(rows_of_it["step"] >= rows_of_it["outcome.diverged_at"])].groupby(REPLICA)
+                most, last = living["gains"].max(), living["gains"].last()
+                ends = "-" if which == " that do not" else measures.spread(last.tolist())
+                cells.append(
+                    (
+                        name + which,
+                        len(own),
+                        measures.spread(most.tolist()),
+                        ends,
+                        measures.spread(living["inputs"].median().tolist()),
+                    )
+                )
+    columns = [
+        "runs",
+        "",
+        "gains of the first block, at their most, %",
+        "just before the divergence, %",
+        "activations, %",
+    ]
+    return markdown(columns, cells, left=["runs"])
+
+
+# ---------------------------------------------------------------------------------------------------- in the sentences
+
+
+def zeta(precision: str) -> str:
+    """Return the median squared ratio of both arms of a precision, coupled: '1.2', or '1.2 to 1.3'."""
+    runs, coupled = ended(rows_of("runs", "gradient_bias")), rows_of("coupled_gradient_bias", "gradient_bias")
+    arms = by_measured_arm(runs[runs["choice.precision"] == precision])
+    found = [before(own, coupled, "model/squared_ratio") for own in arms.values() if len(own)]
+    return " to ".join(dict.fromkeys(f"{float(text.split()[0]):.1f}" for text in found))
+
+
+MXFP8, BF16 = (("MXFP8, public code", "MXFP8, clean"), ("bf16, public code", "bf16, clean"))
+PLACES = ("before", "last", "steps", "above", "after")  # what measures.cells returns
+
+
+@cache
+def cells_of(quantity: str, arm: str) -> dict[str, str]:
+    """Return what the figure's caption says of a quantity and arm, by place."""
+    kind, column = quantity.split(" ")
+    runs, frame = ended(rows_of("runs", "gradient_bias")), rows_of(kind, "gradient_bias")
+    frame = frame if kind != "sharpness" else sharpness.rows_of(frame)[0].frame
+    own = by_measured_arm(runs)[arm][[*REPLICA, "outcome.diverged_at"]]
+    found = frame.merge(own).dropna(subset=column).sort_values("step")
+    return dict(zip(PLACES, measures.cells(found, column), strict=True))
+
+
+def medians(quantity: str, arms: Sequence[str], *places: str) -> pd.Series:
+    return pd.Series([float(cells_of(quantity, arm)[place].split()[0]) for arm in arms for place in places])
+
+
+def ranged(quantity: str, arms: Sequence[str], form: str, *places: str) -> str:
+    """Return the least and the most of the medians of these arms at these places: '31 to 33', or '0.14'."""
+    found = least_and_most(medians(quantity, arms, *places), form)
+    return " to ".join(dict.fromkeys(found.split(" to ")))
+
+
+def times(quantity: str, arms: Sequence[str], place: str, others: Sequence[str], other: str) -> str:
+    """Return how many times as large medians are as others: '30 to 34'."""
+    return least_and_most(medians(quantity, arms, place) / medians(quantity, others, other), ".0f")
+
+
+def last_steps(quantity: str, *arms: str) -> str:
+    """Return how many steps before a divergence the last measurement is: '2 to 10'."""
+    ends = [int(word) for arm in arms for word in cells_of(quantity, arm)["steps"].split(" .. ")]
+    return f"{min(ends)} to {max(ends)}"
+
+
+def above(quantity: str, *arms: str) -> str:
+    """Return in how many replicas the last measurement is above the 20 before: '6 of 11'."""
+    counts = [map(int, cells_of(quantity, arm)["above"].split(" of ")) for arm in arms]
+    return " of ".join(str(sum(column)) for column in zip(*counts, strict=True))
+
+
+def lost(*names: str) -> str:
+    """Return how many runs of these arms diverge, and how many are open: '0 of 8, 1 open'."""
+    arms = by_measured_arm(ended(rows_of("runs", "gradient_bias")))
+    runs = pd.concat([arms[name] for name in names])
+    return share((runs["diverged"] > 0).sum(), len(runs), int(runs["open"].sum()))
+
+
+ADAM, HESSIAN = "sharpness preconditioned", "sharpness hessian"
+SAME, COUPLED = "gradient_bias model/ratio", "coupled_gradient_bias model/ratio"
+LIMIT = 2  # of gradient descent
+
+MEASUREMENTS: Parts = {
+    "gradient bias": gradient_bias,
+    "sharpness": eigenvalues,
+    "last bin": last_bin,
+    "normal numbers": LAST_BIN["normal numbers"],
+    **{f"zeta in {name}": partial(zeta, name) for name in ("mxfp8", "bf16")},
+    "coupled, steps before": partial(last_steps, COUPLED, *MXFP8),
+    "coupled, last": partial(ranged, COUPLED, MXFP8, ".1f", "last"),
+    "coupled, above": partial(above, COUPLED, *MXFP8),
+    "coupled, after": partial(ranged, COUPLED, MXFP8, ".0f", "after"),
+    "bias, before": partial(ranged, SAME, MXFP8, ".2f", "before"),
+    "bias over bf16's": partial(times, SAME, MXFP8, "before", BF16, "before"),
+    "bias, last": partial(ranged, SAME, MXFP8, ".2f", "last"),
+    "eigenvalues": partial(ranged, ADAM, (*MXFP8, *BF16), ".0f", "before"),
+    "eigenvalues, steps before": partial(last_steps, ADAM, *MXFP8),
+    "eigenvalues, above": partial(above, ADAM, *MXFP8),
+    **{f"steps before, {name}": partial(last_steps, ADAM, name) for name in MXFP8},
+    **{f"above, {name}": partial(above, ADAM, name) for name in MXFP8},
+    "Hessian of the limit": lambda: f"{100 * medians(HESSIAN, MXFP8, 'before').max() / LIMIT:.2f} %",
+    "Hessian after": partial(times, HESSIAN, MXFP8, "after", MXFP8, "before"),
+    "runs in bf16": partial(lost, *BF16),
+    "runs in bf16, public code": partial(lost, BF16[0]),
+    "Eq. 10, Hessian": partial(ranged, "sharpness hessian/stability", (*MXFP8, *BF16), ".3f", "before"),
+    "Eq. 10, bf16": partial(ranged, "sharpness preconditioned/stability", BF16, ".0f", "before"),
+    "Eq. 10, MXFP8": partial(ranged, "sharpness preconditioned/stability", MXFP8, ".0f", "before"),
+}
