@@ -169,6 +169,7 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
         except RunLocked:
             return replace(job, folder=found.path, state="running")
         print(f"{found.path}: is back in its place; a rerun was cut off when it had set it aside", flush=True)
+    found.memberships()  # this sweep will join them: a file that cannot be read is refused here
     run = observe(found, queues or Queues())
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
