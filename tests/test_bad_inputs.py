@@ -220,7 +220,7 @@ def test_where_one_folder_cannot_be_made_the_other_jobs_run(
     [
         ("size=4k", r"failed: runs_dir: .* could not be made \(No space left on device"),
         ("size=1m,nr_inodes=3", r"failed: runs_dir: .* could not be made \(No space left on device"),
-        ("size=1m,ro", r"^runs_dir: no folder can be made in .*/disk; give one that this user may write to$"),
+        ("size=1m,ro", r"^runs_dir: no folder can be made in .*/disk \(.*\); give one that this user may write to$"),
     ],
 )
 def test_a_disk_without_room_for_a_folder(options: str, line: str, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from mxstudy.launch.stale import check_code
 from mxstudy.launch.ticket import drop_ticket, ticket_of
 from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
+from mxstudy.studies.folders import check_folder
 from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_run, number_of, replaced
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
-from mxstudy.whole_files import check_folder
 
 
 @dataclass(frozen=True)
