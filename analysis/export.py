@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.command import command
 from mxstudy import results
 
 CURVES = ("metrics", "fork_metrics")
@@ -49,6 +50,7 @@ RULES = {
 }
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = "run folders, or folders of them; or the prefix of tables in results/"
@@ -57,10 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--to", type=Path, default=Path("results"))
     parser.add_argument("--every-steps", type=int, default=1, help="keep every N-th step of curves, and the last")
     given = parser.parse_args(arguments)
-    try:
-        tables = list(tables_of(given.runs))
-    except ValueError as error:
-        parser.error(str(error))
+    tables = list(tables_of(given.runs))
     given.to.mkdir(parents=True, exist_ok=True)
     for kind, whole, provenance in tables:
         if len(whole):

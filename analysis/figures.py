@@ -1,7 +1,6 @@
 """Draw every figure and table whose data is in results/, and print the commands that make the runs of the others.
 
-They are drawn into figures/published, apart from what a user draws. With --pages, the images on the pages of results/
-are replaced by what is drawn.
+They are drawn into figures/published. With --pages, the images on the pages of results/ are replaced by them.
 
 python -m analysis.figures [NAME ...] [--pages]
 """
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from analysis.command import command
 from analysis.style import FIGURES as FOLDER
 
 RESULTS = Path("results")
@@ -357,18 +357,17 @@ IMAGES = {  # in results/, each on a page: which figure it is
 }
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures; return 1 if a figure whose data is in results/ could not be drawn, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is given")
-    what = "replace the images on the pages of results/ by what is drawn"
-    parser.add_argument("--pages", action="store_true", help=what)
+    parser.add_argument("--pages", action="store_true", help="replace the images on results/'s pages by what is drawn")
     given = parser.parse_args(arguments)
-    names = given.names
     known = {figure.name: figure for figure in FIGURES}
-    for name in set(names) - known.keys():
+    for name in set(given.names) - known.keys():
         parser.error(f"no figure is called {name}; choose from {', '.join(known)}")
-    chosen = [known[name] for name in names] or list(FIGURES)
+    chosen = [known[name] for name in given.names] or list(FIGURES)
     backed = [figure for figure in chosen if figure.backing() and all(path.exists() for path in figure.backing())]
     failed = [figure.name for figure in backed if not draw(figure)]
     drawn = {figure.name for figure in backed} - {*failed}
@@ -390,8 +389,9 @@ def draw(figure: Figure) -> bool:
     try:
         options = figure.options(" ".join(map(str, figure.tables)))
         importlib.import_module(figure.module).main([*options, "--name", f"{PUBLISHED}/{figure.name}"])
-    except (Exception, SystemExit):  # a figure that fails must not prevent the others
-        traceback.print_exc()
+    except (Exception, SystemExit) as error:  # a figure that fails must not prevent the others
+        if not isinstance(error, SystemExit):  # which has said why
+            traceback.print_exc()
         return False
     return True
 

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import ONE_COLUMN, caption, figure_parser, load_chosen, plt, save
 from mxstudy.results import band, curves_of, draw_arm
 
@@ -46,6 +47,7 @@ def draw(rows: pd.DataFrame, runs: pd.DataFrame, of: str) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("loss_comparison", __doc__)
     options.add_argument("--of", choices=QUANTITIES, default="training_loss")

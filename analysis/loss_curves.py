@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import ONE_COLUMN, make_figure, plt
 from mxstudy.results import HALF_LIFE, curves_of, draw_arm
 
@@ -28,6 +29,7 @@ def draw(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("loss_curves", __doc__, arguments, draw, "metrics", "runs")
 

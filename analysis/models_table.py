@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.command import command
 from analysis.style import caption, figure_parser, load_chosen, save_table
 from mxstudy import results
 
@@ -79,6 +80,7 @@ def short(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.3g}" if value < 1 else f"{value:,.0f}"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("models_table", __doc__)
     options.add_argument("--paper", choices=PRINTED, required=True, help="the paper whose printed numbers are compared")

@@ -16,11 +16,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import loss_curves
+from analysis.command import command
 from analysis.ledger.documents import judged_by_runs
 from analysis.ledger.page import effect
 from analysis.ledger.tables import Tables
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
-from analysis.style import FIGURES, load, of_runs, parser, plt
+from analysis.style import FIGURES, of_runs, parser, plt
 from analysis.units import differing, ended
 from mxstudy import results
 
@@ -243,17 +244,18 @@ def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure]:
 def rows_or_none(path: Path, kind: str) -> pd.DataFrame | None:
     try:
         return results.load([path], kind)
-    except ValueError:  # no run there has them
+    except results.NoRows:
         return None
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument(
         "--to", type=Path, help="default: figures/report.html, of rehearsals figures/rehearsals/report.html"
     )
     chosen = options.parse_args(arguments)
-    runs = load(options, chosen.runs, "runs")
+    runs = results.load(chosen.runs, "runs")
     others = sorted(set(runs["config.study"]) - {"pretrain"})
     if others:
         options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")

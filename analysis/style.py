@@ -121,7 +121,7 @@ def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *k
     columns of `results.with_arms`.
     """
     baseline = getattr(chosen, "baseline", None)
-    frames = {kind: load(options, chosen.runs, kind) for kind in kinds}
+    frames = {kind: results.load(chosen.runs, kind) for kind in kinds}
     runs = frames["runs"] if "runs" in kinds else runs_of(chosen.runs)
     if runs is None or "config.study" not in runs:  # a benchmark's rows, or a file of one kind
         if "runs" in kinds:
@@ -145,7 +145,7 @@ def runs_of(paths: Sequence[Path]) -> pd.DataFrame | None:
     """Return the runs of these paths; None if there are none, because the paths are tables without runs."""
     try:
         return results.load(paths, "runs")
-    except ValueError:
+    except results.NoRows:
         return None
 
 
@@ -191,14 +191,6 @@ def has(runs: pd.DataFrame, word: str) -> pd.Series:
     if pd.api.types.is_numeric_dtype(values):
         return values == pd.to_numeric(value, errors="coerce")
     return values.map(str) == value
-
-
-def load(options: argparse.ArgumentParser, runs: list[Path], kind: str) -> pd.DataFrame:
-    """Return results.load; an error about the paths ends the command with one line instead of a traceback."""
-    try:
-        return results.load(runs, kind)
-    except ValueError as error:
-        options.error(str(error))
 
 
 def load_last(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:

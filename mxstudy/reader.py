@@ -67,6 +67,13 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def root_of(error: BaseException) -> BaseException:
+    """Return the error that came first, of those that were raised one from the other."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
 def changed(value: T, **fields: Any) -> T:
     """Return a copy of a schema's instance with these fields changed."""
     return dataclasses.replace(value, **fields)  # type: ignore[type-var]

@@ -8,21 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mxstudy.reader import ConfigError, one_line, require
-
-
-def check_folder(key: str, path: Path) -> None:
-    """Raise ConfigError, naming the config key, unless that folder is there to be written to or can be made."""
-    found = path.absolute()
-    try:
-        while not found.exists():
-            found = found.parent
-    except OSError as error:
-        raise ConfigError(f"{key}: {one_line(error)[:200]}; give another folder") from None
-    require(found.is_dir(), f"{key}: {found} is a file; give a folder")
-    can_write = os.access(found, os.W_OK | os.X_OK)
-    require(can_write, f"{key}: no folder can be made in {found}; give one that this user may write to")
-
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

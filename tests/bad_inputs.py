@@ -96,10 +96,12 @@ VALUES = [
     ('runs_dir="a\nb"', "runs_dir: must name a folder, not 'a\\nb'"),
     ("runs_dir=a_file", "runs_dir: HERE/a_file is a file; give a folder"),
     ("runs_dir=a_file/runs", "runs_dir: HERE/a_file is a file; give a folder"),
+    ("runs_dir=/proc/x", "runs_dir: no folder can be made in /proc (No such file or directory); give one that this"),
     ("runs_dir=/dev/null", "runs_dir: /dev/null is a file; give a folder"),
     (f"runs_dir={'x' * 300}", "runs_dir: File name too long: HERE/xxx"),
     (f"runs_dir={'x/' * 3000}", "runs_dir: File name too long: HERE/x/x"),
     ("cache_dir=''", "cache_dir: must name a folder, not ''"),
+    ("cache_dir=/proc/x", "cache_dir: no folder can be made in /proc (No such file or directory); give one that"),
     ("cache_dir=a_file", "cache_dir: HERE/a_file is a file; give a folder"),
     (f"cache_dir={'x' * 300}", "cache_dir: File name too long: HERE/xxx"),
 ]
@@ -126,6 +128,10 @@ FILES = [
     ("data=text data.paths=[a_pipe]", "data.paths: 'a_pipe' is a pipe or a device; copy its text to a file"),
     ("data=text data.paths=[/dev/zero]", "data.paths: '/dev/zero' is a pipe or a device"),
     ("data=text data.paths=[binary]", "data: binary is not UTF-8"),
+    (
+        "data=text data.paths=[rows.jsonl,rows.jsonl,empty.txt] train.sequence_length=1302 tokenizer=bytes",
+        "data.paths: these files have at most 1,302 tokens, fewer than the 1,302 + 1 of train.sequence_length",
+    ),
     ("data=jsonl data.paths=[rows.jsonl] data.text_field=nope", "data.text_field: rows.jsonl, line 1 has no column"),
     ("data=jsonl data.paths=[rows.jsonl] data.text_field=n", "data.text_field: rows.jsonl, line 1: 'n' is 1, not a"),
     ("data=jsonl data.paths=[rows.jsonl] data.text_field=''", "line 1 has no column ''; choose from text, n"),

@@ -34,6 +34,7 @@ from mxstudy.tracking.folder import RunFolder, find_runs
 from mxstudy.train.process_group import find_rank
 
 TINY = ("+experiment=quickstart", "+debug=tiny")
+TRIED = {"experiment": "quickstart"}
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +179,13 @@ def test_a_command_that_meets_a_spoilt_run_names_it(here: Path) -> None:
     """And a choice in a sub-folder, whose runs no command would find."""
     job = compose_job("+experiment=quickstart", "+debug=tiny", f"runs_dir={here}/spoilt")
     (planned,) = plan.plan([job])
-    spoilt = RunFolder.create(planned.folder, planned.config, planned.fingerprint, {"label": "", "choices": {}})
-    (spoilt.path / "config.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read \(it is empty\); move the folder away"):
-        plan.plan([job])
+    run = RunFolder.create(planned.folder, planned.config, planned.fingerprint, {"label": "", "choices": TRIED})
+    for name, remedy in REMEDIES.items():
+        path = run.path / name
+        before = path.read_text() if path.exists() else None
+        path.write_text("")
+        assert re.search(rf"{path}: cannot be read \(it is empty\); {remedy}", refused(here, job))
+        path.unlink() if before is None else path.write_text(before)
     assert isinstance(job.values, dict)
     job.values["experiment"] = "sub/mine"
     with pytest.raises(ConfigError, match=r"^experiment: 'sub/mine' is in a sub-folder; move its file to experiment/"):
@@ -217,7 +221,7 @@ def test_where_one_folder_cannot_be_made_the_other_jobs_run(
     [
         ("size=4k", r"failed: runs_dir: .* could not be made \(No space left on device"),
         ("size=1m,nr_inodes=3", r"failed: runs_dir: .* could not be made \(No space left on device"),
-        ("size=1m,ro", r"^runs_dir: no folder can be made in .*/disk; give one that this user may write to$"),
+        ("size=1m,ro", r"^runs_dir: no folder can be made in .*/disk \(.*\); give one that this user may write to$"),
     ],
 )
 def test_a_disk_without_room_for_a_folder(options: str, line: str, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_runs_that_are_not_there_end_in_a_line(tmp_path: Path, capsys) -> None:
 
 
 def test_runs_that_trained_nothing_end_in_a_line(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(report, "load", lambda *_: pd.DataFrame({"config.study": ["pretrain", "evaluate"]}))
+    monkeypatch.setattr(report.results, "load", lambda *_: pd.DataFrame({"config.study": ["pretrain", "evaluate"]}))
     with pytest.raises(SystemExit):
         report.main(["--runs", "runs/olmes", "--to", str(tmp_path / "report.html")])
     assert "there are others (evaluate)" in capsys.readouterr().err

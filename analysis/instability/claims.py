@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.command import command
 from analysis.instability.fig03_overflow import COUNT
 from analysis.statistics import CONFIDENCE, LEAST_UNITS, in_range, wilson
 from analysis.students.arms import REPLICA, ended, named, table
-from analysis.style import load, parser
+from analysis.style import parser
 from mxstudy import results
 
 REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
@@ -369,13 +370,14 @@ def between(low: float, high: float) -> str:
     return f"{shown(low)} .. {shown(high)}" if np.isfinite(low) else "-"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--figure", type=int, required=True, choices=sorted({claim.figure for claim in CLAIMS}))
     given = options.parse_args(arguments)
     is_measured = any(claim.of in (first_gains, inputs) for claim in CLAIMS if claim.figure == given.figure)
-    last_bin = load(options, given.runs, LAST_BIN) if is_measured else pd.DataFrame()
-    runs = ended(load(options, given.runs, "runs"))
+    last_bin = results.load(given.runs, LAST_BIN) if is_measured else pd.DataFrame()
+    runs = ended(results.load(given.runs, "runs"))
     print(report(runs, last_bin, given.figure))
     if is_measured:
         print(f"\n{filled(runs, last_bin)}")

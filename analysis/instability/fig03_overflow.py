@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.command import command
 from analysis.students.measures import Row, make_measures
 from analysis.style import plt
 
@@ -55,6 +56,7 @@ def gain_of(name: str, gains: Sequence[str]) -> str:
     return layer.replace("s.", " ") + ("" if alone else f", {name.partition('.norm.')[0].split('.')[-1]}")
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     columns = ["precision", "fidelity", "teacher"]
     make_measures("instability_fig03_overflow", __doc__, arguments, rows_of, columns, "last_bin")

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.command import command
 from analysis.students.arms import difference, shown
 from analysis.students.curves import band, limit, losses_by_replica, strokes
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
@@ -137,6 +138,7 @@ def table(forks: pd.DataFrame) -> str:
     return results.markdown(WORDS + NUMBERS, rows, left=WORDS) + f"\n\n{LEGEND}\n"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_fig04_interventions", __doc__)
     chosen = options.parse_args(arguments)

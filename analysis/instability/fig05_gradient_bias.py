@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.command import command
 from analysis.students.measures import Row, make_measures
 
 COLORS = {"same weights": "#0072B2", "coupled": "#D55E00"}
@@ -41,6 +42,7 @@ def rows_of(same: pd.DataFrame, coupled: pd.DataFrame) -> list[Row]:
     ]
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     probes = ("gradient_bias", "coupled_gradient_bias")
     make_measures("instability_fig05_gradient_bias", __doc__, arguments, rows_of, ["precision", "fidelity"], *probes)

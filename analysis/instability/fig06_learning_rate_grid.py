@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
+from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.students.curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
@@ -82,6 +83,7 @@ def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...
     return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_fig06_learning_rate_grid", __doc__)
     chosen = options.parse_args(arguments)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 
@@ -55,6 +56,7 @@ def heat(axes: Axes, values: pd.Series, texts: pd.Series, top: float) -> AxesIma
     return image
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_fig09_depth_width", __doc__)
     chosen = options.parse_args(arguments)

@@ -16,6 +16,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from analysis.command import command
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, cross, heading, make_figure, plt
 from mxstudy import results
 
@@ -62,6 +63,7 @@ def draw_run(panels: tuple[Axes, Axes], curve: pd.DataFrame, color: np.ndarray, 
     panels[1].set_yscale("log")
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("loss_and_gradient_norm", __doc__, arguments, draw, "runs", "metrics")
 

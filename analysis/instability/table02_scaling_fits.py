@@ -18,6 +18,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.instability.chinchilla import Chinchilla, bootstrap, fit, need_columns
 from analysis.instability.scaling_runs import LOSS, read, source_options
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, plt, save
@@ -119,6 +120,7 @@ def draw_arm(axes: Axes, runs: pd.DataFrame, law: Chinchilla, norm: LogNorm) -> 
     return points
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser(NAME, __doc__, source_options)
     options.add_argument("--resamples", type=int, default=300, help="number of resamples for the intervals")

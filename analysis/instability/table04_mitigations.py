@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis.command import command
 from analysis.instability.chinchilla import need_columns
 from analysis.instability.scaling_runs import LOSS, read, source_options
 from analysis.style import figure_parser, save_table
@@ -84,6 +85,7 @@ def cell(ours: float, printed: float, sign: str) -> str:
     return shown if np.isnan(printed) else f"{shown} ({printed:{sign}g})"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("instability_table04_mitigations", __doc__, source_options)
     chosen = options.parse_args(arguments)

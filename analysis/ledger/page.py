@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from analysis.command import command
 from analysis.ledger.claim import IMPOSSIBLE, KINDS, NOT_RUN, Judged
 from analysis.ledger.documents import judged
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
@@ -166,6 +167,7 @@ def pages(tables: Tables) -> dict[Path, str]:
     }
 
 
+@command
 def main() -> None:
     for path, text in pages(Tables()).items():
         path.write_text(text)

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 
 ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # keys of results.KNOWN
@@ -100,6 +101,7 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
     axes.legend(fontsize=6, loc="lower right")
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("mxnorm_fig02_approximation", __doc__, arguments, draw, "distributions", "fidelity", query=load_last)
 

@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
 from mxstudy import results
 
@@ -80,6 +81,7 @@ def best(runs: pd.DataFrame) -> str:
     return results.markdown(WORDS + LOSSES, rows, left=WORDS) + "\n"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_fig03_lr_sensitivity", __doc__)
     chosen = options.parse_args(arguments)

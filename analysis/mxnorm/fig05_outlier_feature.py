@@ -16,8 +16,9 @@ import pandas as pd
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, heading, load_chosen, plt, save
-from mxstudy.results import load
+from mxstudy.results import NoRows, load
 
 FEATURES = 24  # number of features in a heat map
 
@@ -79,6 +80,7 @@ def draw(maps: dict[str, tuple[pd.DataFrame, int | None]], metrics: pd.DataFrame
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_fig05_outlier_feature", __doc__)
     options.add_argument("--norm", metavar="NAME", help="such as layers.0.ffn_norm")
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def has(paths: Sequence[Path], kind: str) -> bool:
     try:
         return len(load(paths, kind)) > 0
-    except ValueError:  # no run there has them
+    except NoRows:
         return False
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import ONE_COLUMN, make_figure, plt
 
 
@@ -34,6 +35,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("mxnorm_fig06_norm_rms", __doc__, arguments, draw, "norm_output_rms")
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
 from mxstudy.results import bin_edges
 
@@ -60,6 +61,7 @@ def farthest(rows: pd.DataFrame, norms: Sequence[str]) -> float:
     return max(-edges[filled[0]], edges[filled[-1] + 1], *(rows[f"{norm}/bound"].max() for norm in norms))
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_fig07_histograms", __doc__)
     options.add_argument("--norms", nargs="+", metavar="NAME", help="the first, the middle and the last if not given")

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, make_figure, plt
 
 SPEEDUPS = {"over_compiled_rmsnorm": "-", "compiled_over_compiled_rmsnorm": ":"}
@@ -47,6 +48,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("mxnorm_fig08_kernels", __doc__, arguments, draw, "benchmark")
 

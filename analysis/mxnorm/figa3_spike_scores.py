@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import ONE_COLUMN, load_ended, make_figure, plt
 
 
@@ -26,6 +27,7 @@ def draw(runs: pd.DataFrame) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("mxnorm_figa3_spike_scores", __doc__, arguments, draw, "runs", query=load_ended)
 

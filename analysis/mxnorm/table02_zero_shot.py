@@ -17,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save, save_table
 from mxstudy import results
 from mxstudy.results import Difference, difference, plus_minus
@@ -158,6 +159,7 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_table02_zero_shot", __doc__)
     help_text = f"the arm to compare with; COLUMN is one of {', '.join(NAMING)}, such as asked_in=rmsnorm"

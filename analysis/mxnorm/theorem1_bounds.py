@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
 
 DISTRIBUTIONS = {"laplace": "#E69F00", "gaussian": "#000000", "uniform": "#56B4E9"}
@@ -86,6 +87,7 @@ def draw_by_input(axes: Axes, rows: pd.DataFrame, column: str, outline: str | No
     axes.set_xticks(range(len(inputs)), [name.replace(" x ", "\nx ") for name in inputs], fontsize=7)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("mxnorm_theorem1_bounds", __doc__, arguments, draw, "convergence", "bounds", query=load_last)
 

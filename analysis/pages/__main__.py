@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from analysis.command import command
 from analysis.pages.kernels import KERNELS
 from analysis.pages.language_models import PRETRAIN, SENSITIVITY
 from analysis.pages.learning_rate_window import WINDOW
@@ -49,6 +50,7 @@ PAGES: dict[str, Parts] = {
 PAGES["README"] = {f"{page}: {name}": part for page, parts in PAGES.items() for name, part in parts.items()}
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages that are not what the tables say, and print their names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

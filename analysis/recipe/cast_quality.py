@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, load_last, make_figure, plt
 
 RULES = {"floor": "#D55E00", "ceil": "#E69F00", "even": "#56B4E9", "rceil": "#0072B2", "E4M3": "#009E73"}
@@ -81,6 +82,7 @@ def legend() -> tuple[list[plt.Line2D], list[str]]:
     return handles, [*(f"scale: {rule}" for rule in RULES), *(name for _, name in ROUNDINGS.values())]
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("cast_quality", __doc__, arguments, draw, "quality", query=load_last)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
 from mxstudy.results import curves_of, draw_arm
 
@@ -48,6 +49,7 @@ def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxfp8_fig05_reasoning", __doc__)
     chosen = options.parse_args(arguments)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.command import command
 from analysis.style import figure_parser, load_last, save_table
 from mxstudy import results
 
@@ -33,6 +34,7 @@ def markdown(rows: pd.DataFrame) -> str:
     return results.markdown(COLUMNS, cells, left=COLUMNS) + "\n"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("formats_table", __doc__)
     chosen = options.parse_args(arguments)

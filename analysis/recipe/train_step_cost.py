@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, make_figure, plt
 
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
@@ -47,6 +48,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_figure("train_step_cost", __doc__, arguments, draw, "benchmark")
 

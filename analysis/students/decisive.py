@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.command import command
 from analysis.students.arms import Difference, column_of, difference, ended, of_arms, shown, table
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
@@ -157,6 +158,7 @@ def shown_teacher(name: str) -> str:
     return "all teachers" if name == ALL else f"teacher {name}"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("student_decisive", __doc__)
     chosen = options.parse_args(arguments)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
 from analysis.students.curves import grid, legend, limit, loss_lines, strokes
 from analysis.style import figure_parser, load_chosen, save
@@ -45,6 +46,7 @@ def draw(
     return figure
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("student_losses", __doc__)
     for option, default in {"--columns": [], "--rows": [], "--lines": ["precision"]}.items():

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.command import command
 from analysis.students.measures import Row, make_measures
 
 KINDS = {"hessian": ("Hessian", "#0072B2", 2.0), "preconditioned": ("preconditioned", "#D55E00", 38.0)}
@@ -31,6 +32,7 @@ def rows_of(sharpness: pd.DataFrame) -> list[Row]:
     ]
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> None:
     make_measures("student_sharpness", __doc__, arguments, rows_of, ["precision", "fidelity"], "sharpness")
 

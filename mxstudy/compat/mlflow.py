@@ -19,7 +19,7 @@ SOURCE_COMMIT = "mlflow.source.git.commit"
 # No telemetry, no INFO lines, no progress bars, and no retries inside a call, because the mirror retries. NullPool: a
 # connection to an SQLite file that was read-only when it was opened stays read-only, so each session opens its own.
 # Timeout: on a busy server SQLite makes a call wait for up to 20 s; a call that is given up sooner still takes effect,
-# and is then repeated.
+# and is then repeated. A silent server makes every call wait for all of it.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 LOG_LEVELS = {"mlflow": logging.WARNING, "alembic": logging.WARNING}
 LOG_LEVELS["mlflow.store.db.utils"] = logging.CRITICAL  # it logs the traceback of an exception that it also raises

@@ -19,12 +19,12 @@ from mxstudy.launch.stale import check_code
 from mxstudy.launch.ticket import drop_ticket, ticket_of
 from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
+from mxstudy.studies.folders import check_folder
 from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import DONE, REPLACED, RunFolder, RunLocked, find_run, number_of, replaced
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_store import check_uri
 from mxstudy.tracking.provenance import provenance
-from mxstudy.whole_files import check_folder
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
         except RunLocked:
             return replace(job, folder=found.path, state="running")
         print(f"{found.path}: is back in its place; a rerun was cut off when it had set it aside", flush=True)
+    found.memberships()  # this sweep will join them: a file that cannot be read is refused here
     run = observe(found, queues or Queues())
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")

@@ -19,6 +19,7 @@ from mxstudy.tracking.folder import DONE
 from mxstudy.tracking.mixed_backends import REMEDY, different_backends
 from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import one_line
+from mxstudy.tracking.silence import answers_of
 
 AGAIN = "run the same command again to put it right"
 
@@ -30,6 +31,7 @@ def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
         own = [states[fingerprint] for fingerprint in sweep.folders]
         summary = summaries.get(own[0].config.study, Summary(""))
         try:
+            answers_of(sweep.uri).check()
             sweep.end(state_of(own), replace(summary, markdown=summary.markdown + not_done(own)))
         except Exception as error:
             say(f"tracking: {one_line(sweep.uri, error)}; {AGAIN}")

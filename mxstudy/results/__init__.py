@@ -24,7 +24,9 @@ from mxstudy.probes.histogram_bins import bin_edges as bin_edges
 from mxstudy.probes.names import probe_names
 from mxstudy.probes.ring_file import read_ring
 from mxstudy.probes.spikes import count_spikes, is_cut, spike_score
-from mxstudy.reader import ConfigError, flatten, plain, require
+from mxstudy.reader import ConfigError as ConfigError
+from mxstudy.reader import flatten, plain
+from mxstudy.reader import one_line as one_line
 from mxstudy.results.cells import markdown as markdown
 from mxstudy.results.cells import plus_minus as plus_minus
 from mxstudy.results.curves import HALF_LIFE as HALF_LIFE
@@ -57,20 +59,23 @@ BENCHMARK = "benchmark"  # the kind of rows that are measured without a run
 SAMPLES = "samples_"  # prefix of the tables of an evaluation's answers, one table per task and form
 
 
+class NoRows(ConfigError):
+    """There is no run in these paths, or none that has rows of that kind."""
+
+
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
     """Return the run folders of all paths, those of one path in the order in which the runs were started.
 
     Each path is the folder of a run, or of all experiments, runs/; or runs/NAME, which gives every run that the sweep
     or else the experiment NAME asked for, whichever folder it lies in, under the label that it has there; or
-    mlflow:NAME for those in MLflow. Raises ConfigError if a path has no run.
+    mlflow:NAME for those in MLflow. Raises NoRows if a path has no run.
     """
     found: list[RunFolder] = []
     for path in map(str, paths):
         inside = fetch(path.removeprefix(SCHEME)) if path.startswith(SCHEME) else runs_in(Path(path))
-        require(
-            bool(inside),
-            f"{path}: has no runs; give a run's folder, runs/ or runs/NAME of an experiment or sweep, or {SCHEME}NAME",
-        )
+        if not inside:
+            where = f"runs/ or runs/NAME of an experiment or sweep, or {SCHEME}NAME"
+            raise NoRows(f"{path}: has no runs; give a run's folder, {where}")
         found += sorted(inside, key=lambda run: run.status().started_s)
     return found
 
@@ -95,13 +100,13 @@ def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
     """Return the rows of one kind: runs, metrics, validation, or the name of a probe or of a study's table.
 
     A path is as in `folders_of`, or a .parquet file of `write_table`, or the prefix of files in results/: results/NAME
-    stands for results/NAME_<kind>.parquet, or for results/NAME.json if the kind is "benchmark". Raises ConfigError if
-    there are no such rows.
+    stands for results/NAME_<kind>.parquet, or for results/NAME.json if the kind is "benchmark". Raises NoRows if there
+    are no such rows, and ConfigError for a file that cannot be read.
     """
     frames = [read_file(table) if (table := table_of(path, kind)) else rows_of_kind(path, kind) for path in paths]
     frame = pd.concat(frames, ignore_index=True)
-    where = ", ".join(map(str, paths))
-    require(len(frame) > 0, f"{where}: no run there has any {kind}; was the probe on?")
+    if not len(frame):
+        raise NoRows(f"{', '.join(map(str, paths))}: no run there has any {kind}; was the probe on?")
     return frame
 
 
@@ -157,7 +162,7 @@ def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:
     """
     frames = []
     for path in paths:
-        with suppress(ConfigError):
+        with suppress(NoRows):
             table = table_of(path, "runs")
             frames.append(
                 read_file(table)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from mxstudy.reader import ConfigError, one_line
+from mxstudy.small_files import read_json
 from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
+COPY_IT = "copy it again, or make it again from the runs"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
@@ -29,11 +32,15 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
 
 
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return a table that `write_table` wrote, and its provenance."""
+    """Return a table that `write_table` wrote, and its provenance. Raises ConfigError for one that cannot be read."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
-    return table.to_pandas(), json.loads(table.schema.metadata[PROVENANCE])
+    try:
+        table = pq.read_table(path)
+        return table.to_pandas(), json.loads((table.schema.metadata or {})[PROVENANCE])
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: cannot be read as a table of runs ({one_line(error)}); {COPY_IT}") from error
 
 
 def read_benchmark(path: Path) -> pd.DataFrame:
@@ -41,7 +48,7 @@ def read_benchmark(path: Path) -> pd.DataFrame:
 
     Like a run, they have a label (the device) and a fingerprint (the commit).
     """
-    content = json.loads(path.read_text())
+    content = read_json(path, COPY_IT)
     about, settings = content["provenance"], content["settings"]
     device = settings.get("device")
     label = about["gpu"].replace(" ", "_") if about["gpu"] and device != "cpu" else "CPU"

@@ -13,12 +13,13 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from mxstudy.config import PrepareData
+from mxstudy.config import PrepareData, blend_of
 from mxstudy.data import blends
 from mxstudy.data.growing_shards import Counts
 from mxstudy.data.shards import Shards, verify
 from mxstudy.results.terminal import markdown, show
 from mxstudy.small_files import read_json
+from mxstudy.studies.folders import check_folder
 from mxstudy.studies.protocol import Identity, Study
 from mxstudy.tracking.folder import MOVE_AWAY, RunFolder
 from mxstudy.tracking.journal import Journal
@@ -33,8 +34,12 @@ COUNTED = ("documents", "duplicates", "bytes", "tokens")
 
 class PrepareDataStudy(Study[PrepareData]):
     def check(self, config: PrepareData, ranks: int = 1) -> None:
-        """Raise ConfigError if the corpus is neither prepared nor available with text."""
-        blends.check(config.data, config.tokenizer, Path(config.cache_dir))
+        """Raise ConfigError if the corpus is neither prepared nor available with text, and a folder to write it to."""
+        cache_dir = Path(config.cache_dir)
+        blends.check(config.data, config.tokenizer, cache_dir)
+        folders = blends.locate(config.data, config.tokenizer, cache_dir)
+        if not all(name in folders and folders[name].exists() for name in blend_of(config.data).corpora):
+            check_folder("cache_dir", cache_dir)
 
     def identity_key(self, config: PrepareData) -> Hashable:
         return repr(config.data), config.tokenizer

@@ -2,7 +2,7 @@
 
 The mirror sends the steps that a durable checkpoint covers, and everything once a run is done, so that a step that was
 sent is never superseded. If the server fails, the mirror tries again after growing pauses; the run waits for it only
-at its end, at most a minute.
+at its end, at most a minute, and no longer for one that is known to be silent.
 
 Metric points carry the journal's own timestamps, and MLflow stores a point once even if it is sent twice. So
 `mirror.json` (which MLflow run, up to which step) may lag behind what has arrived, and a kill duplicates nothing.
@@ -41,6 +41,7 @@ from mxstudy.tracking.mlflow_store import (
     origin,
     own_tags,
 )
+from mxstudy.tracking.silence import answers_of
 from mxstudy.whole_files import replace_file
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Mirror:
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
         self._wake = threading.Event()
         self._session: Session | None = None
+        self._answers = answers_of(uri)
         self._covered = 0
         self._final: str | None = None
         self._reason: str | None = None
@@ -99,7 +101,10 @@ class Mirror:
         self._wake.set()
 
     def finish(self, state: str, reason: str | None = None, timeout_s: float = 60.0) -> str | None:
-        """Send the rest and end the MLflow run. Return None, or one line that says why not everything has arrived."""
+        """Send the rest and end the MLflow run. Return None, or one line that says why not everything has arrived.
+
+        What has not, `catch_up` sends: the same command does so, and a launcher that waits for its jobs.
+        """
         self._reason = reason
         self._final = state
         self._wake.set()
@@ -110,16 +115,17 @@ class Mirror:
             return None
         self._gave_up = True
         self._wake.set()
-        return self._problem or f"{self.uri}: did not accept everything within {timeout_s:g} s"
+        why = "does not answer" if self._answers.is_silent else f"did not accept everything within {timeout_s:g} s"
+        return self._problem or f"{self.uri}: {why}"
 
     def _is_hopeless(self, ended_s: float, timeout_s: float) -> bool:
-        """Return whether `timeout_s` is over, or the server is absent.
+        """Return whether `timeout_s` is over, or the server is silent or absent.
 
         The server counts as absent if no call is running and all calls have failed for LAST_CHANCE_S.
         """
         now_s = time.monotonic()
         away_s = now_s - max(ended_s, self._failing_since_s) if self._problem and not self._calling else 0.0
-        return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S
+        return now_s - ended_s > timeout_s or away_s > LAST_CHANCE_S or self._answers.is_silent
 
     def catch_up(self) -> str | None:
         """Send what the run's own process could not send before it ended. Returns the same as `finish`."""
@@ -141,7 +147,8 @@ class Mirror:
             final = self._final
             self._calling = True
             try:
-                complete = self._send(final)
+                with self._answers.asking():
+                    complete = self._send(final)
             except Exception as error:  # a server, a driver or a disk may raise anything
                 self._failed(error)
                 longer_s = FIRST_PAUSE_S if final or not pause_s else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -219,6 +226,7 @@ def add_rows(uri: str, folder: RunFolder, rows: list[Row]) -> str | None:
     if position is None:
         return None
     try:
+        answers_of(uri).check()
         client = connect(uri)
         for batch in chunks([point for row in rows for point in points_of(row)], METRICS_PER_CALL):
             client.log_batch(position.run_id, metrics=batch)
@@ -236,6 +244,7 @@ def tell_memberships(uri: str, folder: RunFolder) -> str | None:
     if position is None or not listed.exists():
         return None
     try:
+        answers_of(uri).check()
         client = connect(uri)
         for tag, label in membership_tags(folder).items():
             client.set_tag(position.run_id, tag, label)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mxstudy.compat.mlflow import SOURCE_COMMIT, SOURCE_NAME, quiet_client, shared_view
-from mxstudy.reader import require
+from mxstudy.reader import require, root_of
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_database import make_database
 from mxstudy.tracking.mlflow_metrics import allowed
+from mxstudy.tracking.silence import answers_of
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
@@ -45,7 +46,8 @@ def connect(uri: str) -> Any:
 def create_store(uri: str) -> str | None:
     """Open a store once; return None, or one line that says why it cannot be used now."""
     try:
-        connect(uri).search_experiments(max_results=1)
+        with answers_of(uri).asking():
+            connect(uri).search_experiments(max_results=1)
     except Exception as error:
         return one_line(uri, error)
     return None
@@ -53,9 +55,8 @@ def create_store(uri: str) -> str | None:
 
 def one_line(uri: str, error: BaseException) -> str:
     """Return the root cause of an error in one line: 'Connection refused', not the four layers above it."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return f"{uri}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    root = root_of(error)
+    return f"{uri}: {type(root).__name__}: {' '.join(str(root).split())[:200]}"
 
 
 def get_experiment(client: Any, name: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from mxstudy import config as schemas
 from mxstudy.config import Pretrain, blend_of
 from mxstudy.config.data import SMALLEST_BPE
 from mxstudy.data import blends, corpus
-from mxstudy.data.batches import rows_of_rank
+from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.data.sampling import Sampling
+from mxstudy.data.shards import Shards, open_shards
 from mxstudy.data.tokenizer import load_pretrained
 from mxstudy.evaluation import questions
 from mxstudy.model.backends import backends_of
@@ -22,10 +25,10 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
+from mxstudy.studies.folders import check_folder
 from mxstudy.studies.protocol import Keyed
 from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
-from mxstudy.whole_files import check_folder
 
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
 WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
@@ -46,8 +49,9 @@ def check(config: Pretrain, ranks: int = 1) -> None:
         questions.check(config.evaluation)
     check_vocabulary(config, most_ids(config.tokenizer))
     if ranks == 1:  # else a process that plans has done it
-        read = repr((config.data, config.tokenizer, config.cache_dir))
-        check_corpora(Keyed(read, config), Path.cwd(), is_planned())
+        keyed = Keyed(repr((config.data, config.tokenizer, config.cache_dir)), config)
+        check_corpora(keyed, Path.cwd(), is_planned())
+        check_length(config, prepared(keyed, Path.cwd()))
 
 
 def check_routing(config: Pretrain) -> None:
@@ -120,15 +124,50 @@ def check_corpora(keyed: Keyed[Pretrain], here: Path, elsewhere: bool) -> None:
     The hub is not asked: a run may be planned without a network, and `+experiment=prepare_data` asks it.
     """
     config = keyed.value
-    cache_dir = Path(config.cache_dir)
-    folders = blends.locate(config.data, config.tokenizer, cache_dir)
     for name, one in blend_of(config.data).corpora.items():
-        if name not in folders or not os.path.exists(folders[name]):  # False, too, for a path that cannot be
+        if name not in prepared(keyed, here):
             if not elsewhere:  # another machine may have a disk that this one has not
-                check_folder("cache_dir", cache_dir)
+                check_folder("cache_dir", Path(config.cache_dir))
             if corpus.is_local(one):
                 with blends.keys_of(config.data, name):
                     corpus.check(one)
+
+
+@functools.cache
+def prepared(keyed: Keyed[Pretrain], here: Path) -> dict[str, Shards]:
+    """Return the shards of the corpora that are prepared, by name. Raises ConfigError for damaged ones."""
+    config = keyed.value
+    folders = blends.locate(config.data, config.tokenizer, Path(config.cache_dir))
+    # os.path.exists is False, too, for a path that cannot be
+    return {name: open_shards(folder) for name, folder in folders.items() if os.path.exists(folder)}
+
+
+def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
+    """Raise ConfigError if it can be known that a corpus has too few tokens; `shards`: of those that are prepared.
+
+    If all are, it is known as the run will know it. Else only plain files of text have a bound, under a tokenizer that
+    makes at most one token of a byte. What any other corpus yields is known when it has been tokenised, which is the
+    first that its run does, and takes as long wherever it is done.
+    """
+    corpora, length = blend_of(config.data).corpora, config.train.sequence_length
+    if shards.keys() == corpora.keys():
+        Batches(shards, sampling_of(config), length).validation(config.validation.sequences)
+        return
+    for name, one in corpora.items():
+        most = most_tokens(one, config.tokenizer)
+        with blends.keys_of(config.data, name):
+            require(
+                most > length,
+                f"data.paths: these files have at most {most:,} tokens, fewer than the {length:,} + 1 of "
+                "train.sequence_length; name more text",
+            )
+
+
+def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
+    """Return the most tokens that a corpus can have: of local text files their bytes and an EOS each, else infinity."""
+    if not isinstance(data, schemas.Files) or data.format != "text" or isinstance(chosen, schemas.Pretrained):
+        return math.inf
+    return sum(os.path.getsize(name) + 1 for name in corpus.source_of(data).parts)
 
 
 def check_vocabulary(config: Pretrain, vocab_size: int) -> None:

@@ -1,0 +1,55 @@
+"""Notice a tracking server that is silent: it accepts calls and answers none, so that each costs a whole timeout.
+
+What one call of a process has found out, all of its runs and sweeps know: they wait for no answer at their end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mxstudy.reader import root_of
+
+SILENT_S = 25.0  # without an answer; a busy SQLite lets a call wait for 20 s
+FORGET_S = 60.0  # after a call without an answer, when the next one may find the server restored
+
+
+class Answers:
+    """Whether a store answers what this process asks it. Times are those of `time.monotonic`.
+
+    `answered_s`: of its last answer, or of the first question. `missed_s`: of the last call that ended without one.
+    """
+
+    def __init__(self) -> None:
+        self.answered_s, self.missed_s = time.monotonic(), -math.inf
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Note whether the store answers what the block asks; a refusal is an answer."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(root_of(error), TimeoutError):
+                self.missed_s = time.monotonic()
+            else:
+                self.answered_s = time.monotonic()
+            raise
+        self.answered_s = time.monotonic()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its last calls, the latest of them a short while ago, got no answer."""
+        return time.monotonic() < self.missed_s + FORGET_S and self.missed_s - self.answered_s > SILENT_S
+
+    def check(self) -> None:
+        """Raise TimeoutError if the store is silent."""
+        if self.is_silent:
+            raise TimeoutError("it does not answer")
+
+
+@functools.cache  # the runs and sweeps of a process share what it has found out
+def answers_of(uri: str) -> Answers:
+    return Answers()

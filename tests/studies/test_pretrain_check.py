@@ -1,0 +1,53 @@
+"""What is known of a corpus when a run is planned: that it is too short, if it is prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import OWN_TEXT, SMALL, corpus
+from composing import compose_job
+from each import each
+
+from mxstudy.config import Pretrain, read_run
+from mxstudy.data import blends
+from mxstudy.launch.plan import plan
+from mxstudy.reader import ConfigError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A command on a corpus that is prepared."""
+    folder = tmp_path_factory.mktemp("prepared")
+    words = (*SMALL, *OWN_TEXT, corpus(folder), f"cache_dir={folder}/cache", f"runs_dir={folder}/runs")
+    config = read_run(compose_job(*words).values)
+    assert isinstance(config, Pretrain)
+    assert dict(blends.prepare(config.data, config.tokenizer, Path(config.cache_dir), lambda line: None))
+    return words
+
+
+@each(
+    "asked, line",
+    [
+        (
+            "train.sequence_length=8192",
+            "train.sequence_length: the training split is shorter than one sequence: 7879 tokens, but 8192 + 1 are",
+        ),
+        (
+            "validation.sequences=60",
+            "validation.sequences: 60 sequences of 32 tokens are more than the 43 that the validation split holds",
+        ),
+    ],
+)
+def test_a_prepared_corpus_that_is_too_short_is_refused_before_there_is_a_run(
+    asked: str, line: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan([compose_job(*words, asked)])
+    assert line in str(caught.value)
+
+
+def test_a_prepared_corpus_that_is_long_enough_is_not(words: tuple[str, ...]) -> None:
+    assert len(plan([compose_job(*words, "validation.sequences=43")])) == 1

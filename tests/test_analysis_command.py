@@ -1,0 +1,88 @@
+"""What a script of analysis/ cannot read ends it in one line that names the file, in whichever way it reads it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from each import each
+from tracked import make_folder, training_row, write_rows
+
+from analysis import export, report, style
+from analysis.figures import BENCHMARK, FIGURES
+from analysis.instability import claims
+
+ANALYSIS = Path(report.__file__).parent
+OTHERS = [(report, []), (export, ["--name", "x"]), (claims, ["--figure", "6"])]
+OF_RUNS = {figure.module: figure.arguments.split() for figure in FIGURES if figure.kinds != BENCHMARK}
+COMMANDS = [*((importlib.import_module(name), words) for name, words in OF_RUNS.items()), *OTHERS]
+READ = ("status.json", "config.yaml", "provenance.json", "memberships.json")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for digit in "ab":
+        folder = make_folder(tmp_path / "runs", digit * 64)
+        write_rows(folder, [training_row(0)])
+        folder.update(state="finished")
+    return tmp_path / "runs"
+
+
+def said_by(script: object, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        script.main(arguments)  # type: ignore[attr-defined]
+    assert ended.value.code
+    return capsys.readouterr().err
+
+
+def test_every_script_is_a_command() -> None:
+    scripts = {path: path.read_text() for path in ANALYSIS.rglob("*.py")}
+    mains = [path for path, text in scripts.items() if "\ndef main(" in text]
+    assert len(mains) > len(OF_RUNS)
+    assert [path for path in mains if "\n@command\ndef main(" not in scripts[path]] == []
+
+
+@each("name", READ)
+@each("content", ["", '{"a": 1, "b"'])
+def test_a_spoilt_file_of_one_run_is_named_by_every_command(
+    name: str, content: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt = next(runs.glob(f"*/{'a' * 12}")) / name
+    before = spoilt.read_text() if spoilt.exists() else None
+    spoilt.write_text(content)
+    for script, words in COMMANDS:
+        (line,) = said_by(script, ["--runs", str(runs), *words], capsys).splitlines()[-1:]
+        assert f"{spoilt}: cannot be read (" in line
+    spoilt.unlink() if before is None else spoilt.write_text(before)
+
+
+def test_the_code_of_runs_that_cannot_be_read_is_not_passed_over(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A caption asks only for the runs' code, and one without runs says nothing of it."""
+    assert "1 run" in style.caption(pd.DataFrame({"label": ["a"], "fingerprint": ["a" * 64]}), "Shows.", [runs])
+    next(runs.glob("*/b*/provenance.json")).write_text("")
+    with pytest.raises(ValueError, match=r"provenance\.json: cannot be read"):
+        style.caption(pd.DataFrame({"label": ["a"], "fingerprint": ["a" * 64]}), "Shows.", [runs])
+
+
+@each("left", [b"", b"PAR1 and no more", None])
+def test_a_spoilt_table_is_named(left: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "lot_runs.parquet"
+    if left is None:  # one that another program wrote
+        pd.DataFrame({"a": [1]}).to_parquet(table)
+    else:
+        table.write_bytes(left)
+    (line,) = said_by(export, ["--runs", str(tmp_path / "lot"), "--name", "x"], capsys).splitlines()
+    assert line.startswith(f"{table}: cannot be read as a table of runs (")
+
+
+def test_a_spoilt_benchmark_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kernels.json").write_text('{"rows": [')
+    kernels = importlib.import_module("analysis.mxnorm.fig08_kernels")
+    (line,) = said_by(kernels, ["--runs", str(tmp_path / "kernels.json")], capsys).splitlines()
+    assert line.startswith(f"{tmp_path}/kernels.json: cannot be read (")
