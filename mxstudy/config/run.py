@@ -30,8 +30,9 @@ class Run:
     experiment: str = cosmetic("unnamed")
     runs_dir: str = cosmetic("runs")
     cache_dir: str = cosmetic(".cache")
-    rerun: bool = cosmetic(False)
-    stale: Literal["refuse", "ok"] = cosmetic("refuse")  # ok: take the result of a run that other code has trained
+    rerun: bool = cosmetic(False)  # train everything again
+    # Of a run that other code has made: ok takes it. Of any that would be refused: rerun trains it again.
+    stale: Literal["refuse", "ok", "rerun"] = cosmetic("refuse")
     wait: bool = cosmetic(False)
     dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with

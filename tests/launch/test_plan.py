@@ -143,7 +143,7 @@ def test_a_setting_that_nothing_takes_is_refused(tmp_path: Path, study: FakeStud
 def test_arms_may_share_a_setting_that_one_of_them_takes(tmp_path: Path, study: FakeStudy) -> None:
     away, floor = "precision.rounding=away", "precision.scale_rule=floor"
     assert len(plan([arm(tmp_path, row, away) for row in ("bf16", "mxfp8")])) == 2
-    with pytest.raises(ConfigError, match=r"^2 of 3 jobs cannot run, [^\n]*\n  precision=bf16 prec[^\n]*: away is set"):
+    with pytest.raises(ConfigError, match=r"^2 of 3 jobs cannot run, [^\n]*\n  2 of 3 jobs: prec[^\n]*: away is set"):
         plan([arm(tmp_path, "bf16", away), arm(tmp_path, "fp32", away), arm(tmp_path, "mxfp8", floor)])
 
 
