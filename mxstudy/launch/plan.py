@@ -127,6 +127,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             config = read_run(job.values)
             if config.tracking.uri is not None:
                 check_uri(config.tracking.uri)
+            config.check_seeds()
             study = study_of(config.study)
             name = config.experiment
             require("/" not in name, f"experiment: {name!r} is in a sub-folder; move its file to experiment/ itself")
