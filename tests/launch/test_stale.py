@@ -61,13 +61,16 @@ def test_the_refusal_counts_the_jobs_whose_runs_are_stale(tmp_path: Path, study:
         plan(seeds(tmp_path, 1, 2, 3, 4))
 
 
-def test_a_sweep_that_was_killed_as_it_trained_again_goes_on(tmp_path: Path, study: FakeStudy) -> None:
+def test_a_sweep_that_was_killed_as_it_trained_again_goes_on(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Jobs that had not begun were refused without rerun=true, and with it those that were done trained anew."""
     for seed in (1, 2, 3):
         of_other_code(tmp_path, seed)
     study.outcomes["seed=2"] = lambda folder: "preempted"  # and the third has not begun
     assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, 3, rerun=True))) != 0
     del study.outcomes["seed=2"]
+    assert "the same command, with stale=rerun in place of rerun=true, continues from" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^1 of 3 jobs cannot run"):
         plan(seeds(tmp_path, 1, 2, 3))
     planned = plan(seeds(tmp_path, 1, 2, 3, 4, stale="rerun"))
