@@ -6,7 +6,6 @@ launch_jobs -> mxstudy.launch. No module below this one uses Hydra.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import operator
@@ -38,7 +37,8 @@ from mxstudy.compat.hydra import (
 from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
-from mxstudy.reader import ConfigError, defaults, kinds_of, one_line, suggest, type_hints
+from mxstudy.reader import ConfigError, defaults, kinds_of, one_line, suggest
+from mxstudy.rehearsal import rehearse_data, without_foreign
 from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, STARTS, check_shape, check_words
 
 # The bases of each config group: every YAML file of the group starts from one of them.
@@ -192,7 +192,7 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
             check_baseline(config.get("baseline"), loader)
-            yield Composed(tuple(job), choices, finish(config, choices))
+            yield finish(config, choices, job)
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             yield Composed(tuple(job), {}, ConfigError(explain(error)))
 
@@ -243,8 +243,8 @@ def corpora_by_name(loader: ConfigLoader, config: DictConfig) -> list[str]:
     return list(found)
 
 
-def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
-    """Return the resolved config as plain data, with `experiment` set to the name of the chosen file."""
+def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]) -> Composed:
+    """Return the job with its resolved config as plain data, in which `experiment` is the name of the chosen file."""
     values: Any = OmegaConf.to_container(config, resolve=True)
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
@@ -252,8 +252,10 @@ def finish(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(nothing_to_run(values.keys() - rehearsal.keys()))
     for group, key in partly_as_trained(values, choices):
         raise ConfigError(as_a_whole(group, key))
+    notes = rehearse_data(values, overrides)
     values = without_foreign(values, schemas.STUDIES.get(study, schemas.Run), rehearsal)
-    return values | ({"experiment": choices["experiment"]} if "experiment" in choices else {})
+    values |= {"experiment": choices["experiment"]} if "experiment" in choices else {}
+    return Composed(tuple(overrides), choices, values, notes)
 
 
 def partly_as_trained(values: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -274,20 +276,6 @@ def debug_values(choice: str | None, study: str | None) -> dict[str, Any]:
     chosen = [OmegaConf.load(CONF / "debug" / f"{choice}.yaml")] if choice else []
     values: Any = OmegaConf.to_container(OmegaConf.merge({"study": study}, *chosen), resolve=True)
     return values
-
-
-def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` without those that the debug choice has set and `cls` has no key for.
-
-    A value that the user has set for an unknown key stays, so that it is refused.
-    """
-    own, kept = type_hints(cls), {}
-    for key, value in values.items():
-        if key in own and dataclasses.is_dataclass(own[key]) and isinstance(value, dict):
-            kept[key] = without_foreign(value, own[key], rehearsal.get(key) or {})
-        elif key in own or rehearsal.get(key, ...) != value:
-            kept[key] = value
-    return kept
 
 
 # --------------------------------------------------------------------------------------------------- messages

@@ -47,6 +47,10 @@ WORDS = [
 
 # Values of +experiment=quickstart +debug=tiny.
 VALUES = [
+    ("seed=-1", "seed: must lie in 0 .. 2**64 - 1, not -1"),
+    (f"seed={2**64}", f"seed: must lie in 0 .. 2**64 - 1, not {2**64}"),
+    ("data_seed=-1", "data_seed: must lie in 0 .. 2**64 - 1, not -1"),
+    (f"data_seed={2**64}", "data_seed: must lie in 0 .. 2**64 - 1"),
     ("optimizer.lr=inf", "optimizer.lr: must be a finite number, not inf"),
     ("optimizer.lr=nan", "optimizer.lr: must be a finite number, not nan"),
     (f"optimizer.lr=1{'0' * 400}", "optimizer.lr: must be a finite number, not inf"),

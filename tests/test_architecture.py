@@ -37,7 +37,7 @@ LAYERS = [
     ["mxstudy.studies"],
     ["mxstudy.students"],
     ["mxstudy.launch"],
-    ["mxstudy.words"],
+    ["mxstudy.words", "mxstudy.rehearsal"],
     ["mxstudy.cli"],
     ["mxstudy.__main__", "hydra_plugins"],
 ]

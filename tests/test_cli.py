@@ -180,7 +180,7 @@ def test_shared_compositions_equal_full_ones() -> None:
     assert len(shared) == 16
     for job, one in list(zip(jobs, shared, strict=True))[::3]:  # any two values of two neighbours meet
         config, choices = cli.compose_fully(loader, master, job)
-        assert (one.values, one.choices) == (cli.finish(config, choices), choices)
+        assert one == cli.finish(config, choices, one.overrides)
     assert {value(one, "runs_dir") for one in shared} == {"a/runs", "b/runs"}
 
 

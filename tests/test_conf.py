@@ -63,11 +63,8 @@ STUDENT_CHOICES += ["train=stack", "optimizer=adam", "optimizer=sgd", "optimizer
 STUDENT_CHOICES += ["schedule=constant_no_warmup", "schedule=cosine_no_warmup"]
 STUDENT_CHOICES += [f"probe={choice}" for choice in GROUPS["probe"] if choice.startswith("student_")]
 STUDENT_CHOICES += [f"{g}={c}" for g in GROUPS for c in GROUPS[g] if g in STUDENT_GROUPS and c != "as_trained"]
-# What a rehearsal takes other choices for.
-GIVES_WAY = {
-    "pretrain": ["data=hugging_face", "tokenizer=pretrained"],
-    "prepare_data": ["data=slimpajama", "tokenizer=bpe_32k"],
-}
+# What a rehearsal takes another choice for.
+GIVES_WAY = {"pretrain": ["tokenizer=pretrained"], "prepare_data": ["tokenizer=bpe_32k"]}
 OF_STUDENTS = {
     "norm=none",
     *(f"intervention={choice}" for choice in GROUPS["intervention"]),
@@ -157,7 +154,7 @@ def tiny_values(study: str) -> dict[str, Any]:
         return int(of[2] if of[1] == study else of[3]) if of else value
 
     values = yaml.safe_load((cli.CONF / "debug" / "tiny.yaml").read_text())
-    return {key: said(value) for key, value in flatten(values).items() if not key.startswith("defaults.")}
+    return {key: said(value) for key, value in flatten(values | values["in_place_of"]).items()}
 
 
 def test_a_rehearsal_gives_way_to_what_else_is_asked_for() -> None:

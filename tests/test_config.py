@@ -267,6 +267,7 @@ def test_what_can_change_a_number_changes_the_fingerprint(dotted: dict[str, Any]
         {"runs_dir": "elsewhere"},
         {"cache_dir": "elsewhere"},
         {"rerun": True},
+        {"stale": "rerun"},
         {"wait": True},
         {"baseline": {"norm": "rmsnorm"}},
         {"tracking__uri": None},

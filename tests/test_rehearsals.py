@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import run_here
+from commands import call, run_here
 from composing import compose_job, validated
-from each import slow_but
+from each import each, slow_but
 
 from analysis import loss_curves, report
 from mxstudy import cli
 from mxstudy.config import AnyRun
+from mxstudy.reader import ConfigError, flatten
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.mlflow_store import connect
 
@@ -61,6 +62,48 @@ def test_a_rehearsal_may_be_put_elsewhere() -> None:
     assert (asked.runs_dir, asked.mlflow_experiment) == ("here", "mine")
     real = composed("+experiment=quickstart")
     assert (real.runs_dir, real.mlflow_experiment) == ("runs", "quickstart")
+
+
+BLEND = "data.phases=[{weights: {text: 1}}]"
+
+
+@each(
+    ("experiment", "words", "paths"),
+    [
+        ("quickstart", ["data=text", "data.paths=[a.txt]"], "data.paths"),
+        ("perplexity", ["data=text", "data.paths=[a.txt]", "checkpoint=x"], "data.paths"),
+        ("prepare_data", ["data=blend", BLEND, "+data.corpora.text.paths=[a.txt]"], "data.corpora.text.paths"),
+        ("mxfp8_vs_bf16", [BLEND, "+data.corpora.text.paths=[a.txt]"], "data.corpora.text.paths"),
+    ],
+)
+def test_a_rehearsal_keeps_the_corpus_of_the_command(experiment: str, words: list[str], paths: str) -> None:
+    """It took Python's source in silence, or said that there is no key data.paths."""
+    job = compose_job(f"+experiment={experiment}", "+debug=tiny", *words)
+    assert not isinstance(job.values, ConfigError)
+    assert flatten(job.values)[f"{paths}.0"] == "a.txt"
+    assert job.notes == ()
+
+
+def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:
+    many = compose_job("+experiment=quickstart", "+debug=tiny", "data=slimpajama_fineweb_edu")
+    assert [corpus["max_documents"] for corpus in many.values["data"]["corpora"].values()] == [500, 500]
+    assert many.notes == tuple(
+        f"debug: {name}, its first 500 documents; data.max_documents takes others"
+        for name in ("cerebras/SlimPajama-627B", "HuggingFaceFW/fineweb-edu")
+    )
+    few = compose_job("+experiment=quickstart", "+debug=tiny", "data=fineweb_edu", "data.max_documents=7")
+    assert (few.values["data"]["max_documents"], few.notes) == (7, ())
+
+
+def test_a_tokenizer_that_gives_way_is_said_once_before_the_plan(here: Path, capsys) -> None:
+    words = ("+experiment=mxnorm_pretrain", "+debug=tiny", "tracking=none", "dry_run=true", "seed=0,1")
+    assert call(*words) == (0, "")
+    assert "debug:" not in capsys.readouterr().out  # the experiment's own give way in silence
+    assert call(*words, "tokenizer=bpe_2k") == (0, "")
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("debug:"))
+    assert said == "debug: tokenizer=bpe_2k is not used; a rehearsal has tokenizer=bytes"
+    job = compose_job("+experiment=quickstart", "+debug=tiny", "tokenizer=bytes")
+    assert (validated(job).data.kind, job.notes) == ("pysource", ())
 
 
 def composed(*words: str) -> AnyRun:

@@ -97,12 +97,12 @@ def starts_of(key: str) -> Iterator[str]:
 
 
 def scalar(value: Any) -> Any:
-    """Return a value in the one form in which equal ones are equal: a number as float, None for NaN."""
+    """Return a value in the one form in which equal ones are equal: a number as float if it can be, None for NaN."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
-        return None if math.isnan(value) else float(value)
+        return None if math.isnan(value) else float(value) if float(value) == value else value
     return str(value)
 
 

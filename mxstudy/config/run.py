@@ -21,6 +21,8 @@ from mxstudy.config.student import (
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 from mxstudy.reader import ConfigError, cosmetic, named, read, require, schema, suggest
 
+SEEDS = ("seed", "data_seed", "seeds")
+
 
 @schema
 class Run:
@@ -30,8 +32,9 @@ class Run:
     experiment: str = cosmetic("unnamed")
     runs_dir: str = cosmetic("runs")
     cache_dir: str = cosmetic(".cache")
-    rerun: bool = cosmetic(False)
-    stale: Literal["refuse", "ok"] = cosmetic("refuse")  # ok: take the result of a run that other code has trained
+    rerun: bool = cosmetic(False)  # train everything again
+    # Of a run that other code has made: ok takes it. Of any that would be refused: rerun trains it again.
+    stale: Literal["refuse", "ok", "rerun"] = cosmetic("refuse")
     wait: bool = cosmetic(False)
     dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
@@ -57,6 +60,16 @@ class Run:
                     hasattr(part, word), f"replicates: {key!r} is not a key of this run; {suggest(word, vars(part))}"
                 )
                 part = getattr(part, word)
+
+    def check_seeds(self) -> None:
+        """Raise ConfigError for a seed that has no 64 bits: another seed would draw the same batches.
+
+        Only when a run is planned: a stored config is read back as it was trained.
+        """
+        for key in SEEDS:
+            given = getattr(self, key, ())
+            for seed in given if isinstance(given, tuple) else (given,):
+                require(0 <= seed < 2**64, f"{key}: must lie in 0 .. 2**64 - 1, not {seed}")
 
 
 @schema

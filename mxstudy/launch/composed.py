@@ -10,8 +10,12 @@ from mxstudy.reader import ConfigError
 
 @dataclass(frozen=True)
 class Composed:
-    """One job as Hydra composed it; `values` is its config as plain data, or the error that prevented one."""
+    """One job as Hydra composed it; `values` is its config as plain data, or the error that prevented one.
+
+    `notes`: sentences for the user on what a rehearsal has changed of what the command asks for.
+    """
 
     overrides: tuple[str, ...]
     choices: dict[str, str]
     values: dict[str, Any] | ConfigError
+    notes: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ def signal_of(job: Job) -> signal.Signals | None:
 def stopped(job: Job, number: int, total: int) -> int:
     caught = signal_of(job) or signal.SIGTERM
     where = "after" if job.state in DONE else "from"
-    command = "the same command" + (", without rerun=true," if job.config.rerun else "")
+    command = "the same command" + (", with stale=rerun in place of rerun=true," if job.config.rerun else "")
     say(f"stopped by {caught.name} in job {number} of {total}; {command} continues {where} {job.folder}")
     return 128 + caught
 

@@ -15,7 +15,7 @@ from mxstudy.launch.job_arms import with_arms
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.queues import QueueError, Queues
 from mxstudy.launch.run_state import observe
-from mxstudy.launch.stale import check_code
+from mxstudy.launch.stale import STALE, check_code, check_data, is_refused
 from mxstudy.launch.ticket import drop_ticket, ticket_of
 from mxstudy.reader import ConfigError, changed, require
 from mxstudy.studies import study_of
@@ -32,9 +32,10 @@ class Job:
     """One job of a sweep. `label`: what varies among the jobs; `choices`: the choice of each config group.
 
     `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
-    `replaces`: the run that `rerun=true` replaces; it lies in `folder` until the job is claimed. `backend`: the
-    backends that its blocks will run on, None without a model. `also`: the labels of further jobs of this sweep that
-    are the same run. `name`, `color`: those of its arm among these jobs, the name with its seeds.
+    `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`: that of the
+    job, "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels
+    of further jobs of this sweep that are the same run. `name`, `color`: those of its arm among these jobs, the name
+    with its seeds.
     """
 
     config: AnyRun
@@ -45,6 +46,7 @@ class Job:
     choices: dict[str, str]
     state: str = "new"
     replaces: Path | None = None
+    device_type: str = "cpu"
     backend: str | None = None
     also: tuple[str, ...] = ()
     name: str = ""
@@ -99,8 +101,8 @@ def plan(composed: list[Composed]) -> list[Job]:
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 job = Job(config, digest, folder, label, request.overrides, request.choices, backend=backend)
-                jobs[digest] = job = compare(job, queues)
-                check_code(job.run, job.config, job.state, identities[key][0])
+                jobs[digest] = job = compare(replace(job, device_type=identities[key][0]), queues)
+                check_code(job.run, job.config, job.state, job.device_type)
         except QueueError:
             raise
         except ConfigError as error:
@@ -125,6 +127,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
             config = read_run(job.values)
             if config.tracking.uri is not None:
                 check_uri(config.tracking.uri)
+            config.check_seeds()
             study = study_of(config.study)
             name = config.experiment
             require("/" not in name, f"experiment: {name!r} is in a sub-folder; move its file to experiment/ itself")
@@ -173,21 +176,15 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
     run = observe(found, queues or Queues())
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
-    if job.config.rerun:
-        config, study = job.config, study_of(job.config.study)
+    study, state = study_of(job.config.study), run.state if run.state in DONE else "resume"
+    if job.config.rerun or (job.config.stale == "rerun" and is_refused(found, job.config, state, job.device_type)):
+        config = job.config
         with suppress(ConfigError):  # nobody can have read what cannot be read
             config = study.with_watched_of(found.config(), config)
         return replace(job, config=config, folder=found.path, replaces=found.path)
-    study, then = study_of(job.config.study), found.config()
-    for probe in study.off_then(then, job.config):
-        raise ConfigError(f"{probe}: was off in {found.path}, so that run has no data of it; rerun=true trains again")
-    for name in study.asked_otherwise(then, job.config):
-        raise ConfigError(
-            f"{name}: differs in {found.path}; +experiment=olmes evaluates its checkpoints, rerun=true trains again"
-        )
-    if run.state in DONE:
-        return replace(job, folder=found.path, state=run.state)
-    return replace(job, config=study.with_watched_of(then, job.config), folder=found.path, state="resume")
+    check_data(found, job.config)
+    config = study.with_watched_of(found.config(), job.config) if state == "resume" else job.config
+    return replace(job, config=config, folder=found.path, state=state)
 
 
 def labels(composed: list[Composed]) -> list[str]:
@@ -219,16 +216,17 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def refusal(errors: dict[str, list[str]], total: int) -> str:
-    """Return a line for each job that cannot run, with its error, or only the error if all jobs share it."""
-    if [len(names) for names in errors.values()] == [total]:
+    """Return each error with the jobs that have it, and their number; one of all jobs alone, unless runs are stale."""
+    if list(map(len, errors.values())) == [total] and not (total > 1 and next(iter(errors)).startswith(STALE)):
         return next(iter(errors))
-    bad = sum(map(len, errors.values()))
-    lines = [
-        f"  {message if message.startswith(name) else f'{name}: {message}'}"
-        for message, names in errors.items()
-        for name in names
-    ]
-    return "\n".join([f"{bad} of {total} jobs cannot run, so none was started:", *lines])
+    lines = [f"{sum(map(len, errors.values()))} of {total} jobs cannot run, so none was started:"]
+    for message, names in errors.items():
+        if len(names) == 1:
+            lines.append(f"  {message if message.startswith(names[0]) else f'{names[0]}: {message}'}")
+        else:
+            lines += [f"  {len(names)} of {total} jobs: {message}"]
+            lines += [f"    {name}" for name in names if len(names) < total]
+    return "\n".join(lines)
 
 
 def claim(job: Job) -> RunFolder:

@@ -29,7 +29,7 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
     If several processes were started together, for example by torchrun, rank 0 plans and sends the plan to the others.
     """
     with met(), planned_for(gpus_per_node(launcher)):
-        jobs = on_first_rank(lambda: plan(compose()))
+        jobs = on_first_rank(lambda: plan(told(compose())))
         check_started(jobs)
         if sentence := backends_sentence(jobs):
             say(sentence)
@@ -39,3 +39,10 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
         for line in merged(jobs):
             say(line)
         return LAUNCH[type(launcher)](jobs, launcher)
+
+
+def told(composed: list[Composed]) -> list[Composed]:
+    """Print the notes of the composed jobs, each once, and return the jobs."""
+    for note in dict.fromkeys(note for one in composed for note in one.notes):
+        say(note)
+    return composed

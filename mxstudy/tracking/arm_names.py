@@ -148,7 +148,7 @@ def short_key(key: str, keys: Sequence[str]) -> str:
 
 
 def texts_of(values: Sequence[Value]) -> list[str]:
-    """Return the values as text: numbers to six digits, or all if these are equal; of paths the parts that differ."""
+    """Return the values as text, different for different values; of paths the parts that differ."""
     if all(isinstance(value, str) and "/" in value for value in values):
         return differing_parts([str(value) for value in values])
     short, distinct = [text_of(value) for value in values], len({repr(value) for value in values})
@@ -162,7 +162,12 @@ def text_of(value: Any) -> str:
         return (
             f"[{','.join(text_of(part) for _, part in value)}]" if value and isinstance(value[0], tuple) else str(value)
         )
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
+
+
+def number_text(value: float) -> str:
+    """Return the number with six digits, or with as many as it needs to be read back: '2', '2.000001', '1234567'."""
+    return next(text for digits in range(6, 18) if float(text := f"{value:.{digits}g}") == value)
 
 
 def differing_parts(paths: Sequence[str]) -> list[str]:

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from mxstudy.config.deciding import Value, deciding, defaults_of, kinds_in
+from mxstudy.config.run import SEEDS
 from mxstudy.reader import flatten, plain
 from mxstudy.tracking.arm_colors import colors_of
 from mxstudy.tracking.arm_names import Named, names_of, text_of
 from mxstudy.tracking.folder import RunFolder
 
-SEEDS = ("seed", "data_seed", "seeds")
 REPLICATES, BASELINE = "replicates.", "baseline."
 
 

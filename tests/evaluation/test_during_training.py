@@ -99,7 +99,7 @@ def test_a_run_that_was_not_evaluated_is_not_taken_for_one_that_was(
     trained: RunFolder, evaluation_sets: Path, tmp_path: Path
 ) -> None:
     asked = ["evaluation.every_steps=4", TASKS, f"evaluation.data_dir={evaluation_sets}"]
-    with pytest.raises(SystemExit, match=r"evaluation: was off in .*; rerun=true trains again"):
+    with pytest.raises(SystemExit, match=r"evaluation: was off in .*; stale=rerun trains it again"):
         run_here(tmp_path, *TRAIN, *asked, f"runs_dir={trained.path.parents[1]}")
     with pytest.raises(SystemExit, match="'piqua' is not a task"):
         run_here(tmp_path, *TRAIN, "evaluation.every_steps=4", "evaluation.tasks=[piqua]")

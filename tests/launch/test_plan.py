@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import call
+from composing import compose_job
 from each import each
 from fake_study import FakeStudy, composed, existing, seeds, without
 
@@ -20,7 +21,7 @@ from mxstudy.config import Pretrain
 from mxstudy.launch import inline, sweep
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import claim, differences, labels, plan, set_aside
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, changed
 from mxstudy.results import folders_of
 from mxstudy.tracking.code import code_of
 from mxstudy.tracking.folder import RunFolder, RunLocked
@@ -71,6 +72,17 @@ def test_an_error_that_all_jobs_share_is_said_once(tmp_path: Path, study: FakeSt
     with pytest.raises(ConfigError) as caught:
         plan(seeds(tmp_path, 1, 2, 3, norm={"kind": "mxnorm", "p": 0}))
     assert str(caught.value) == "norm.p: the exponent of the p-mean must be positive and finite, not 0.0"
+
+
+def test_a_seed_of_more_than_64_bits_is_refused_where_it_is_planned_alone(tmp_path: Path, study: FakeStudy) -> None:
+    for key, seed in (("seed", -1), ("data_seed", 2**64)):
+        with pytest.raises(ConfigError, match=rf"^{key}: must lie in 0 \.\. 2\*\*64 - 1, not {seed}$"):
+            plan([composed(tmp_path, **{key: seed})])
+    with pytest.raises(ConfigError, match=r"^seeds: must lie in 0 \.\. 2\*\*64 - 1, not -2$"):
+        plan([compose_job("+experiment=student_teacher", "seeds=[1,-2]")])
+    (job,) = plan([composed(tmp_path, seed=2**64 - 1)])
+    stored = existing([dataclasses.replace(job, config=changed(job.config, seed=-1))], state="finished")
+    assert stored.config().seed == -1
 
 
 def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> None:
@@ -143,7 +155,7 @@ def test_a_setting_that_nothing_takes_is_refused(tmp_path: Path, study: FakeStud
 def test_arms_may_share_a_setting_that_one_of_them_takes(tmp_path: Path, study: FakeStudy) -> None:
     away, floor = "precision.rounding=away", "precision.scale_rule=floor"
     assert len(plan([arm(tmp_path, row, away) for row in ("bf16", "mxfp8")])) == 2
-    with pytest.raises(ConfigError, match=r"^2 of 3 jobs cannot run, [^\n]*\n  precision=bf16 prec[^\n]*: away is set"):
+    with pytest.raises(ConfigError, match=r"^2 of 3 jobs cannot run, [^\n]*\n  2 of 3 jobs: prec[^\n]*: away is set"):
         plan([arm(tmp_path, "bf16", away), arm(tmp_path, "fp32", away), arm(tmp_path, "mxfp8", floor)])
 
 

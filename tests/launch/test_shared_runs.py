@@ -121,7 +121,7 @@ def test_status_finds_the_runs_of_each_sweep(
 def test_a_rerun_with_more_probes_replaces_the_run_for_all(tmp_path: Path, study: FakeStudy) -> None:
     inline.run_jobs(plan(asked(tmp_path, "first", 1, 2)))
     inline.run_jobs(plan(asked(tmp_path, "second", 1, 2)))
-    with pytest.raises(ConfigError, match=r"probe\.norm_output_rms: was off in .*rerun=true"):
+    with pytest.raises(ConfigError, match=r"probe\.norm_output_rms: was off in .*stale=rerun"):
         plan(asked(tmp_path, "third", 1, 2, probe=PROBE))
     inline.run_jobs(plan(asked(tmp_path, "third", 1, 2, probe=PROBE, rerun=True)))
     folders = results.folders_of([tmp_path])

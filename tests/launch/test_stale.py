@@ -35,7 +35,7 @@ def test_a_result_of_other_code_is_refused_with_the_files_before_any_job_starts(
 ) -> None:
     folder = of_other_code(tmp_path, state=state)
     said = (
-        r"stale: there is a run of other code \(mxstudy/numerics/scales\.py\); rerun=true trains it again, "
+        r"stale: there is a run of other code \(mxstudy/numerics/scales\.py\); stale=rerun trains it again, "
         r"stale=ok takes its result as it is"
     )
     with pytest.raises(ConfigError, match=rf"^{said}$"):
@@ -44,10 +44,63 @@ def test_a_result_of_other_code_is_refused_with_the_files_before_any_job_starts(
         plan(seeds(tmp_path, 1, 2))
     (taken,) = plan(seeds(tmp_path, 1, stale="ok"))
     assert (taken.state, taken.folder, taken.fingerprint) == (state, folder.path, folder.status().fingerprint)
-    (again,) = plan(seeds(tmp_path, 1, rerun=True))
-    assert (again.state, again.replaces) == ("new", folder.path)
-    with pytest.raises(ConfigError, match=r"^stale: has no effect with rerun=true; leave one of them out"):
-        plan(seeds(tmp_path, 1, rerun=True, stale="ok"))
+    for answer in ({"rerun": True}, {"stale": "rerun"}):
+        (again,) = plan(seeds(tmp_path, 1, **answer))
+        assert (again.state, again.replaces, again.fingerprint) == ("new", folder.path, taken.fingerprint)
+    for vain in ("ok", "rerun"):
+        with pytest.raises(ConfigError, match=r"^stale: has no effect with rerun=true; leave one of them out"):
+            plan(seeds(tmp_path, 1, rerun=True, stale=vain))
+
+
+def test_the_refusal_counts_the_jobs_whose_runs_are_stale(tmp_path: Path, study: FakeStudy) -> None:
+    for seed in (1, 2):
+        of_other_code(tmp_path, seed)
+    stale = r"stale: there is a run of other code [^\n]*"
+    none = "jobs cannot run, so none was started:"
+    with pytest.raises(ConfigError, match=rf"^2 of 2 {none}\n  2 of 2 jobs: {stale}$"):
+        plan(seeds(tmp_path, 1, 2))
+    study.invalid = {3}
+    with pytest.raises(
+        ConfigError, match=rf"^3 of 4 {none}\n  2 of 4 jobs: {stale}\n    seed=1\n    seed=2\n  seed=3: [^\n]*$"
+    ):
+        plan(seeds(tmp_path, 1, 2, 3, 4))
+
+
+def test_a_sweep_that_was_killed_as_it_trained_again_goes_on(
+    tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs that had not begun were refused without rerun=true, and with it those that were done trained anew."""
+    for seed in (1, 2, 3):
+        of_other_code(tmp_path, seed)
+    study.outcomes["seed=2"] = lambda folder: "preempted"  # and the third has not begun
+    assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, 3, rerun=True))) != 0
+    del study.outcomes["seed=2"]
+    assert "the same command, with stale=rerun in place of rerun=true, continues from" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"^1 of 3 jobs cannot run"):
+        plan(seeds(tmp_path, 1, 2, 3))
+    planned = plan(seeds(tmp_path, 1, 2, 3, 4, stale="rerun"))
+    assert [job.state for job in planned] == ["finished", "resume", "new", "new"]
+    assert [job.replaces is not None for job in planned] == [False, False, True, False]
+    study.ran.clear()
+    assert inline.run_jobs(planned) == 0
+    assert study.ran == ["seed=2", "seed=3", "seed=4"]
+    study.ran.clear()
+    again = plan(seeds(tmp_path, 1, 2, 3, 4))
+    assert [job.state for job in again] == ["finished"] * 4
+    assert inline.run_jobs(planned) == 0  # the earlier plan: what has been trained meanwhile is not trained twice
+    assert study.ran == []
+
+
+def test_stale_rerun_trains_again_what_could_not_be_read_or_has_a_probe_too_few(
+    tmp_path: Path, study: FakeStudy
+) -> None:
+    probe = {"norm_output_rms": {"every_steps": 5}}
+    folders = [existing(plan(seeds(tmp_path, seed)), state="finished") for seed in (1, 2)]
+    existing(plan(seeds(tmp_path, 3, probe=probe)), state="finished")
+    folders[1].config_path.write_text("study: of before")
+    planned = plan(seeds(tmp_path, 1, 2, 3, probe=probe, stale="rerun"))
+    assert [(job.state, job.replaces) for job in planned[:2]] == [("new", folder.path) for folder in folders]
+    assert planned[2].state == "finished"
 
 
 def test_a_run_that_recorded_its_commit_alone_is_refused_as_well(tmp_path: Path, study: FakeStudy) -> None:

@@ -15,14 +15,15 @@ from mxstudy.reader import ConfigError
 
 
 @pytest.mark.parametrize("state", ["finished", "preempted"])
-def test_a_probe_that_was_off_is_refused_naming_rerun(tmp_path: Path, study: FakeStudy, state: str) -> None:
+def test_a_probe_that_was_off_is_refused_naming_the_answer(tmp_path: Path, study: FakeStudy, state: str) -> None:
     on = {"norm_output_rms": {"every_steps": 5}}
     existing(plan(seeds(tmp_path, 1)), state=state)
     existing(plan(seeds(tmp_path, 2, probe=on)), state=state)
-    with pytest.raises(ConfigError, match=r"^probe\.norm_output_rms: was off in .*rerun=true"):
+    with pytest.raises(ConfigError, match=r"^probe\.norm_output_rms: was off in .*stale=rerun"):
         plan(seeds(tmp_path, 1, probe=on))
-    (job,) = plan(seeds(tmp_path, 1, probe=on, rerun=True))
-    assert job.state == "new"
+    for answer in ({"rerun": True}, {"stale": "rerun"}):
+        (job,) = plan(seeds(tmp_path, 1, probe=on, **answer))
+        assert job.state == "new"
     (job,) = plan(seeds(tmp_path, 2, probe={"norm_output_rms": {"every_steps": 7}}))
     assert job.state != "new"
 
@@ -34,10 +35,11 @@ def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: F
     with pytest.raises(ConfigError, match=r"evaluation\.tasks: differs in .*, which is the same run"):
         plan([*asked("piqa"), *asked("boolq")])
     existing(plan(asked("piqa")), state="finished")
-    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: differs in .*\+experiment=olmes .*rerun=true"):
+    with pytest.raises(ConfigError, match=r"^evaluation\.tasks: differs in .*\+experiment=olmes .*stale=rerun"):
         plan(asked("boolq"))
     assert [job.state for job in plan(asked("piqa"))] == ["finished"]
     assert [job.state for job in plan(asked("boolq", rerun=True))] == ["new"]
+    assert [job.state for job in plan(asked("boolq", stale="rerun"))] == ["new"]
     assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
 
 

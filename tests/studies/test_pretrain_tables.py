@@ -51,18 +51,30 @@ def test_an_arm_is_a_row_with_the_mean_of_its_seeds_and_the_difference_paired_by
 
 
 def test_the_dead_are_counted_beside_the_mean_of_those_that_finished():
-    cells = columns(
-        table(swept(("rmsnorm", [1.0, 2.0, 3.0]), ("mxnorm_p2", [NAN, 2.2, 3.3]), ("mxnorm_p1", [NAN, NAN])))
-    )
+    rows = table(swept(("rmsnorm", [1.0, 2.0, 3.0]), ("mxnorm_p2", [NAN, 2.2, 3.3]), ("mxnorm_p1", [NAN, NAN])))
+    cells = columns(rows)
     assert cells["runs"] == ["3", "3", "2"]
     assert cells["diverged"] == ["0", "1", "2"]
-    assert cells["val loss"][1:] == ["2.7500 ± 6.9884", "-"]
-    assert cells["diff"][1:] == ["+0.2500 ± 0.6353", "-"]
+    assert cells["val loss"] == ["2.0000 ± 2.4841", "2.7500 ± 6.9884†", "-"]
+    assert cells["diff"][1:] == ["+0.2500 ± 0.6353 (2 pairs)", "-"]
+    assert legend(rows, {})[1:] == ["† mean of the runs that did not diverge: mxnorm_p2 2 of 3"]
+    assert max(map(len, on_a_terminal(rows))) <= 80
+    assert "(2 pairs)" in "".join(on_a_terminal(rows))
 
 
-def test_pairs_that_are_missing_are_said():
-    cells = columns(table(swept(("rmsnorm", [1.0, NAN]), ("mxnorm_p2", [1.1, 2.2]))))
+@each(("ours", "theirs"), [([1.1, 2.2], [1.0, NAN]), ([1.1, NAN], [1.0, 2.0])])
+def test_pairs_that_are_missing_are_said(ours, theirs):
+    cells = columns(table(swept(("rmsnorm", theirs), ("mxnorm_p2", ours))))
     assert cells["diff"][1] == "+0.1000 (1 pair)"
+
+
+@each("baseline", [{}, {"norm": "rmsnorm"}, {"norm": "layernorm"}])
+def test_a_sole_arm_is_compared_with_nothing(baseline):
+    """It was called baseline, and its difference that 'of the arm with  that has all else the same'."""
+    rows = table(swept(("rmsnorm", [1.0, 2.0]), baseline=baseline))
+    assert "diff" not in columns(rows)
+    assert "diff" not in legend(rows, baseline)[0]
+    assert no_baseline(rows, baseline) == []
 
 
 def test_learning_rates_are_compared_with_their_own_baseline():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from arm_configs import pretrain, run
@@ -47,9 +48,15 @@ def test_a_key_is_as_short_as_it_can_be() -> None:
     assert [short_key(key, keys) for key in keys] == ["lr", "norm.eps", "optimizer.eps"]
 
 
-def test_numbers_have_six_digits_unless_these_are_equal() -> None:
-    assert texts_of([0.0001220703125, 2.0, True, None]) == ["0.00012207", "2", "true", "null"]
-    assert texts_of([0.00012207, 0.0001220703125]) == ["0.00012207", "0.0001220703125"]
+def test_numbers_have_the_digits_that_they_need() -> None:
+    """2.000001 was p=2, and two seeds above a million were one."""
+    assert texts_of([0.0001220703125, 2.0, True, None]) == ["0.0001220703125", "2", "true", "null"]
+    assert texts_of([300.0, 1e-5, 1234567.0, 0.1, math.inf]) == ["300", "1e-05", "1234567", "0.1", "inf"]
+    for powers in ([2.000001], [2.000002], [2.000001, 3.0], [2.000001, 2.0]):
+        made = [Described(pretrain("mxnorm_p2", norm__p=p), {"norm": "mxnorm_p2"}) for p in powers]
+        assert [name for name in names(*made) if str(powers[0]) in name] == names(*made)[:1]
+    units = {run(seed=seed).unit for seed in (1234567, 1234568, 2**64 - 2, 2**64 - 1)}
+    assert len(units) == 4
 
 
 def test_of_paths_the_parts_that_differ_are_named() -> None:

@@ -18,6 +18,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 FIGURES = Path("figures")
 RUN_ID = "MLflow run"
+SURVIVORS = "†"
 LOSS = "validation_loss"
 
 
@@ -47,20 +48,32 @@ def has_diverged(folder: RunFolder) -> bool:
 
 
 def no_baseline(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
-    """Return a line if no run made the choices of the baseline, so that the first arm takes its place."""
+    """Return a line if no run made the choices of the baseline, so that the first of several arms takes its place."""
     runs, wanted = pd.concat([row.runs for row in rows]), {f"choice.{group}": one for group, one in baseline.items()}
     made = runs.reindex(columns=list(wanted)).eq(pd.Series(wanted, dtype=object)).all(axis="columns")
-    return [] if made.any() else [f"baseline: no arm has {dict(baseline)}; using {rows[0].arm}"]
+    return [] if made.any() or len(rows) == 1 else [f"baseline: no arm has {dict(baseline)}; using {rows[0].arm}"]
 
 
 def legend(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
+    """Return a line that says what the losses and the differences are, and a footnote if a mean is of survivors."""
     partners = {row.partner for row in rows if row.difference is not None}
     choices = " ".join(f"{group}={choice}" for group, choice in baseline.items())
     other = next(iter(partners)) if len(partners) == 1 else f"the arm with {choices} that has all else the same"
     several = any(len(row.runs) > 1 for row in rows)
     mean = "mean of the runs that finished, ± 95 % interval over seeds (Student)" if several else "of the last step"
     paired = ", paired by seed" if several else ""
-    return [f"val loss: nats a token, {mean}; diff: less that of {other}{paired}"]
+    less = f"; diff: less that of {other}{paired}" if len(rows) > 1 else ""
+    return [f"val loss: nats a token, {mean}{less}", *survivors(rows)]
+
+
+def survivors(rows: Sequence[ArmRow]) -> list[str]:
+    """Return a footnote if a mean is not of all runs of its arm; the sign of the footnote stands behind the mean."""
+    few = [f"{row.arm} {row.mean.count} of {len(row.runs)}" for row in rows if is_of_survivors(row)]
+    return [f"{SURVIVORS} mean of the runs that did not diverge: {', '.join(few)}"] if few else []
+
+
+def is_of_survivors(row: ArmRow) -> bool:
+    return 0 < row.mean.count < len(row.runs)
 
 
 def columns(rows: Sequence[ArmRow]) -> dict[str, list[str]]:
@@ -70,20 +83,22 @@ def columns(rows: Sequence[ArmRow]) -> dict[str, list[str]]:
         "arm": [row.arm for row in rows],
         "runs": [str(len(row.runs)) for row in rows],
         "diverged": [str(row.lost) for row in rows],
-        "val loss": [row.mean.text(".4f") for row in rows],
+        "val loss": [row.mean.text(".4f") + SURVIVORS * is_of_survivors(row) for row in rows],
         "diff": [difference(row) for row in rows],
         "tokens/s": [f"{row.runs['tokens_per_s'].median():,.0f}" for row in rows],
     }
+    if len(rows) == 1:  # there is nothing to compare it with
+        del shown["diff"]
     if any(len(own) > 1 for own in ids):
         return shown
     return shown | {RUN_ID: [own[0] if isinstance(own[0], str) else "-" for own in ids]}
 
 
 def difference(row: ArmRow) -> str:
-    """Return the difference with its interval, and with the number of pairs if not every finished run has one."""
+    """Return the difference with its interval, and with the number of pairs if not every run of the arm has one."""
     if row.difference is None:
         return "baseline" if row.arm == row.partner else "-"
-    few = 0 < row.difference.count < row.mean.count
+    few = 0 < row.difference.count < len(row.runs)
     pairs = f" ({row.difference.count} pair{'s' * (row.difference.count > 1)})" if few else ""
     return row.difference.text("+.4f") + pairs
 

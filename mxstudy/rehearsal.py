@@ -1,0 +1,54 @@
+"""Make a composed config that of a rehearsal: without what its kind of run has no key for, and with a small corpus."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mxstudy.reader import type_hints
+
+IN_PLACE_OF = "in_place_of"  # the key of a debug choice below which are the corpus and the tokenizer of rehearsals
+
+
+def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Put the debug choice's tokenizer into a config, and its corpus unless an override speaks of the corpus.
+
+    Return a note on each choice of the overrides that is not taken as it is.
+    """
+    notes = []
+    for group, small in values.get(IN_PLACE_OF, {}).items():
+        asked = " ".join(line for line in overrides if re.match(rf"\+*{group}[.@=]", line))
+        if asked and group == "data":
+            limit = values["max_documents"]
+            for corpus in endless(values[group]):
+                corpus["max_documents"] = limit
+                notes.append(f"debug: {corpus['name']}, its first {limit} documents; data.max_documents takes others")
+        elif group in values:
+            if asked and values[group] != small:
+                notes.append(f"debug: {asked} is not used; a rehearsal has {group}={small['kind']}")
+            values[group] = small
+    return tuple(notes)
+
+
+def endless(data: Any) -> Iterator[dict[str, Any]]:
+    """Yield each corpus of the hub, alone or in a blend, whose number of documents is not given."""
+    blended = data.get("corpora") if isinstance(data, dict) else None
+    for corpus in blended.values() if isinstance(blended, dict) else [data]:
+        if isinstance(corpus, dict) and corpus.get("max_documents", 0) is None:
+            yield corpus
+
+
+def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` without those that the debug choice has set and `cls` has no key for.
+
+    A value that the user has set for an unknown key stays, so that it is refused.
+    """
+    own, kept = type_hints(cls), {}
+    for key, value in values.items():
+        if key in own and dataclasses.is_dataclass(own[key]) and isinstance(value, dict):
+            kept[key] = without_foreign(value, own[key], rehearsal.get(key) or {})
+        elif key in own or rehearsal.get(key, ...) != value:
+            kept[key] = value
+    return kept
