@@ -1,75 +1,87 @@
-"""All-gather of a tensor in MX: each rank casts its rows and sends codes and scales (Transformer Engine, MXFP8).
+"""A weight that was gathered over ranks as what one GEMM reads: codes and scales instead of numbers.
 
-A scale belongs to one block, so ranks whose shards are complete blocks can cast without agreeing on anything first.
+A scale belongs to one block, so ranks whose shards are complete blocks cast without agreeing on anything first, and
+their codes and scales one below the other are those of the whole weight. Column-wise codes cannot be computed from
+row-wise ones, so the forward and dgrad have a gather each (Transformer Engine, MXFP8). Scales are in the matrix's order
+until the GEMM: in the order that the hardware's GEMM wants they could not be put one below the other.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from mxstudy.numerics.cast import QUANTIZABLE, Quantized, block_size_of, quantize
-from mxstudy.numerics.formats import FORMATS, look_up
+from mxstudy.compat.torch_fsdp import stand_in
+from mxstudy.config.casts import Cast
+from mxstudy.numerics.cast import quantize_as
+from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.grid import to_dtype
+from mxstudy.numerics.quantized import CODE_DTYPES, Quantized
+from mxstudy.numerics.scales import decode_scales
+from mxstudy.numerics.tiles import Tiles
 from mxstudy.reader import require
 
+# What makes a parameter of a tensor: the whole of it, anew.
+ANEW = (torch.ops.aten.as_strided.default, torch.ops.aten.detach.default)
 
-def all_gather_mx(
-    x_local: Tensor,
-    fmt: str,
-    axis: int,
-    group: dist.ProcessGroup | None = None,
-    block_size: int | None = None,
-    scale_rule: str = "rceil",
-    rounding: str = "even",
-) -> Quantized:
-    """Concatenate the shards [rows / ranks, columns] (bf16, fp16 or fp32) of the ranks of `group` along the rows.
 
-    `axis`: -1 for row-wise blocks, 0 for column-wise blocks, which need a multiple of the block size as a shard's rows.
-    Codes, scales and dequantised values equal, bit by bit, those of `quantize` of the gathered tensor with the same
-    options; no gradient flows. Each rank sends one byte per element (half a byte for 4 bits), the scales, and first 32
-    bytes about its shard, for which the host waits. Scales are returned unswizzled, because swizzled ones cannot be
-    concatenated: call `swizzle_scales` right before the GEMM.
+class Coding(NamedTuple):
+    """How a weight of that size is coded: its cast, along the axis -1 (row-wise) or -2 (column-wise)."""
 
-    Raises ConfigError for what `quantize` refuses, NVFP4, shards of different shapes, and without a process group.
+    size: torch.Size
+    cast: Cast
+    axis: int
+
+    def encode(self, shard: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes and scales, uint8, of some of the rows."""
+        quantized = quantize_as(shard, self.cast, self.axis)
+        return quantized.codes.contiguous(), quantized.scales.contiguous()
+
+
+class GatheredWeight(Tensor):
+    """A weight [out, in] of which there are codes and scales alone; it has the shape and dtype that its gradient takes.
+
+    It is an operand of the GEMM that its `coding` is for. No other operation can read it.
     """
-    require(
-        dist.is_available() and dist.is_initialized(),
-        "torch.distributed: not initialised; call torch.distributed.init_process_group first",
-    )
-    require(dist.get_rank(group) >= 0, "group: this rank is not in it; call it on the group's ranks only")
-    element = look_up(FORMATS, fmt, "format")
-    require(element.scale == "E8M0", f"format: {fmt} has a tensor scale, which no rank knows; take an MX format")
-    _check_shards(x_local, group)  # before any check that could fail on one rank while the others wait for it
-    block_size = block_size_of(fmt, block_size)
-    rows = len(x_local)
-    require(
-        axis not in (0, -2) or rows % block_size == 0,
-        f"x_local: {rows} rows a rank; blocks along the rows need a multiple of {block_size}: none may cross ranks",
-    )
-    local = quantize(x_local.detach(), fmt, block_size, axis, scale_rule, rounding)
-    codes, scales = _gather_rows(local.codes, group), _gather_rows(local.scales, group)
-    return Quantized.from_codes(codes, scales, fmt, local.axis, block_size)
 
+    coding: Coding
+    codes: Tensor
+    scales: Tensor
 
-def _check_shards(x_local: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Raise ConfigError on every rank if any shard is not a matrix or not quantisable, or if shapes differ.
+    @classmethod
+    def of(cls, coding: Coding, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> GatheredWeight:
+        return stand_in(cls, coding.size, dtype, codes.device).filled(coding, codes, scales)
 
-    A gather of different sizes would hang or write nonsense. The message sent here has one size for every shard.
-    """
-    about = [x_local.ndim, *(*x_local.shape, 0, 0)[:2], x_local.dtype in QUANTIZABLE]
-    shards = _gather_rows(torch.tensor([about], dtype=torch.int64, device=x_local.device), group).tolist()
-    for rank, (ndim, _, _, is_quantizable) in enumerate(shards):
-        require(ndim == 2, f"x_local: {ndim} dimension(s) on rank {rank}; give [rows, columns]")
-        require(is_quantizable, f"dtype: rank {rank}'s cannot be quantised; give float32, bfloat16 or float16")
-    shapes = [shard[1:3] for shard in shards]
-    listed = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
-    require(all(shape == shapes[0] for shape in shapes), f"x_local: shards differ: {listed}; give all the same shape")
+    def filled(self, coding: Coding, codes: Tensor, scales: Tensor) -> GatheredWeight:
+        """Take other codes and scales, and return the weight."""
+        self.coding, self.codes, self.scales = coding, codes, scales
+        return self
 
+    def quantized(self, axis: int) -> Quantized:
+        """Return the operand whose contraction axis that is, -2 or -1. Raises ConfigError if it was not gathered."""
+        _, cast, own = self.coding
+        require(axis == own, f"train.all_gather: the GEMM contracts axis {axis}, and axis {own} was gathered")
+        return Quantized.from_codes(self.codes, self.scales, cast.format, axis, cast.block_size or 0)
 
-def _gather_rows(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Concatenate the [rows, columns] of every rank: [ranks * rows, columns]."""
-    rows, columns = local.shape
-    gathered = local.new_empty(dist.get_world_size(group) * rows, columns)
-    dist.all_gather_into_tensor(gathered, local.contiguous(), group=group)
-    return gathered
+    def decoded(self, axis: int, dtype: torch.dtype) -> Tensor:
+        """Return what `quantized(axis).dequantize(dtype)` does; codes of 8 bits are decoded by torch's own dtypes."""
+        size, cast, own = self.coding
+        if axis != own or FORMATS[cast.format].bits < 8 or cast.format not in CODE_DTYPES:
+            return self.quantized(axis).dequantize(dtype)
+        tiles = Tiles(size, axis % 2, cast.block_size or 0)
+        values = to_dtype(self.codes.view(CODE_DTYPES[cast.format]), dtype)
+        return tiles.join(tiles.split(values) * tiles.spread(to_dtype(decode_scales(self.scales), dtype)))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> GatheredWeight:
+        if function not in ANEW:
+            raise NotImplementedError(f"{function} of a gathered weight, which is nothing but an operand of a GEMM")
+        weight: GatheredWeight = args[0]
+        return cls.of(weight.coding, weight.codes, weight.scales, weight.dtype)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"GatheredWeight({list(self.shape)}, axis {self.coding.axis}, {self.coding.cast.format})"
