@@ -17,7 +17,7 @@ from mxstudy.kernels import cast_any, cast_both, cast_one
 from mxstudy.kernels.cast_any import OperandCast
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
-from mxstudy.numerics.gather import GatheredWeight
+from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, signs_of
 
 PLAIN = Implements(

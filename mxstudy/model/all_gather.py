@@ -27,7 +27,7 @@ from mxstudy.model.fusable import linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import mixtures_of
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES
-from mxstudy.numerics.gather import Coding, GatheredWeight
+from mxstudy.numerics.gathered_weight import Coding, GatheredWeight
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import folded
 from mxstudy.reader import require

@@ -28,7 +28,7 @@ from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.gather import GatheredWeight
+from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, random_signs

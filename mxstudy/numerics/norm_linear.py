@@ -21,7 +21,7 @@ from torch import Tensor
 from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
-from mxstudy.numerics.gather import GatheredWeight
+from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.reader import ConfigError, require

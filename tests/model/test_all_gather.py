@@ -26,7 +26,7 @@ from mxstudy.model import all_gather
 from mxstudy.model.all_gather import check_all_gather, gather_in_mx
 from mxstudy.model.decoder import Decoder
 from mxstudy.numerics.cast import quantize_as
-from mxstudy.numerics.gather import Coding, GatheredWeight
+from mxstudy.numerics.gathered_weight import Coding, GatheredWeight
 from mxstudy.reader import ConfigError
 from mxstudy.studies.pretrain.check import check
 from mxstudy.train.loop import TrainingRun, set_precision

@@ -10,7 +10,7 @@ from mxstudy import kernels
 from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.kernels.native import mx_tensor
 from mxstudy.numerics.cast import quantize_as
-from mxstudy.numerics.gather import Coding, GatheredWeight
+from mxstudy.numerics.gathered_weight import Coding, GatheredWeight
 from mxstudy.numerics.gemms import Linear, mx_linear
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.reader import ConfigError
