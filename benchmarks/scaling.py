@@ -158,15 +158,18 @@ def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- in the launching process
 
 
-def run_case(case: Case) -> dict[str, Any]:
-    """Run a case under torchrun and return its row; raises CalledProcessError if it fails, e.g. out of memory."""
+def run_case(case: Case, module: str = "benchmarks.scaling") -> dict[str, Any]:
+    """Run that benchmark's case under torchrun and return its row.
+
+    Raises CalledProcessError if it fails, e.g. out of memory.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.gpus)]
     threads = str(
         max(1, (os.cpu_count() or 1) // case.gpus)
     )  # with torchrun's default of 1, drawing weights takes minutes
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.json"
-        command = [*torchrun, "-m", "benchmarks.scaling", "--work", json.dumps(asdict(case)), str(path)]
+        command = [*torchrun, "-m", module, "--work", json.dumps(asdict(case)), str(path)]
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": threads})
         return json.loads(path.read_text())
 

@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 from analysis.recipe import train_step_cost
 from benchmarks import (
+    all_gather,
     checkpoint,
     data,
     evaluation,
@@ -140,6 +141,7 @@ def test_experts(tmp_path: Path) -> None:
 
 
 NAMES = (
+    "all_gather",
     "checkpoint",
     "evaluation",
     "experts",
@@ -219,6 +221,22 @@ def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["mfu"] is None
     assert two["loss"] == pytest.approx(one["loss"], abs=0.5)
     assert "efficiency" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_gather(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1.03 bytes a parameter and direction; a norm's gain beside them travels in bf16."""
+    small = ["--batch-size", "2", "--micro-batch-size", "1", "--sequence-length", "64", "--steps", "1"]
+    words = ["--model", "llama_tiny", "--device", "cpu", "--warmup-steps", "1", "--deterministic", *small]
+    all_gather.main([*words, "--json", str(tmp_path / "all_gather.json")])
+    without, gathered = json.loads((tmp_path / "all_gather.json").read_text())["rows"]
+    assert [row["all_gather"] for row in (without, gathered)] == ["compute", "mx"]
+    assert without["loss"] == gathered["loss"]
+    for direction in all_gather.DIRECTIONS:
+        assert without[f"{direction}_bytes_a_parameter"] == 2
+        assert gathered[f"{direction}_bytes_a_parameter"] == pytest.approx(1 + 1 / 32, abs=2e-3)
+        assert gathered[f"{direction}_bytes"] / without[f"{direction}_bytes"] == pytest.approx(33 / 64, abs=1e-3)
+    assert "forward_bytes_a_parameter" in capsys.readouterr().out
 
 
 def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

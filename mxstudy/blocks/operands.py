@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mxstudy.config.casts import BlockCast, Cast, Hadamard
@@ -16,6 +17,7 @@ from mxstudy.kernels import cast_any, cast_both, cast_one
 from mxstudy.kernels.cast_any import OperandCast
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
+from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, signs_of
 
 PLAIN = Implements(
@@ -64,7 +66,12 @@ def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
 
 
 def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
-    """Return one operand of x, bf16, by a kernel of its own. `parts`: what `cast_one` does to x before it casts."""
+    """Return one operand of x, bf16, by a kernel of its own. `parts`: what `cast_one` does to x before it casts.
+
+    A gathered weight is quantised already, its gain included, and is decoded.
+    """
+    if isinstance(x, GatheredWeight):
+        return x.decoded(axis, torch.bfloat16)
     cast: Cast | None = getattr(linear.gemms, name)
     gemm = name.partition("_")[0]
     transform = linear.transform(gemm)

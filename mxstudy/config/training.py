@@ -111,7 +111,8 @@ class Checkpoint:
 class Train:
     """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them).
 
-    `verify`: compare the shards with their sha256 before the first step.
+    `all_gather`: how ranks gather the blocks' weights: in `compute`, or mx: as the codes and scales that the GEMMs
+    read, with the same numbers. `verify`: compare the shards with their sha256 before the first step.
     """
 
     steps: int
@@ -123,6 +124,7 @@ class Train:
     compile: bool = False
     activation_checkpointing: Literal["none", "full"] = "none"
     deterministic: bool = False
+    all_gather: Literal["compute", "mx"] = cosmetic("compute")
     verify: bool = cosmetic(True)
 
     def __post_init__(self) -> None:
@@ -139,3 +141,14 @@ class Train:
             micro is None or (micro > 0 and self.batch_size % micro == 0),
             f"micro_batch_size: batch_size {self.batch_size} does not divide into micro-batches of {micro}",
         )
+        if self.all_gather == "mx":
+            require(
+                self.activation_checkpointing == "none",
+                "all_gather: a recomputed forward would need the codes of both directions at once, more bytes than in "
+                "bf16; take mx with activation_checkpointing=none, or compute",
+            )
+            require(
+                not self.compile,
+                "all_gather: the compiler does not know a weight that is codes in the forward and others in the "
+                "backward; take mx with compile=false, or compute",
+            )

@@ -28,6 +28,7 @@ from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.formats import is_random
+from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.random_bits import Draws, random_signs
@@ -150,12 +151,16 @@ def operand(
 ) -> Operand:
     """Return x [rows, columns] as an operand: quantised along `axis` (-2 or -1) and decoded, or rounded to `dtype`.
 
-    On CPU the operand is float32, because bf16 GEMMs are several times slower there; the values are the same.
+    On CPU the operand is float32, because bf16 GEMMs are several times slower there; the values are the same. A
+    gathered weight is quantised already.
     """
     gemm_dtype = torch.float32 if x.device.type == "cpu" else dtype
     if cast is None:
         return Operand(to_dtype(to_dtype(x, dtype), gemm_dtype))
-    quantized = quantized_operand(x, cast, axis, draws, bound)
+    gathered = x if isinstance(x, GatheredWeight) else None
+    if gathered is not None and decode is None:
+        return Operand(gathered.decoded(axis, gemm_dtype))
+    quantized = gathered.quantized(axis) if gathered is not None else quantized_operand(x, cast, axis, draws, bound)
     if decode is not None:
         return Operand(decode(quantized, gemm_dtype))
     if cast.scale == "FP32":

@@ -21,6 +21,7 @@ from torch import Tensor
 from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
+from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.reader import ConfigError, require
@@ -102,9 +103,16 @@ def forward_sources(
     """
     bound_of_xbar = xbar_TI.new_full((), bound)
     if fold_gain:
-        return xbar_TI, to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32), bound_of_xbar
+        return xbar_TI, folded(weight_OI, gain_I), bound_of_xbar
     bound_of_y = affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
     return affine(xbar_TI, gain_I, bias_I), weight_OI, bound_of_y
+
+
+def folded(weight_OI: Tensor, gain_I: Tensor) -> Tensor:
+    """Return the weight times the gain, float32; a gathered weight has it already."""
+    if isinstance(weight_OI, GatheredWeight):
+        return weight_OI
+    return to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
 
 
 def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:

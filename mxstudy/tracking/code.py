@@ -45,9 +45,9 @@ DECIDED_BY_NONE = (
 
 # What lies in these rooms and decides no number: what no run calls, settings of what only observes or launches, probes,
 # output. Paths of earlier layouts are among them.
-UNCALLED = ("kernels/norm_codes.py", "kernels/device/norm_codes.py", "numerics/gather.py", "numerics/layouts.py")
+UNCALLED = ("kernels/norm_codes.py", "kernels/device/norm_codes.py", "numerics/layouts.py")
 DECIDES_NOTHING = (
-    *(*UNCALLED, "numerics/kernels/norm_codes.py", "numerics/kernels/device/norm_codes.py"),
+    *(*UNCALLED, "numerics/kernels/norm_codes.py", "numerics/kernels/device/norm_codes.py", "numerics/gather.py"),
     *("config/fingerprint.py", "config/launcher.py", "config/observation.py", "config/settings.py"),
     *("train/process_group.py", "train/progress.py", "train/recorder.py", "train/signals.py", "train/watch.py"),
     *(

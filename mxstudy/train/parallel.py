@@ -32,7 +32,7 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     freed after it, so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
     in FP32. A block with a router is gathered in FP32, which the router needs, and rounded where it is used: a group of
     its own inside a block could not be compiled. Embedding (in FP32), final norm and head are gathered once per step.
-    Without a mesh nothing is sharded.
+    Without a mesh nothing is sharded. `mxstudy.model.all_gather` makes another gather of it, once there is memory.
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":

@@ -141,6 +141,21 @@ def test_the_same_ranks_go_on_to_the_same_bits(tmp_path: Path, two: Path) -> Non
     assert validations(run) == validations(two)
 
 
+@pytest.mark.slow
+def test_weights_gathered_in_mx_change_no_bit_and_one_process_goes_on(
+    tmp_path: Path, cache: str, two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path, cache, MICRO, "checkpoint.keep_last=3", "train.all_gather=mx")
+    ran(tmp_path, run, 2)
+    assert losses(run) == losses(two)
+    assert validations(run) == validations(two)
+    run = killed_after(run, 8, tmp_path / "alone")
+    capsys.readouterr()
+    ran(tmp_path, run, 1)
+    assert "train.all_gather=mx: one process has all weights, so nothing is gathered\n" in capsys.readouterr().out
+    assert losses(run) == pytest.approx(losses(two), abs=1e-4)
+
+
 def test_a_checkpoint_of_two_ranks_is_a_model_for_whoever_reads_it(two: Path) -> None:
     """Its loss is the one that the run had."""
     folder = RunFolder(two)

@@ -20,6 +20,7 @@ from mxstudy.data.sampling import Sampling
 from mxstudy.data.shards import Shards, open_shards
 from mxstudy.data.tokenizer import load_pretrained
 from mxstudy.evaluation import questions
+from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.moe import mixtures_of, scaled_operand
@@ -85,6 +86,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
     """
     config = keyed.value
     backends: list[tuple[int, str | None]] = []
+    widths: list[dict[str, Width]] = []
     with torch.device("meta"):
         model = build_model(config)
     share = len(rows_of_rank(config.train, 0, ranks))
@@ -98,6 +100,13 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             device,
             compiled=config.train.compile,
         )
+        if config.train.all_gather == "mx":
+            widths.append(check_all_gather(model, ranks))
+            require(
+                widths[0] == widths[-1],
+                f"train.all_gather: mx gathers as many bytes in all steps, and the row of precision.schedule from step "
+                f"{row.from_step} on has others; give all rows formats of as many bits in equal blocks, or {ELSE}",
+            )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
         require(

@@ -23,6 +23,7 @@ from mxstudy.data.batches import Batches
 from mxstudy.data.sampling import Sampling
 from mxstudy.data.shards import Shards, verify
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
+from mxstudy.model.all_gather import gather_in_mx
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.probes.base import Probe
@@ -79,6 +80,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         about = parameters_of(model)
         used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
         report(f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}")
+        if config.train.all_gather == "mx" and world_size() == 1:
+            report("train.all_gather=mx: one process has all weights, so nothing is gathered")
         batches = Batches(shards, sampling_of(config), config.train.sequence_length)
         for line in phases_of(batches.sampling) if len(shards) > 1 else ():
             report(line)
@@ -152,6 +155,8 @@ def initial_model(config: Pretrain, device: torch.device) -> Decoder:
     parallelize(model, config.train, mesh_of_ranks(device))
     model.to_empty(device=device)
     model.init_weights(config.seed)
+    if config.train.all_gather == "mx" and world_size() > 1:
+        gather_in_mx(model)
     return model
 
 
