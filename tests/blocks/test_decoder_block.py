@@ -219,7 +219,7 @@ def kept_bytes(forward, parameters):
     x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()
     rope = torch.arange(64.0)[:, None] * torch.ones(8)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        y, seen = forward(x, rope)
+        y, seen, _ = forward(x, rope)
     (dx,) = torch.autograd.grad(y.float().square().sum(), x)
     return sum(kept.values()), [y.detach(), seen["ffn_norm"], dx]
 
