@@ -1,7 +1,8 @@
 """The pilot of the main question: what its rule decides on its table, and the parts of its page.
 
 The rule was stated before the runs, in results/prestated.md, "Lot 4, the pilot". They are in no claim: they choose a
-learning rate and a number of pairs for other runs.
+learning rate and a number of pairs for other runs. Of those, the page says how many there are, and how far a run that
+was made twice differs from itself; no norm is compared before all are there.
 """
 
 from __future__ import annotations
@@ -120,6 +121,17 @@ def minutes(count: int) -> str:
     return f"{count * tokens() / speed() / 60:.0f}"
 
 
+def made() -> pd.DataFrame:
+    """Return the runs of the main form that there are."""
+    return rows_of("runs", "mxnorm_equivalence_part")
+
+
+def repeated() -> pd.Series:
+    """Return by how much the final loss of each run that was made twice changed, without the sign."""
+    again = rows_of("runs", "mxnorm_equivalence_repeat").set_index("fingerprint")[LOSS]
+    return (again - made().set_index("fingerprint")[LOSS]).dropna().abs()
+
+
 DECISION: Parts = {
     "rate": lambda: power(plan().rate),
     "s": lambda: f"{spread():.4f}",
@@ -140,4 +152,9 @@ PILOT: Parts = {
     "interval at 2^-10": lambda: interval(OTHER),
     "finished": lambda: f"{(runs()['state'] == 'finished').sum()} of {len(runs())}",
     "minutes": lambda: minutes(len(runs())),
+    "made": lambda: f"{(made()['state'] == 'finished').sum()} of {ARMS * plan().pairs}",
+    "their seeds": lambda: " and ".join(map(str, sorted(made()[SEED].unique()))),
+    "made twice": lambda: str(len(repeated())),
+    "least change": lambda: f"{repeated().min():.4f}",
+    "largest change": lambda: f"{repeated().max():.4f}",
 }

@@ -23,12 +23,12 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
     table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata((table.schema.metadata or {}) | {PROVENANCE: about})
+    table = table.replace_schema_metadata({PROVENANCE: about})  # without that of pandas, often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
     with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", **smaller)
+        pq.write_table(table, temporary, compression="zstd", write_statistics=False, **smaller)
 
 
 def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
