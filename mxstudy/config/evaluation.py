@@ -53,8 +53,8 @@ class Evaluation:
             self.shots_seed == SHOTS_SEED or not fixed,
             f"shots_seed: with {' '.join(fixed)} no shot is drawn; leave it at {SHOTS_SEED}, not {self.shots_seed}",
         )
-        for name, is_set in {"curated_shots": self.curated_shots, "shots_seed": self.shots_seed != SHOTS_SEED}.items():
-            require(not is_set or any(map(self.shots_of, self.tasks)), f"{name}: no shots are asked for; set shots")
+        for name in self.about_shots:
+            require(any(map(self.shots_of, self.tasks)), f"{name}: no shots are asked for; set shots")
         require(self.limit is None or self.limit > 0, f"limit: must be positive, not {self.limit}; null is all")
         require(self.tokens_per_batch > 0, f"tokens_per_batch: must be positive, not {self.tokens_per_batch}")
 
@@ -64,6 +64,12 @@ class Evaluation:
 
     def shots_of(self, task: str) -> int:
         return self.task_shots.get(task, self.shots)
+
+    @property
+    def about_shots(self) -> list[str]:
+        """Return the settings, off their defaults, that choose the shots of tasks which have no split for them."""
+        defaults = {"shots_dir": None, "curated_shots": False, "shots_seed": SHOTS_SEED}
+        return [name for name, default in defaults.items() if getattr(self, name) != default]
 
 
 @schema

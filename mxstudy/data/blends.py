@@ -49,7 +49,8 @@ def locate(data: config.TrainingData, tokenizer: config.Tokenizer, cache_dir: Pa
     """
     folders: dict[str, Path] = {}
     for name, one in in_order(blend_of(data)).items():
-        folders[name] = shards.locate(one, tokenizer, cache_dir)[0]
+        with keys_of(data, name):
+            folders[name] = shards.locate(one, tokenizer, cache_dir)[0]
         if isinstance(tokenizer, config.TrainedBPE) and not os.path.exists(folders[name]):
             break
         tokenizer = trained(tokenizer, folders[name])

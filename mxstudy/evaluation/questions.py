@@ -9,7 +9,7 @@ from typing import Any
 from mxstudy.config import Evaluation
 from mxstudy.data.evaluation_sets import DataMissing
 from mxstudy.evaluation import shots
-from mxstudy.evaluation.olmes import TASKS, subset
+from mxstudy.evaluation.olmes import TASKS, TRAIN, subset
 from mxstudy.evaluation.shots import Shot
 from mxstudy.evaluation.task_rows import by_subject, file_identity, rows_of
 from mxstudy.evaluation.templates import Question, describe_mmlu, with_shots
@@ -20,6 +20,10 @@ def check(settings: Evaluation) -> None:
     """Raise ConfigError for an unknown task, and for questions or shots that cannot be loaded."""
     for name in settings.tasks:
         require(name in TASKS, f"evaluation.tasks: {name!r} is not a task; {suggest(name, TASKS)}")
+    asked = [name for name in settings.tasks if settings.shots_of(name)]
+    chosen = [name for name in asked if TASKS[name].shots_split == TRAIN]
+    for key in settings.about_shots:
+        require(bool(chosen), f"evaluation.{key}: the shots of {', '.join(asked)} are its own; leave it out")
     require(bool(at_hand(settings)), "evaluation.tasks: the data of none of them can be loaded")
 
 

@@ -125,7 +125,11 @@ class ExpertNormLinear(NormLinear):
 
 
 class SharedUp(MXLinear):
-    """The first linear of the shared experts, which reads the norm of the others."""
+    """The first linear of the shared experts, which reads the norm of the others. `reads`: that norm, no part of it."""
+
+    def __init__(self, norm: Norm, out_features: int, init_std: float) -> None:
+        super().__init__(norm.size, out_features, init_std)
+        self.reads = (norm,)
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
         (of,) = more
@@ -140,11 +144,11 @@ class SharedUp(MXLinear):
 class SharedExperts(nn.Module):
     """The experts that see every token, as one MLP."""
 
-    def __init__(self, model: config.Decoder, output_std: float) -> None:
+    def __init__(self, model: config.Decoder, norm: Norm, output_std: float) -> None:
         super().__init__()
         row, size = MLPS[model.moe.activation], model.moe.num_shared * model.ffn_size
         self.up_name, self.activation = row.up, row.activation
-        up = SharedUp(model.hidden_size, row.parts * size, INITS[model.init].linear(model, model.hidden_size))
+        up = SharedUp(norm, row.parts * size, INITS[model.init].linear(model, model.hidden_size))
         up.init_stds = row.init_stds(model, output_std)
         self.add_module(self.up_name, up)
         self.w2 = MXLinear(size, model.hidden_size, output_std)
@@ -174,7 +178,7 @@ class MixtureOfExperts(nn.Module):
         up.init_stds = row.init_stds(model, output_std)
         self.add_module(self.up_name, up)
         self.w2 = ExpertLinear(model.ffn_size, model.hidden_size, output_std, experts)
-        self.shared = SharedExperts(model, output_std) if model.moe.num_shared else None
+        self.shared = SharedExperts(model, built, output_std) if model.moe.num_shared else None
 
     @property
     def up(self) -> ExpertNormLinear:

@@ -20,7 +20,7 @@ from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
 from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
-from mxstudy.model.moe import ALIGN, MixtureOfExperts, mixtures_of
+from mxstudy.model.moe import ALIGN, MixtureOfExperts, SharedUp, mixtures_of
 from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
 from mxstudy.numerics.cast import check_format
@@ -199,13 +199,14 @@ def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -
                 f"{origin.key(scaled[-1][0], 'block_size')}: {name}: both operands of a GEMM with FP32 scales need the "
                 f"same block size, not {sizes}"
             )
-    if isinstance(linear, NormLinear):
+    if isinstance(linear, NormLinear | SharedUp):
+        norm = linear.norm if isinstance(linear, NormLinear) else linear.reads[0]
         try:
-            check_source(linear.gemms, linear.norm.fold_gain)
+            check_source(linear.gemms, norm.fold_gain)
         except ConfigError as error:
             raise ConfigError(f"precision.schedule: plan for {name}: {error}") from None
-        if isinstance(linear.norm, PostRoundMXNorm):
-            check_scales_read(name, linear.norm, linear.gemms.forward_x)
+        if isinstance(norm, PostRoundMXNorm):
+            check_scales_read(name, norm, linear.gemms.forward_x)
     sides = {"in": ("input", linear.in_features), "out": ("output", linear.out_features)}
     for divisor in divisors(linear.gemms):
         side, size = sides.get(divisor.axis, ("", 0))

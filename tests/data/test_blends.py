@@ -89,6 +89,8 @@ def test_an_error_names_the_corpus(two: Blend, tmp_path: Path) -> None:
     Path(two.corpora["b"].paths[0]).unlink()  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"^data\.corpora\.b\.paths: .* does not exist"):
         blends.identity(two, config.Bytes())
+    with pytest.raises(ConfigError, match=r"^data\.corpora\.b\.paths: .* does not exist"):
+        blends.locate(two, config.Bytes(), tmp_path)
     with pytest.raises(ConfigError, match=r"^data\.paths: .* does not exist"):
         blends.identity(two.corpora["b"], config.Bytes())
     (tmp_path / "b.jsonl").write_text('{"content": "x"}\n')

@@ -148,6 +148,7 @@ def test_olmes_has_five_of_each_of_its_tasks() -> None:
         ({"curated_shots": True, "shots_dir": "x"}, "curated_shots: shots_dir has shots of its own"),
         ({"curated_shots": True}, "curated_shots: no shots are asked for"),
         ({"shots_seed": 1}, "shots_seed: no shots are asked for"),
+        ({"shots_dir": "x"}, "shots_dir: no shots are asked for"),
         ({"curated_shots": True, "shots_seed": 1}, "shots_seed: with curated_shots no shot is drawn"),
         ({"shots_dir": "x", "shots_seed": 1}, "shots_seed: with shots_dir no shot is drawn"),
         ({"task_forms": {"piqua": "cf"}}, "task_forms: piqua is not one of the tasks"),
@@ -156,6 +157,13 @@ def test_olmes_has_five_of_each_of_its_tasks() -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{says}"):
         Evaluation(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"shots_dir": "x"}, {"curated_shots": True}, {"shots_seed": 1}])
+def test_what_chooses_shots_is_refused_for_a_task_that_has_its_own(settings: dict[str, Any]) -> None:
+    key = next(iter(settings))
+    with pytest.raises(ConfigError, match=rf"^evaluation\.{key}: the shots of mmlu are its own"):
+        questions.check(Evaluation(tasks=("piqa", "mmlu"), task_shots={"mmlu": 5}, **settings))
 
 
 # ------------------------------------------------------------------------------------------------ the real data

@@ -43,11 +43,24 @@ def test_a_run_that_was_asked_something_else_is_refused(tmp_path: Path, study: F
     assert [job.state for job in plan(seeds(tmp_path, 1))] == ["finished"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("task_forms", {"piqa": "mcf"}), ("shots_seed", 7), ("curated_shots", True), ("shots_dir", "x")]
+)
+def test_so_is_one_that_was_asked_in_another_form_or_after_other_shots(
+    tmp_path: Path, study: FakeStudy, key: str, value: Any
+) -> None:
+    asked = {"every_steps": 5, "tasks": ["piqa"], "shots": 1}
+    existing(plan(seeds(tmp_path, 1, evaluation=asked)), state="finished")
+    with pytest.raises(ConfigError, match=rf"^evaluation\.{key}: differs in .*rerun=true"):
+        plan(seeds(tmp_path, 1, evaluation=asked | {key: value}))
+
+
 UNUSED = {
     "probe.outlier_features.ring_steps": {"probe": {"outlier_features": {"ring_steps": 8}}},
     "probe.spikes.threshold": {"probe": {"spikes": {"threshold": 3.0}}},
     "evaluation.tasks": {"evaluation": {"tasks": ["boolq"]}},
     "evaluation.task_shots": {"evaluation": {"task_shots": {"piqa": 5}}},
+    "evaluation.task_forms": {"evaluation": {"task_forms": {"piqa": "mcf"}}},
 }
 
 

@@ -397,3 +397,14 @@ def test_what_a_mixture_cannot_be_is_refused(moe, says):
 def test_experts_of_a_dense_mlp_are_refused():
     with pytest.raises(ConfigError, match="moe: swiglu has no experts; set mlp=moe"):
         replace(DENSE, moe=config.MoE(num_experts=4))
+
+
+def test_shared_experts_are_refused_what_the_norm_that_they_read_cannot_have():
+    """A gain that is folded into the forward's weight would be in its gradient twice."""
+    casts = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
+    recipe = {name: {"format": "E4M3"} for name in casts} | {"dgrad_w": {"format": "E4M3", "source": "forward"}}
+    rows = {"layers.*": "mxfp8", "layers.*.shared.*": "mine"}
+    mine = read(config.Precision, {"schedule": [{"plan": rows}], "recipes": {"mine": recipe}})
+    decoder = Decoder(MOE, NORMS["mxnorm"], mine.settings, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"plan for layers\.0\.feed_forward\.shared\.w13: dgrad_w\.source: .* folded"):
+        apply_precision(decoder, mine, 0, "bf16", CPU)

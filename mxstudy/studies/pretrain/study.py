@@ -26,7 +26,8 @@ from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 
 # The share of its bf16 peak rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
-QUESTIONS = ("tasks", "form", "shots", "task_shots")  # not limit, which +debug=tiny sets for every kind of run
+# What decides the questions. Not limit, which +debug=tiny sets for every kind of run, nor data_dir: a folder may move.
+QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 
 
