@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,14 +104,7 @@ def in_the_child(
     """
     from mxstudy import cli
 
-    gc.freeze()
-    with output.open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    os.chdir(folder)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
-    sys.argv = ["mxstudy", *arguments]
-    torch.set_num_threads(1)
+    become_command(folder, arguments, output)
 
     def do(number: int) -> None:
         if number == at_write:
@@ -125,13 +118,36 @@ def in_the_child(
         counted.write_text(str(writes[0]))
 
 
+def become_command(folder: Path, arguments: Sequence[str], output: Path) -> None:
+    """Make this process, forked from a server, one that has been started by a command line in `folder`."""
+    gc.freeze()  # a collector that looks through what was imported copies its pages
+    with output.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(folder)
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
+    sys.argv = ["mxstudy", *arguments]
+    torch.set_num_threads(1)
+
+
+def audit_os_write() -> Callable[[int, bytes], int]:
+    """Give os.write the audit event that Python has for other writes; return the function without it."""
+    write = os.write
+
+    def audited(file: int, data: bytes) -> int:
+        sys.audit("os.write", file, data)
+        return write(file, data)
+
+    os.write = audited  # type: ignore[assignment]
+    return write
+
+
 def count_writes(do: Callable[[int], None]) -> list[int]:
     """Call `do` with the number of each write before it happens, from now on; return a list with the last number.
 
-    A write is a file that is opened to be written, renamed or deleted, a new folder, and os.write, for which Python has
-    no event.
+    A write is a file that is opened to be written, renamed or deleted, a new folder, and os.write.
     """
-    count, write = [0], os.write
+    count = [0]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         opened = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
@@ -139,11 +155,7 @@ def count_writes(do: Callable[[int], None]) -> list[int]:
             count[0] += 1
             do(count[0])
 
-    def audited(file: int, data: bytes) -> int:
-        sys.audit("os.write", file, data)
-        return write(file, data)
-
-    os.write = audited  # type: ignore[assignment]
+    audit_os_write()
     sys.addaudithook(hook)
     return count
 

@@ -21,6 +21,7 @@ from typing import Any
 import forked
 import pytest
 
+from benchmarks.disturbed import audit_os_write, become_command
 from mxstudy import cli
 from mxstudy.tracking.folder import RunFolder, Status
 
@@ -49,8 +50,8 @@ class Fault:
     torn: bool = False
 
     def install(self) -> None:
-        """From now on in this process; Python has no event for os.write, and so it gets one."""
-        seen = 0
+        """From now on in this process."""
+        seen, write = 0, audit_os_write()
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal seen
@@ -64,11 +65,6 @@ class Fault:
                     write(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.kill(os.getpid(), self.signal)
 
-        def audited(file: int, data: bytes) -> int:
-            sys.audit("os.write", file, data)
-            return write(file, data)
-
-        write, os.write = os.write, audited  # type: ignore[assignment]
         sys.addaudithook(hook)
 
 
@@ -125,16 +121,7 @@ def run(folder: Path, *arguments: str, fault: Fault | None = None) -> tuple[int,
 
 
 def in_the_child(folder: Path, arguments: tuple[str, ...], output: Path, fault: Fault | None) -> None:
-    import torch
-
-    forked.leave_imports_alone()
-    with output.open("w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    os.chdir(folder)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
-    sys.argv = ["mxstudy", *latest(arguments)]
-    torch.set_num_threads(1)
+    become_command(folder, latest(arguments), output)
     if fault:
         fault.install()
     cli.main()

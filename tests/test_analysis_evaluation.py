@@ -32,8 +32,8 @@ def evaluated(runs: Path, arm: str, questions: int = 4, forms: tuple[str, ...] =
     """A run of the study as it leaves its tables."""
     from mxstudy.evaluation.suite import scores_of
 
-    folder = make_folder(runs, arm * 64, f"checkpoint={arm}", experiment="olmes")
-    folder.config_path.write_text(f"study: evaluate\ncheckpoint: /runs/{arm}/step_10\n")
+    config = {"study": "evaluate", "experiment": "olmes", "checkpoint": f"/runs/{arm}/step_10"}
+    folder = make_folder(runs, arm * 64, f"checkpoint={arm}", **config)
     results.table_path(folder, "scores").parent.mkdir()
     for form in forms:
         for task, right in RIGHT[arm, form].items():

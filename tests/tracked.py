@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 def make_folder(runs: Path, fingerprint: str = FINGERPRINT, label: str = "norm=mxnorm_p2", **values: Any) -> RunFolder:
     choices = dict(word.split("=") for word in label.split())
     origin = {"label": label, "choices": choices, "overrides": label.split()}
-    config = read_run(CONFIG | values)
+    config = read_run(values if "study" in values else CONFIG | values)
     return RunFolder.create(runs / config.experiment / fingerprint[:12], config, fingerprint, provenance() | origin)
 
 

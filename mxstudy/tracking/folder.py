@@ -29,7 +29,7 @@ import yaml
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
 from mxstudy.small_files import read_as, read_json, read_yaml
-from mxstudy.tracking import memberships
+from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mixed_backends import all_backends
@@ -146,7 +146,7 @@ class RunFolder:
         with folder._status_lock():
             require(not folder.status_path.exists(), f"{path}: already contains a run")
             replace_file(folder.config_path, yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
-            replace_file(path / "provenance.json", json.dumps(provenance, indent=2))
+            folder.set_provenance(provenance | {unchanged.KEY: unchanged.digest_of(config)})
             if found := memberships.joined_by((), asked):
                 replace_file(path / memberships.NAME, memberships.text_of(found))
             folder._write(Status(fingerprint=fingerprint, started_s=time.time()))
@@ -175,8 +175,10 @@ class RunFolder:
             raise ConfigError(f"{self.config_path}: {error}") from None
 
     def config_values(self) -> dict[str, Any]:
-        """Return the run's config as plain data, perhaps of an earlier schema. Raises ConfigError."""
-        return read_yaml(self.config_path, MOVE_AWAY)
+        """Return the run's config as plain data, perhaps of an earlier schema. Raises ConfigError if it was changed."""
+        values = read_yaml(self.config_path, MOVE_AWAY)
+        unchanged.check_unchanged(self.config_path, values, self.provenance())
+        return values
 
     def config_of(self, kind: type[C]) -> C:
         """Return the run's config. Raises ConfigError if the run is of another kind."""
@@ -329,10 +331,10 @@ def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") ->
     A run that was set aside by a rerun which was killed before it made its folder stands in its place.
     """
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
-    found = {status.parent: status.parent for status in runs_dir.glob(f"{pattern}/status.json")}
-    set_aside = [RunFolder(status.parent) for status in runs_dir.glob(f"{pattern}{REPLACED}*/status.json")]
-    for place in {run.place for run in set_aside} - found.keys():
-        found[place] = replaced(place)[-1]
+    there = [RunFolder(status.parent) for status in runs_dir.glob(f"{pattern.rstrip('*')}*/status.json")]
+    found = {run.path: run.path for run in there if run.path == run.place}
+    without = {run.place for run in there} - found.keys()
+    found |= {place: aside[-1] for place in without if (aside := replaced(place))}
     return [RunFolder(found[place]) for place in sorted(found) if name.fullmatch(place.name)]
 
 

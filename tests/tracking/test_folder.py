@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,3 +207,13 @@ def test_of_equal_fingerprints_the_newest_is_found(tmp_path: Path) -> None:
     assert find_run(tmp_path, FINGERPRINT) == newer
     older.update(started_s=newer.status().started_s + 1)
     assert find_run(tmp_path, FINGERPRINT) == older
+
+
+def test_runs_are_looked_for_once_and_a_copy_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_folder(tmp_path)
+    for name in (f"{run.path.name}.old-copy", f"{'b' * 12}.old-copy", f"{'b' * 12}_mine"):
+        shutil.copytree(run.path, run.path.with_name(name))
+    glob, asked = Path.glob, []
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: (asked.append(pattern), glob(path, pattern))[1])
+    assert find_runs(tmp_path) == [run]
+    assert len([pattern for pattern in asked if "status.json" in pattern]) == 1
