@@ -17,6 +17,7 @@ import pytest
 import torch
 from commands import run_here
 from quiz import write_sets
+from traced import run_graphs_as_they_are
 
 from mxstudy.tracking.folder import RunFolder, find_runs
 
@@ -35,11 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile traces as it always does, and runs the graphs as they are: no code is made of them, half the time.
-
-    For what is asked about graphs: how many there are, that tracing has no break, what is read beside them.
-    """
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs, **_: graph.forward)
+    run_graphs_as_they_are(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -131,10 +131,9 @@ def test_gradients_are_clipped_and_the_norm_before_clipping_is_reported():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM])
-def test_compiled_is_eager_within_the_contract(norm):
+def test_compiled_is_eager_within_the_contract():
     """Contract: the loss within 1e-4 nats after 20 steps. That probes do not touch it is asked in probes/test_build."""
-    settings = replace(tiny.ONE_BLOCK, norm=norm, optimizer=config.AdamW(lr=3e-4))
+    settings = replace(tiny.ONE_BLOCK, norm=tiny.MXNORM, optimizer=config.AdamW(lr=3e-4))
     eager, compiled = tiny.losses(settings), tiny.losses(settings, compile=True)
     assert abs(eager[-1] - compiled[-1]) < 1e-4
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from gang import together
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from traced import run_graphs_as_they_are
 
 from benchmarks.scaling import model_of
 from mxstudy import config
@@ -132,6 +133,13 @@ def step_of(built: tuple[TrainingRun, tiny.Memory]) -> dict[str, Any]:
 def whole_run(arms: list[config.Pretrain]) -> list[list[float]]:
     with group():
         return [losses_of(sharded(arm)) for arm in arms]
+
+
+def traced_run(arms: list[config.Pretrain]) -> list[list[float]]:
+    """Return the losses of `whole_run`, with graphs that run as they are, as with the fixture `traced`."""
+    with pytest.MonkeyPatch.context() as patch:
+        run_graphs_as_they_are(patch)
+        return whole_run(arms)
 
 
 def alone(arms: list[config.Pretrain]) -> list[list[float]]:
@@ -265,7 +273,7 @@ def test_a_compiled_mixture_is_sharded_too(tmp_path):
     """Its router is FP32 beside weights in bf16."""
     arm = settings("experts", compile=True, steps=4)
     arm = replace(arm, model=replace(arm.model, num_layers=1))
-    first, second = together(tmp_path, 2, whole_run, [arm])
+    first, second = together(tmp_path, 2, traced_run, [arm])
     eager = replace(arm, train=replace(arm.train, compile=False))
     assert first == second
     assert first[0] == pytest.approx(losses_of(sharded(eager)), abs=2e-3)
