@@ -122,6 +122,11 @@ def is_part(x: Tensor) -> TypeGuard[DTensor]:
     return isinstance(x, DTensor)
 
 
+def own_part(x: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, which may be empty; return any other tensor unchanged."""
+    return x.to_local() if is_part(x) else x
+
+
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """Return this rank's shard of `whole`, sharded as `like` is, or `whole` itself if `like` is not sharded."""
     if not is_part(like):

@@ -20,6 +20,7 @@ from commands import run_here
 from composing import compose
 
 from analysis.figures import FIGURES, Figure
+from analysis.recipe import fig05_reasoning
 from mxstudy import cli, results
 from mxstudy.launch import inline, plan, sweep
 from mxstudy.launch.composed import Composed
@@ -101,6 +102,9 @@ class Copied(Study[Any]):
         }
         on |= {"coupled_gradient_bias"} if "gradient_bias" in on else set()
         rows = [row for row in self.rows[config.study] if row.get("probe", "replicas") in {*on, "replicas"}]
+        if "evaluation" in on:  # of which no template has rows: its questions are not there
+            scores = {f"{name}/{what}": 0.25 for name in fig05_reasoning.PANELS for what in ("score", "chance")}
+            rows += [{"step": step, "probe": "evaluation", "values": scores} for step in (0, 1)]
         lines = [json.dumps(changed(row, replicas, scale) | (first if "parameters" in row else {})) for row in rows]
         folder.journal_path.write_text("\n".join(lines) + "\n")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
-from mxstudy.distributed import whole
+from mxstudy.distributed import max_over_ranks, own_part, whole
 from mxstudy.model.norm import Norm
 from mxstudy.probes.base import StepView, Values
 
@@ -25,13 +25,20 @@ class Weights:
     @torch.no_grad()
     def measure(self, view: StepView) -> Values:
         quantities: dict[str, Tensor] = {}
-        for name, parameter in view.model.named_parameters():
+        parameters = dict(view.model.named_parameters())
+        absmaxes = max_over_ranks(torch.stack([absmax(own_part(parameter)) for parameter in parameters.values()]))
+        for (name, parameter), largest in zip(parameters.items(), absmaxes, strict=True):
             quantities[f"{name}/rms"] = torch.linalg.vector_norm(parameter) / parameter.numel() ** 0.5
-            quantities[f"{name}/absmax"] = torch.linalg.vector_norm(parameter, torch.inf)
+            quantities[f"{name}/absmax"] = largest
         for name, gain in ((name, whole(gain)) for name, gain in gains_of(view.model).items()):
             spread = {"mean": gain.mean(), "std": gain.std(correction=0), "min": gain.min(), "max": gain.max()}
             quantities |= {f"{name}/{quantity}": value for quantity, value in spread.items()}
         return dict(zip(quantities, torch.stack([whole(x) for x in quantities.values()]).tolist(), strict=True))
+
+
+def absmax(x: Tensor) -> Tensor:
+    """Return the largest magnitude in x, a scalar; 0 for an empty x, as the part of a rank may be."""
+    return torch.linalg.vector_norm(x, torch.inf) if x.numel() else x.new_zeros(())
 
 
 def gains_of(model: nn.Module) -> dict[str, Tensor]:
