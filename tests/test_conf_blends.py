@@ -24,7 +24,7 @@ def blended(last: str, *overrides: str) -> Any:
 @pytest.fixture
 def own_files(here: Path) -> None:
     """Those that the corpora of a user name."""
-    (here / "a.txt").write_text("a b c")
+    (here / "a.txt").write_text("a b c " * 50)
     (here / "a.jsonl").write_text('{"text": "a b c"}')
 
 

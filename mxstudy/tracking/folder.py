@@ -334,7 +334,7 @@ def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") ->
     there = [RunFolder(status.parent) for status in runs_dir.glob(f"{pattern.rstrip('*')}*/status.json")]
     found = {run.path: run.path for run in there if run.path == run.place}
     without = {run.place for run in there} - found.keys()
-    found |= {place: aside[-1] for place in without if (aside := replaced(place))}
+    found |= {place: earlier[-1] for place in without if (earlier := replaced(place))}
     return [RunFolder(found[place]) for place in sorted(found) if name.fullmatch(place.name)]
 
 

@@ -51,7 +51,7 @@ def test_so_is_one_that_was_asked_in_another_form_or_after_other_shots(
 ) -> None:
     asked = {"every_steps": 5, "tasks": ["piqa"], "shots": 1}
     existing(plan(seeds(tmp_path, 1, evaluation=asked)), state="finished")
-    with pytest.raises(ConfigError, match=rf"^evaluation\.{key}: differs in .*rerun=true"):
+    with pytest.raises(ConfigError, match=rf"^evaluation\.{key}: differs in .*stale=rerun"):
         plan(seeds(tmp_path, 1, evaluation=asked | {key: value}))
 
 
