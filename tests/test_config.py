@@ -189,7 +189,7 @@ LOWER = A | {"validation_fraction": 0.1}
         ([(0, {})], {}, "data.phases[0].weights: name at least one corpus"),
         ([(0, {"a": 0})], {"a": A}, "data.phases[0].weights.a: must be positive and finite, not 0.0"),
         ([(0, {"a": -1})], {"a": A}, "data.phases[0].weights.a: must be positive and finite, not -1.0"),
-        ([(0, {"a": math.inf})], {"a": A}, "data.phases[0].weights[a]: must be a finite number, not inf"),
+        ([(0, {"a": math.inf})], {"a": A}, "data.phases[0].weights.a: must be a finite number, not inf"),
         (
             [(0, {"web": 1}), (0.5, {"wbe": 1})],
             {"web": A},
