@@ -84,6 +84,10 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ({"data__format": "txt"}, "data.format: 'txt' is not a choice; did you mean 'text'?"),
         ({"norm__kind": "mxnrom"}, "norm.kind: 'mxnrom' is not a choice; did you mean 'mxnorm'?"),
         ({"norm": "rmsnorm"}, "norm: 'rmsnorm' is not a mapping"),
+        (
+            {"precision__schedule": [{"plan": {"layers.*": True}}]},
+            "precision.schedule[0].plan[layers.*]: True is not a string",
+        ),
         ({"precision__block_size": 48}, "precision.block_size: 48 is not a choice; choose from 16, 32, 64"),
         ({"study": "pretrian"}, "study: 'pretrian' is not a choice; did you mean 'pretrain'?"),
         ({"norm__p": 0}, "norm.p: the exponent of the p-mean must be positive and finite, not 0.0"),
