@@ -37,7 +37,7 @@ from mxstudy.compat.hydra import (
 from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
-from mxstudy.reader import ConfigError, defaults, kinds_of, one_line, suggest
+from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, one_line, suggest
 from mxstudy.rehearsal import rehearse_data, without_foreign
 from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, STARTS, check_shape, check_words
 
@@ -211,7 +211,7 @@ def check_baseline(baseline: Any, loader: ConfigLoader) -> None:
 def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """Return the job's config, without Hydra's own part, and its choice of each group."""
     config = loader.load_sweep_config(master, list(job))
-    if corpora := corpora_by_name(loader, config):
+    if corpora := corpora_by_name(loader, master, config):
         again = [line.replace(ADDED, f"+{ADDED}", 1) if line.startswith(ADDED) else line for line in job]
         config = loader.load_sweep_config(master, [*again, *corpora])  # ++: what is added may be there by now
     chosen = config.hydra.runtime.choices.items()
@@ -221,7 +221,7 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
     return config, choices
 
 
-def corpora_by_name(loader: ConfigLoader, config: DictConfig) -> list[str]:
+def corpora_by_name(loader: ConfigLoader, master: DictConfig, config: DictConfig) -> list[str]:
     """Return the overrides that give a blend those of its corpora which are choices of the group data.
 
     A corpus that `data.corpora` describes itself, with its kind, needs none. Raises ConfigError for an unknown name.
@@ -237,10 +237,16 @@ def corpora_by_name(loader: ConfigLoader, config: DictConfig) -> list[str]:
         weights = phase.get("weights") if isinstance(phase, dict) else None
         for name in weights if isinstance(weights, dict) else ():
             if name not in described and name not in choices:
-                known = suggest(name, [*sorted(described), *choices])
-                raise ConfigError(f"data.phases[{number}].weights.{name}: no such corpus; {known}")
+                known = suggest(name, [*sorted(described), *without_blends(loader, master, choices)])
+                raise ConfigError(f"{key_in(f'data.phases[{number}].weights', name)}: no such corpus; {known}")
             found |= {} if name in described else {f"+data@data.corpora.{name}={name}": None}
     return list(found)
+
+
+def without_blends(loader: ConfigLoader, master: DictConfig, choices: Sequence[str]) -> list[str]:
+    """Return those of the choices of the group data that are a corpus, for a blend has none but these."""
+    found = loader.load_sweep_config(master, [f"+data@choices.{name}={name}" for name in choices]).choices
+    return [name for name in choices if found[name].kind != "blend"]
 
 
 def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]) -> Composed:

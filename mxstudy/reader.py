@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
@@ -86,6 +87,11 @@ def suggest(word: str, choices: Iterable[object]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(names)}"
 
 
+def key_in(path: str, key: object) -> str:
+    """Return the full key of a mapping's value, as one types it: PATH.KEY, or PATH[KEY] if that is no plain word."""
+    return f"{path}.{key}" if re.fullmatch(r"[\w-]+", str(key)) else f"{path}[{key}]"
+
+
 def read(hint: Any, value: Any, path: str = "") -> Any:
     """Return `value` as the type `hint`, converting nothing except int to float.
 
@@ -113,7 +119,7 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
         return tuple(read(item, v, f"{path}[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True)))
     if origin is dict:
         require(isinstance(value, Mapping), f"{where}: {value!r} is not a mapping")
-        return {read(args[0], k, path): read(args[1], v, f"{path}[{k}]") for k, v in value.items()}
+        return {read(args[0], k, path): read(args[1], v, key_in(path, k)) for k, v in value.items()}
     is_number = hint is str and type(value) in (int, float)  # 123456 may be the first digits of a fingerprint
     advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
     raise ConfigError(f"{where}: {value!r} is not {_article(hint)}{advice}")

@@ -15,7 +15,8 @@ IN_PLACE_OF = "in_place_of"  # the key of a debug choice below which are the cor
 def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str, ...]:
     """Put the debug choice's tokenizer into a config, and its corpus unless an override speaks of the corpus.
 
-    Return a note on each choice of the overrides that is not taken as it is.
+    A blend keeps its phases and weights, and its corpora their names. Return a note on each choice of the overrides
+    that is not taken as it is, and on a blend.
     """
     notes = []
     for group, small in values.get(IN_PLACE_OF, {}).items():
@@ -28,14 +29,24 @@ def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str
         elif group in values:
             if asked and values[group] != small:
                 notes.append(f"debug: {asked} is not used; a rehearsal has {group}={small['kind']}")
-            values[group] = small
+            replaced = corpora_of(values[group]) if group == "data" else {}
+            if replaced:
+                notes.append(
+                    f"debug: {small['kind']} stands in for each corpus of the blend: {', '.join(sorted(replaced))}"
+                )
+            values[group] = values[group] | {"corpora": dict.fromkeys(replaced, small)} if replaced else small
     return tuple(notes)
+
+
+def corpora_of(data: Any) -> dict[str, Any]:
+    """Return the corpora of a blend by their names; none of a single corpus, or of what is no blend."""
+    blended = data.get("corpora") if isinstance(data, dict) else None
+    return blended if isinstance(blended, dict) else {}
 
 
 def endless(data: Any) -> Iterator[dict[str, Any]]:
     """Yield each corpus of the hub, alone or in a blend, whose number of documents is not given."""
-    blended = data.get("corpora") if isinstance(data, dict) else None
-    for corpus in blended.values() if isinstance(blended, dict) else [data]:
+    for corpus in corpora_of(data).values() or [data]:
         if isinstance(corpus, dict) and corpus.get("max_documents", 0) is None:
             yield corpus
 

@@ -24,8 +24,8 @@ def blended(last: str, *overrides: str) -> Any:
 @pytest.fixture
 def own_files(here: Path) -> None:
     """Those that the corpora of a user name."""
-    (here / "a.txt").write_text("a b c " * 50)
-    (here / "a.jsonl").write_text('{"text": "a b c"}')
+    (here / "a.txt").write_text("a b c " * 1000)
+    (here / "a.jsonl").write_text('{"text": "%s"}' % ("a b c " * 1000))
 
 
 @pytest.mark.usefixtures("own_files")
@@ -54,8 +54,12 @@ def test_a_corpus_of_a_blend_is_changed_with_a_plus() -> None:
         [("finewb_edu", "data.phases[1].weights.finewb_edu: no such corpus; did you mean 'fineweb_edu'?")],
         [
             ("finewb_edu", "data.phases[1].weights.finewb_edu: no such corpus; did you mean 'fineweb_edu'?"),
-            ("pysource_phases", "data.corpora[pysource_phases].kind: 'blend' is not a choice; choose from pysource, "),
-            ("jsonl", "data.corpora[jsonl].paths: missing; it has no default"),
+            ("pysource_phases", "data.corpora.pysource_phases.kind: 'blend' is not a choice; choose from pysource, "),
+            (
+                "base_blend",
+                "data.phases[1].weights.base_blend: no such corpus; choose from fineweb_edu, hugging_face, jsonl, ",
+            ),
+            ("jsonl", "data.corpora.jsonl.paths: missing; it has no default"),
         ],
     ),
 )

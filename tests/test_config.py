@@ -84,6 +84,10 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ({"data__format": "txt"}, "data.format: 'txt' is not a choice; did you mean 'text'?"),
         ({"norm__kind": "mxnrom"}, "norm.kind: 'mxnrom' is not a choice; did you mean 'mxnorm'?"),
         ({"norm": "rmsnorm"}, "norm: 'rmsnorm' is not a mapping"),
+        (
+            {"precision__schedule": [{"plan": {"layers.*": True}}]},
+            "precision.schedule[0].plan[layers.*]: True is not a string",
+        ),
         ({"precision__block_size": 48}, "precision.block_size: 48 is not a choice; choose from 16, 32, 64"),
         ({"study": "pretrian"}, "study: 'pretrian' is not a choice; did you mean 'pretrain'?"),
         ({"norm__p": 0}, "norm.p: the exponent of the p-mean must be positive and finite, not 0.0"),
@@ -189,7 +193,7 @@ LOWER = A | {"validation_fraction": 0.1}
         ([(0, {})], {}, "data.phases[0].weights: name at least one corpus"),
         ([(0, {"a": 0})], {"a": A}, "data.phases[0].weights.a: must be positive and finite, not 0.0"),
         ([(0, {"a": -1})], {"a": A}, "data.phases[0].weights.a: must be positive and finite, not -1.0"),
-        ([(0, {"a": math.inf})], {"a": A}, "data.phases[0].weights[a]: must be a finite number, not inf"),
+        ([(0, {"a": math.inf})], {"a": A}, "data.phases[0].weights.a: must be a finite number, not inf"),
         (
             [(0, {"web": 1}), (0.5, {"wbe": 1})],
             {"web": A},

@@ -12,8 +12,8 @@ from each import each, slow_but
 
 from analysis import loss_curves, report
 from mxstudy import cli
-from mxstudy.config import AnyRun
-from mxstudy.reader import ConfigError, flatten
+from mxstudy.config import AnyRun, PySource
+from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.mlflow_store import connect
 
@@ -72,6 +72,7 @@ BLEND = "data.phases=[{weights: {text: 1}}]"
     [
         ("quickstart", ["data=text", "data.paths=[a.txt]"], "data.paths"),
         ("perplexity", ["data=text", "data.paths=[a.txt]", "checkpoint=x"], "data.paths"),
+        ("mxnorm_pretrain", ["data=blend", BLEND, "+data.corpora.text.paths=[a.txt]"], "data.corpora.text.paths"),
         ("prepare_data", ["data=blend", BLEND, "+data.corpora.text.paths=[a.txt]"], "data.corpora.text.paths"),
         ("mxfp8_vs_bf16", [BLEND, "+data.corpora.text.paths=[a.txt]"], "data.corpora.text.paths"),
     ],
@@ -82,6 +83,17 @@ def test_a_rehearsal_keeps_the_corpus_of_the_command(experiment: str, words: lis
     assert not isinstance(job.values, ConfigError)
     assert flatten(job.values)[f"{paths}.0"] == "a.txt"
     assert job.notes == ()
+
+
+def test_a_rehearsal_has_the_phases_of_the_experiments_blend() -> None:
+    """It read one corpus, so that no rehearsal had a change of phase."""
+    job, real = (compose_job("+experiment=mxfp8_vs_bf16", *words) for words in (["+debug=tiny"], []))
+    small, whole = validated(job).data, real.values["data"]
+    assert [phase.from_fraction for phase in small.phases] == [0.0, 0.6]
+    assert plain(small.phases[1].weights) == whole["phases"][1]["weights"]
+    assert small.corpora.keys() == whole["corpora"].keys()
+    assert set(small.corpora.values()) == {PySource()}
+    assert job.notes == ("debug: pysource stands in for each corpus of the blend: pysource, pysource_packages",)
 
 
 def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:

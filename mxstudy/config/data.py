@@ -6,7 +6,7 @@ import math
 from dataclasses import field
 from typing import Literal
 
-from mxstudy.reader import cosmetic, named, require, schema, suggest
+from mxstudy.reader import cosmetic, key_in, named, require, schema, suggest
 
 SMALLEST_BPE, LARGEST_BPE = 257, 2**24  # one id per byte, and the one that ends a document
 
@@ -91,7 +91,7 @@ class Phase:
         require(0 <= self.from_fraction < 1, f"from_fraction: must lie in 0..1, below 1, not {self.from_fraction}")
         require(bool(self.weights), "weights: name at least one corpus")
         for name, weight in self.weights.items():
-            require(0 < weight < math.inf, f"weights.{name}: must be positive and finite, not {weight}")
+            require(0 < weight < math.inf, f"{key_in('weights', name)}: must be positive and finite, not {weight}")
 
 
 @schema
@@ -115,14 +115,15 @@ class Blend:
         )
         for number, phase in enumerate(self.phases):
             for name in phase.weights:
-                known = f"phases[{number}].weights.{name}: no such corpus; {suggest(name, self.corpora)}"
+                known = f"{key_in(f'phases[{number}].weights', name)}: no such corpus; {suggest(name, self.corpora)}"
                 require(name in self.corpora, known)
         used = {name for phase in self.phases for name in phase.weights}
         for name, corpus in self.corpora.items():
-            require(name in used, f"corpora.{name}: no phase uses it; leave it out")
+            key = key_in("corpora", name)
+            require(name in used, f"{key}: no phase uses it; leave it out")
             require(
                 corpus.validation_fraction == self.validation_fraction,
-                f"corpora.{name}.validation_fraction: {corpus.validation_fraction} is not the "
+                f"{key}.validation_fraction: {corpus.validation_fraction} is not the "
                 f"{self.validation_fraction} of {min(self.corpora)}; set all alike, for corpora may share texts",
             )
 

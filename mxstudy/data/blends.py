@@ -20,7 +20,7 @@ from mxstudy.data import tokenizer as tokenization
 from mxstudy.data.build_shards import OnCounts, Report, ignore_counts
 from mxstudy.data.content_hash import Split
 from mxstudy.data.shards import Shards
-from mxstudy.reader import ConfigError
+from mxstudy.reader import ConfigError, key_in
 
 
 def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def keys_of(data: config.TrainingData, name: str) -> Iterator[None]:
     except ConfigError as error:
         if not isinstance(data, config.Blend) or not str(error).startswith(("data.", "data:")):
             raise
-        raise ConfigError(f"data.corpora.{name}{str(error).removeprefix('data')}") from error
+        raise ConfigError(f"{key_in('data.corpora', name)}{str(error).removeprefix('data')}") from error
 
 
 def manifest_of(prepared: Mapping[str, Shards]) -> dict[str, Any]:

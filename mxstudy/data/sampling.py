@@ -18,7 +18,7 @@ import numpy as np
 
 from mxstudy.config import Blend
 from mxstudy.data.permutation import permute
-from mxstudy.reader import require
+from mxstudy.reader import key_in, require
 
 DECK, LARGEST_DECK = 2**12, 2**21  # samples; a phase's last deck is up to twice as large
 CARDS = 2  # of each corpus in a deck, at least: fewer could be rounded to a negative number
@@ -47,10 +47,11 @@ class Sampling:
             )
             counts = apportion(phase.weights, size)
             least = min(sorted(counts), key=counts.__getitem__)
+            weight = f"{key_in(f'{where}.weights', least)}: {phase.weights[least]:g}"
             deck = max(DECK, -(-CARDS * size // max(counts[least], 1)))
             require(
                 counts[least] > 0 and deck <= LARGEST_DECK,
-                f"{where}.weights.{least}: {phase.weights[least]:g} gives it {counts[least]} of the phase's {size:,} "
+                f"{weight} gives it {counts[least]} of the phase's {size:,} "
                 "samples, too few to be spread evenly; raise it, or leave it out",
             )
             self.sizes.append(size)

@@ -30,7 +30,7 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
         rows.append([job.label, "; ".join(job.also), job.state, *cells, str(job.folder)])
     total = sum(costs.values(), Cost())
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
-    notes = {note for job in todo if (note := study_of(job.config.study).gpu_hours_are)} if total.gpu_hours else set()
+    notes = {study_of(job.config.study).gpu_hours_are(job.config) for job in todo} - {""}
     print("\n".join([*aligned(rows), *([OF_FLOPS] if total.flops else []), *sorted(notes)]), flush=True)
 
 

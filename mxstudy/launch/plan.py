@@ -97,7 +97,8 @@ def plan(composed: list[Composed]) -> list[Job]:
                     raise ConfigError(f"{probe}: is off in {jobs[digest].label}, which is the same run; set both alike")
                 for name in study.asked_otherwise(jobs[digest].config, config):
                     raise ConfigError(f"{name}: differs in {jobs[digest].label}, which is the same run; set both alike")
-                jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
+                if label not in (jobs[digest].label, *jobs[digest].also):
+                    jobs[digest] = replace(jobs[digest], also=(*jobs[digest].also, label))
             else:
                 folder = Path(config.runs_dir) / config.experiment / digest[:12]
                 job = Job(config, digest, folder, label, request.overrides, request.choices, backend=backend)

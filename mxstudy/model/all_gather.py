@@ -29,7 +29,7 @@ from mxstudy.model.moe import mixtures_of
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES
 from mxstudy.numerics.gathered_weight import Coding, GatheredWeight
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.norm_linear import folded
+from mxstudy.numerics.norm_linear import times_gain
 from mxstudy.reader import require
 
 ELSE = "take train.all_gather=compute"
@@ -153,7 +153,7 @@ class MXGather(NamedTuple):
         coding = Coding(size, getattr(self.linear.gemms, operand), AXES[operand])
         shard = to_dtype(shard_of(self.linear.weight), policy.param_dtype)
         gain = self.gains.whole.get(self.linear)
-        return coding.encode(folded(shard, gain) if operand == "forward_w" and gain is not None else shard), coding
+        return coding.encode(times_gain(shard, gain) if operand == "forward_w" and gain is not None else shard), coding
 
     def receive(
         self, gathered: tuple[Tensor, ...], needed: Coding, dtype: torch.dtype, *, out: Tensor | None = None

@@ -12,7 +12,7 @@ from mxstudy.kernels import linear_fp32
 from mxstudy.kernels.native import mx_tensor
 from mxstudy.model.norm import Norm
 from mxstudy.numerics.gemms import Linear, Random, mx_linear
-from mxstudy.numerics.norm_linear import forward_sources, norm_linear
+from mxstudy.numerics.norm_linear import as_read, norm_linear, weight_and_bound
 from mxstudy.numerics.vector_ops import Gain, round_gain
 
 
@@ -104,9 +104,9 @@ class NormLinear(MXLinear):
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
         weight, norm, x_TI = self.weight_as(x), self.norm, x.flatten(0, -2)
-        y_TI, forward_weight, bound = forward_sources(
-            norm.normalize(x_TI), *norm.parameters_as(x_TI), weight, norm.bound, norm.fold_gain
-        )
+        gain_and_bias = norm.parameters_as(x_TI)
+        y_TI = as_read(norm.normalize(x_TI), *gain_and_bias, norm.fold_gain)
+        forward_weight, bound = weight_and_bound(weight, *gain_and_bias, norm.bound, norm.fold_gain)
         return Sources(y_TI, forward_weight, weight, bound, self.arithmetic)
 
     def gain_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -94,25 +94,31 @@ def normalize(x: Tensor, rms: Tensor) -> Tensor:
     return to_dtype(x, torch.float32) / rms
 
 
-def forward_sources(
-    xbar_TI: Tensor, gain_I: Tensor, bias_I: Tensor | None, weight_OI: Tensor, bound: float, fold_gain: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the forward GEMM quantises: the norm's output, the weight, and an upper bound of |output|.
+def as_read(xbar: Tensor, gain: Tensor, bias: Tensor | None, fold_gain: bool) -> Tensor:
+    """Return the norm's output as its readers take it, float32: xbar * gain + bias, or xbar if the gain is folded."""
+    return xbar if fold_gain else affine(xbar, gain, bias)
 
-    The output is float32. The weight is float32 times the gain if that is folded. `bound`: an upper bound of |xbar|.
+
+def weight_and_bound(
+    weight: Tensor, gain: Tensor | None, bias: Tensor | None, bound: float | None, fold_gain: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return a reader's weight as the forward quantises it, and an upper bound of what it reads, 0-dim or [S, 1, 1].
+
+    `bound`: an upper bound of |xbar|. Without a norm, `gain` and `bound` are None, and there is no upper bound.
     """
-    bound_of_xbar = xbar_TI.new_full((), bound)
+    if gain is None or bound is None:
+        return weight, None
+    bound_of_xbar = gain.new_full((), bound, dtype=torch.float32)
     if fold_gain:
-        return xbar_TI, folded(weight_OI, gain_I), bound_of_xbar
-    bound_of_y = affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
-    return affine(xbar_TI, gain_I, bias_I), weight_OI, bound_of_y
+        return times_gain(weight, gain), bound_of_xbar
+    return weight, affine(bound_of_xbar, largest(gain), None if bias is None else largest(bias))
 
 
-def folded(weight_OI: Tensor, gain_I: Tensor) -> Tensor:
-    """Return the weight times the gain, float32; a gathered weight has it already."""
-    if isinstance(weight_OI, GatheredWeight):
-        return weight_OI
-    return to_dtype(weight_OI, torch.float32) * to_dtype(gain_I, torch.float32)
+def times_gain(weight: Tensor, gain: Tensor) -> Tensor:
+    """Return a weight, or its gradient, times the gain, float32; a gathered weight has it already."""
+    if isinstance(weight, GatheredWeight):
+        return weight
+    return to_dtype(weight, torch.float32) * to_dtype(gain, torch.float32)
 
 
 def norm_cast(x: Tensor, rms: Tensor, fmt: str, cast: BlockCast) -> Quantized:
@@ -188,7 +194,8 @@ class _NormLinear(torch.autograd.Function):
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places)
         ctx.settings = bound, fold_gain, rounded, gemms, decode
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
-        y_TI, weight, bound_of_y = forward_sources(xbar_TI, gain_I, bias_I, weight_OI, bound, fold_gain)
+        weight, bound_of_y = weight_and_bound(weight_OI, gain_I, bias_I, bound, fold_gain)
+        y_TI = as_read(xbar_TI, gain_I, bias_I, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
         return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode), dtype, bound_of_y)
 
@@ -197,15 +204,15 @@ class _NormLinear(torch.autograd.Function):
         x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places = ctx.saved_tensors
         bound, fold_gain, rounded, gemms, decode = ctx.settings
         linear = linear_of(gemms, keys, places, decode)
-        gain, xbar = to_dtype(gain_I, torch.float32), normalize(center(x_TI, mean_T1), rms_T1)
-        y_TI = xbar if fold_gain else affine(xbar, gain, bias_I)
+        xbar = normalize(center(x_TI, mean_T1), rms_T1)
+        y_TI = as_read(xbar, gain_I, bias_I, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
         weight, bound_of_y = weight_OI, None
         if gemms.reads_forward:
-            _, weight, bound_of_y = forward_sources(xbar, gain_I, bias_I, weight_OI, bound, fold_gain)
+            weight, bound_of_y = weight_and_bound(weight_OI, gain_I, bias_I, bound, fold_gain)
         dy = dgrad_gemm(dh_TO, weight_OI, linear, y_TI, weight, bound_of_y)  # gradient of xbar * gain, folded or not
         dweight = wgrad_gemm(dh_TO, y_TI, linear, weight, bound_of_y)
-        dweight = to_dtype(dweight, torch.float32) * gain if fold_gain else dweight
+        dweight = times_gain(dweight, gain_I) if fold_gain else dweight
         dx, dgain, dbias = norm_backward(
             to_dtype(dy, torch.float32), xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None
         )

@@ -21,7 +21,15 @@ from mxstudy.numerics.dispatch import Dispatch, sum_of_copies, to_rows
 from mxstudy.numerics.experts import Loop, Plain, Together
 from mxstudy.numerics.gemms import Random, linear_of
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.norm_linear import affine, center, largest, norm_backward, normalize
+from mxstudy.numerics.norm_linear import (
+    affine,
+    as_read,
+    center,
+    norm_backward,
+    normalize,
+    times_gain,
+    weight_and_bound,
+)
 
 
 class NormOutput(NamedTuple):
@@ -38,7 +46,7 @@ class NormOutput(NamedTuple):
 
     def weight_and_bound(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return a reader's weight as the forward quantises it, and an upper bound of |y|."""
-        return weight_and_bound(self.gain_I, self.bias_I, weight, self.bound, self.fold_gain)
+        return weight_and_bound(weight, self.gain_I, self.bias_I, self.bound, self.fold_gain)
 
     @property
     def unfolded(self) -> Tensor:
@@ -47,18 +55,6 @@ class NormOutput(NamedTuple):
             return self.y_TI
         y_TI: Tensor = _TimesGain.apply(self.y_TI, self.gain_I)
         return y_TI
-
-
-def weight_and_bound(
-    gain_I: Tensor | None, bias_I: Tensor | None, weight: Tensor, bound: float | None, fold_gain: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the weight that the forward quantises, and an upper bound of |x| where one is known."""
-    if gain_I is None or bound is None:
-        return weight, None
-    bound_of_xbar = gain_I.new_full((), bound, dtype=torch.float32)
-    if fold_gain:
-        return to_dtype(weight, torch.float32) * to_dtype(gain_I, torch.float32), bound_of_xbar
-    return weight, affine(bound_of_xbar, largest(gain_I), None if bias_I is None else largest(bias_I))
 
 
 def normed(
@@ -87,8 +83,7 @@ class _Norm(torch.autograd.Function):
         fold_gain: bool,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I)
-        xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
-        return xbar_TI if fold_gain else affine(xbar_TI, gain_I, bias_I)
+        return as_read(normalize(center(x_TI, mean_T1), rms_T1), gain_I, bias_I, fold_gain)
 
     @staticmethod
     def backward(ctx: Any, dy_TI: Tensor) -> tuple[Tensor | None, ...]:
@@ -197,7 +192,7 @@ class _Reader(torch.autograd.Function):
         dispatch = Dispatch(*parts) if parts else None
         ctx.reads, ctx.dispatched = reads, dispatch is not None and dispatches
         gemms = gemms_of(ctx, weight, keys, places, dispatch)
-        forward_weight, bound = weight_and_bound(gain_I, bias_I, weight, reads.bound, reads.fold_gain)
+        forward_weight, bound = weight_and_bound(weight, gain_I, bias_I, reads.bound, reads.fold_gain)
         if dispatch is not None and dispatches:
             return gemms.forward_tokens(x, dispatch, forward_weight, reads.dtype, bound)
         return gemms.forward(x, forward_weight, reads.dtype, bound)
@@ -207,11 +202,10 @@ class _Reader(torch.autograd.Function):
         x, weight, gain_I, bias_I, keys, places, *parts = ctx.saved_tensors
         reads, dispatch = ctx.reads, Dispatch(*parts) if parts else None
         gemms, sent = gemms_of(ctx, weight, keys, places, dispatch), dispatch if ctx.dispatched else None
-        forward_weight, bound = weight_and_bound(gain_I, bias_I, weight, reads.bound, reads.fold_gain)
+        forward_weight, bound = weight_and_bound(weight, gain_I, bias_I, reads.bound, reads.fold_gain)
         rows = x if sent is None else to_rows(x, sent)
         dx = gemms.dgrad(dh, weight, rows, forward_weight, bound)
         dweight = gemms.wgrad(dh, rows, forward_weight, bound)
-        if reads.fold_gain:
-            dweight = to_dtype(dweight, torch.float32) * to_dtype(gain_I, torch.float32)
+        dweight = times_gain(dweight, gain_I) if reads.fold_gain else dweight
         dx = dx if sent is None else sum_of_copies(dx, sent)
         return to_dtype(dx, x.dtype), to_dtype(dweight, weight.dtype), *(None,) * (6 + len(parts))

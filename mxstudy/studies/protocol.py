@@ -1,9 +1,9 @@
 """The interface of a kind of run: one class, whose methods are called in the order of their definition here.
 
-plan        check, pinned, identity_key, identity, backends, cost       write nothing and train nothing
-            watched, check_watched, off_then, asked_otherwise           what is measured beside the run
-run         run                                                         writes in the run's folder and nowhere else
-afterwards  summarise, tell_others                                      for all runs of a sweep; for one run
+plan        check, pinned, identity_key, identity, backends, cost, gpu_hours_are    no file, no training
+            watched, check_watched, off_then, asked_otherwise                       what is measured beside the run
+run         run                                                                     writes in the run's folder alone
+afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Study(ABC, Generic[C]):
     """A kind of run; a subclass overrides only the methods that it needs."""
 
     uses: ClassVar[Uses] = Uses.ONE_GPU
-    gpu_hours_are: ClassVar[str] = ""  # at which rate `cost` counts them, as a sentence below a dry run's table
 
     @abstractmethod
     def check(self, config: C, ranks: int = 1) -> None:
@@ -128,6 +127,10 @@ class Study(ABC, Generic[C]):
     def cost(self, config: C, done: int) -> Cost:
         """Return the cost of the training steps after the first `done`; an empty cost if the run does not train."""
         return Cost()
+
+    def gpu_hours_are(self, config: C) -> str:
+        """Return a sentence for a dry run: at which rate `cost` counts GPU hours, or why it has none."""
+        return ""
 
     @abstractmethod
     def run(self, config: C, folder: RunFolder, label: str) -> str:

@@ -61,6 +61,21 @@ def test_gpu_hours_are_those_that_were_measured(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("+experiment=moe", "model=moe_tiny"), "a mixture of experts"),
+        (("+experiment=mxnorm_pretrain", "precision=fp32", "train.compute=fp32"), "train.compute=fp32"),
+    ],
+)
+def test_a_run_without_gpu_hours_says_why(words: tuple[str, ...], what: str, here: Path, capsys) -> None:
+    assert call(*words, "data=pysource", "tokenizer=bytes", "dry_run=true", "tracking=none") == (0, "")
+    said = capsys.readouterr().out.splitlines()
+    assert "GPU hours" not in said[0]
+    assert said[-1] == f"GPU hours: no rate was measured for {what}."
+
+
+@pytest.mark.integration
 def test_of_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Four replicas of two layers of 64, with 256 inside, 10 steps of 32 inputs."""
     words = ["+experiment=student_teacher", "dry_run=true", "seeds=[0,1]", "lrs=[1e-3,2e-3]", "train.steps=10"]

@@ -85,6 +85,13 @@ def test_a_seed_of_more_than_64_bits_is_refused_where_it_is_planned_alone(tmp_pa
     assert stored.config().seed == -1
 
 
+def test_a_job_that_is_given_twice_is_not_the_same_run_as_itself(tmp_path: Path, study: FakeStudy) -> None:
+    """`+sweep=moe precision=mxfp8` has one arm twice."""
+    given = [composed(tmp_path, line, seed=1) for line in ("seed=1", "seed=1", "seed=01", "seed=01")]
+    (job,) = plan([*given, composed(tmp_path, "seed=1", seed=1)])
+    assert (job.label, job.also) == ("seed=1", ("seed=01",))
+
+
 def test_equal_fingerprints_are_one_job(tmp_path: Path, study: FakeStudy) -> None:
     rates = {"1e-3": 1e-3, "2e-3": 2e-3, "0.001": 1e-3, "10e-4": 1e-3}
     jobs = plan([composed(tmp_path, f"optimizer.lr={text}", optimizer={"lr": lr}) for text, lr in rates.items()])

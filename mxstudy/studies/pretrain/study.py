@@ -28,14 +28,14 @@ from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 # What decides the questions. Not limit, which +debug=tiny sets for every kind of run, nor data_dir: a folder may move.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
+AT_RATE = f"""\
+GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
+arithmetic."""
 UNQUANTISED = {"bf16", "fp32"}  # rows of PRECISIONS
 
 
 class PretrainStudy(Study[Pretrain]):
     uses: ClassVar[Uses] = Uses.TASK_EACH
-    gpu_hours_are: ClassVar[str] = f"""\
-GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
-arithmetic."""
 
     def check(self, config: Pretrain, ranks: int = 1) -> None:
         check(config, ranks)
@@ -80,8 +80,12 @@ arithmetic."""
         flops = float(tokens * flops_per_token(by_model(config)))
         recipes = {name for row in config.precision.schedule for name in row.plan.values()}
         rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
-        is_known = config.train.compute == "bf16" and config.model.mlp != "moe"  # others have not been measured
-        return Cost(tokens, flops, flops / rate / 3600 if is_known else None) * (config.train.steps - done)
+        hours = None if unmeasured(config) else flops / rate / 3600
+        return Cost(tokens, flops, hours) * (config.train.steps - done)
+
+    def gpu_hours_are(self, config: Pretrain) -> str:
+        what = unmeasured(config)
+        return f"GPU hours: no rate was measured for {what}." if what else AT_RATE
 
     def run(self, config: Pretrain, folder: RunFolder, label: str) -> str:
         from mxstudy.studies.pretrain.run import run
@@ -92,6 +96,13 @@ arithmetic."""
         from mxstudy.studies.pretrain.tables import summarise
 
         return summarise(runs, baseline)
+
+
+def unmeasured(config: Pretrain) -> str | None:
+    """Return of which kind a run is whose rate was not measured on a GPU, or None if it is of no such kind."""
+    if config.model.mlp == "moe":
+        return "a mixture of experts"
+    return None if config.train.compute == "bf16" else f"train.compute={config.train.compute}"
 
 
 STUDY = PretrainStudy()
