@@ -50,7 +50,7 @@ class Fault:
     torn: bool = False
 
     def install(self) -> None:
-        """From now on in this process."""
+        """Apply this from now on in this process."""
         seen, write = 0, audit_os_write()
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:

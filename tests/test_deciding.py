@@ -41,7 +41,7 @@ def test_what_a_fingerprint_hashes_in_place_of_a_field_parts_arms() -> None:
 
 
 def test_a_corpus_of_a_blend_counts_as_it_does_alone() -> None:
-    """By what it is and by its split, and not by the folder that it is read from."""
+    """A data set is identified by its name and split, not by the folder that it is read from."""
 
     def of(**changes: object) -> object:
         own = {"kind": "hugging_face", "name": "a/b", "mirror": None} | changes

@@ -55,7 +55,7 @@ class Shots(NamedTuple):
 
 
 class ShotSource(NamedTuple):
-    """Where a task's shots are from: a split in a folder (None is the hub), and which of its rows, by number.
+    """Name where a task's shots come from: a split in a folder (None is the hub), and its rows, by number.
 
     `rows`: called with the task, the rows, the settings and, for errors, the place of the rows. `drawn`: whether each
     question draws its own of them.

@@ -10,7 +10,7 @@ from mxstudy.numerics.cast import BlockCast
 
 
 def random_decoder(model: config.Decoder, norm: config.Norm, seed: int) -> Decoder:
-    """In FP32: weights by `seed`; by the next one gains around 1, and biases around 0."""
+    """Return an FP32 model: weights drawn by `seed`, gains (around 1) and biases (around 0) by the next seed."""
     built = Decoder(model, norm, BlockCast(), torch.float32)
     built.init_weights(seed)
     generator = torch.Generator().manual_seed(seed + 1)

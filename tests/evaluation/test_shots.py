@@ -1,4 +1,4 @@
-"""Where the shots before a question are from: the training split, by a seed, or OLMES' own rows of it."""
+"""Check where the shots before a question come from: the training split, by a seed, or OLMES' own rows of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows_of(name: str, count: int, first: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of every task questions 0 to 7, and, to show, 8 to 27, after two of those that are asked."""
+    """Write questions 0 to 7 of every task, and as its training split two of those and then 8 to 27."""
     for name in DRAWN:
         write_rows(tmp_path / f"{name}.{TASKS[name].split}.jsonl", rows_of(name, ASKED))
         write_rows(tmp_path / f"{name}.train.jsonl", [*rows_of(name, 2), *rows_of(name, 20, ASKED)])

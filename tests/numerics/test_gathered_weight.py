@@ -35,7 +35,7 @@ def weight(rows: int = 64, columns: int = 96) -> torch.Tensor:
 
 
 def gathered(x: torch.Tensor, cast: Cast, axis: int, dtype: torch.dtype = FP32) -> GatheredWeight:
-    """As of ranks that each cast their rows."""
+    """Return what ranks gather when each has cast its own rows."""
     coding = Coding(x.shape, cast.filled(BlockCast()), axis)
     codes, scales = (torch.cat(parts) for parts in zip(*map(coding.encode, x.chunk(RANKS)), strict=True))
     return GatheredWeight.of(coding, codes, scales, dtype)

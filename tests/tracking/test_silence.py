@@ -93,7 +93,7 @@ def test_a_call_that_is_answered_or_a_while_without_one_ends_it(silent: str, mon
 
 
 def test_calls_that_time_out_between_others_are_no_silence(silent: str) -> None:
-    """As on a busy server: what is given up has its effect, and is repeated."""
+    """A busy server carries out calls that were given up, and gets them again."""
     for _ in range(3):
         with pytest.raises(TimeoutError), answers_of(silent).asking():
             raise TimeoutError
