@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -78,6 +79,17 @@ def _rank(folder: Path, rank: int, size: int, port: int, work: Callable[..., Any
 
 
 # ------------------------------------------------------------------------------------------------------ a run
+
+
+def killed_after(run: Path, step: int, folder: Path) -> Path:
+    """Return a copy of a run, as it was after the checkpoint of that step."""
+    copy = folder / "run"
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints").iterdir():
+        if path.name > f"step_{step:08d}":
+            shutil.rmtree(path)
+    RunFolder(copy).update(state="running", step=step)
+    return copy
 
 
 def train(path: Path, mishap: str = "", patience_s: float | None = None) -> str:

@@ -13,14 +13,14 @@ embedding and head are gathered as without.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from mxstudy.compat.torch_fsdp import extend_all_gather, is_gathered_for_backward
 from mxstudy.config.casts import Cast, Gemms
-from mxstudy.distributed import gather_over_ranks, world_size
+from mxstudy.distributed import gather_over_ranks, own_part, world_size
 from mxstudy.kernels.implements import why_not_fields
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.fusable import linears_in
@@ -84,10 +84,10 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
 def why_not_gathered(gemms: Gemms) -> str | None:
     """Return why ranks cannot gather a weight as that recipe's operands, or None if they can."""
     for operand in AXES:
-        cast: Cast | None = getattr(gemms, operand)
-        if cast is None:
+        chosen: Cast | None = getattr(gemms, operand)
+        if chosen is None:
             return f"{operand} is not quantised"
-        if reason := why_not_fields(cast, {**BY_ROWS, "block_size": (cast.block_size,), "random_bits": (8, 24)}):
+        if reason := why_not_fields(chosen, {**BY_ROWS, "block_size": (chosen.block_size,), "random_bits": (8, 24)}):
             return f"{operand}.{reason.replace('it computes', 'shards take')}"
     for transform in ("forward_transform", "dgrad_transform"):
         if getattr(gemms, transform) is not None:
@@ -95,8 +95,8 @@ def why_not_gathered(gemms: Gemms) -> str | None:
     return "its backward reads what the forward quantised" if gemms.reads_forward else None
 
 
-def width_of(cast: Cast) -> Width:
-    return Width(FORMATS[cast.format].bits, cast.block_size or 0)
+def width_of(chosen: Cast) -> Width:
+    return Width(FORMATS[chosen.format].bits, chosen.block_size or 0)
 
 
 # ------------------------------------------------------------------------------------------------------- the gather
@@ -128,16 +128,10 @@ class WholeGains:
         """Gather all of them at once, in the compute dtype: the numbers that the forward would multiply by."""
         if not self.linears:
             return
-        shards = [shard_of(linear.norm.weight) for linear in self.linears]
+        shards = [own_part(cast(Tensor, linear.norm.weight)) for linear in self.linears]
         gathered = gather_over_ranks(to_dtype(torch.cat(shards), self.compute)).view(world_size(), -1)
         for linear, gain in zip(self.linears, gathered.split([len(shard) for shard in shards], 1), strict=True):
             self.whole[linear] = gain.flatten()
-
-
-def shard_of(parameter: nn.Parameter | None) -> Tensor:
-    """Return this rank's rows of a sharded parameter (DTensor)."""
-    shard: Tensor = parameter.to_local()  # type: ignore[union-attr]
-    return shard
 
 
 class MXGather(NamedTuple):
@@ -151,7 +145,7 @@ class MXGather(NamedTuple):
         """Return this rank's codes and scales for the coming direction, and how they are to be read."""
         operand = "dgrad_w" if is_gathered_for_backward(self.block) else "forward_w"
         coding = Coding(size, getattr(self.linear.gemms, operand), AXES[operand])
-        shard = to_dtype(shard_of(self.linear.weight), policy.param_dtype)
+        shard = to_dtype(own_part(self.linear.weight), policy.param_dtype)
         gain = self.gains.whole.get(self.linear)
         return coding.encode(times_gain(shard, gain) if operand == "forward_w" and gain is not None else shard), coding
 

@@ -18,7 +18,7 @@ FORGET_S = 60.0  # after a call without an answer, when the next one may find th
 
 
 class Answers:
-    """Whether a store answers what this process asks it. Times are those of `time.monotonic`.
+    """Record whether a store answers what this process asks it. Times are those of `time.monotonic`.
 
     `answered_s`: of its last answer, or of the first question. `missed_s`: of the last call that ended without one.
     """
@@ -41,7 +41,7 @@ class Answers:
 
     @property
     def is_silent(self) -> bool:
-        """Whether its last calls, the latest of them a short while ago, got no answer."""
+        """Return whether its last calls, the latest of them a short while ago, got no answer."""
         return time.monotonic() < self.missed_s + FORGET_S and self.missed_s - self.answered_s > SILENT_S
 
     def check(self) -> None:

@@ -75,17 +75,6 @@ def losses(run: Path) -> list[float]:
     ]
 
 
-def killed_after(run: Path, step: int, folder: Path) -> Path:
-    """A copy of a run, as it was after the checkpoint of that step."""
-    copy = folder / "run"
-    shutil.copytree(run, copy)
-    for path in (copy / "checkpoints").iterdir():
-        if path.name > f"step_{step:08d}":
-            shutil.rmtree(path)
-    RunFolder(copy).update(state="running", step=step)
-    return copy
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, blended: tuple[str, ...]) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -120,7 +109,7 @@ def test_the_tokens_of_each_corpus_are_told_in_words() -> None:
 def test_a_run_goes_on_to_the_same_bits_before_and_after_the_blend_has_changed(
     step: int, tmp_path: Path, undisturbed: Path
 ) -> None:
-    run = ran(tmp_path, killed_after(undisturbed, step, tmp_path))
+    run = ran(tmp_path, gang.killed_after(undisturbed, step, tmp_path))
     assert losses(run) == losses(undisturbed)
     assert len([row for row in read_journal(run / "metrics.jsonl") if row.get("probe") == "corpora"]) == 1
 
@@ -131,7 +120,7 @@ def test_two_ranks_take_the_same_samples(tmp_path: Path, blended: tuple[str, ...
     two = ran(tmp_path, made(tmp_path, *blended, MICRO), ranks=2)
     assert losses(two) == pytest.approx(losses(undisturbed), abs=2e-3)
     assert losses(two)[0] == pytest.approx(losses(undisturbed)[0], rel=1e-6)
-    again = ran(tmp_path / "again", killed_after(two, 4, tmp_path / "again"), ranks=2)
+    again = ran(tmp_path / "again", gang.killed_after(two, 4, tmp_path / "again"), ranks=2)
     assert losses(again) == losses(two)
 
 
@@ -143,7 +132,7 @@ def test_micro_batches_are_slices_of_the_same_batch(
 
 
 def test_a_run_is_not_resumed_on_other_shards_of_one_corpus(tmp_path: Path, undisturbed: Path) -> None:
-    run = killed_after(undisturbed, 4, tmp_path)
+    run = gang.killed_after(undisturbed, 4, tmp_path)
     manifests = json.loads((run / "shards.json").read_text())
     manifests["corpora"]["digits"]["files"]["train-00000.bin"]["sha256"] = "0" * 64
     (run / "shards.json").write_text(json.dumps(manifests))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -65,17 +64,6 @@ def validations(run: Path) -> list[float]:
     return [row["validation_loss"] for row in rows(run, "validation_loss")]
 
 
-def killed_after(run: Path, step: int, folder: Path) -> Path:
-    """A copy of a run, as it was after the checkpoint of that step."""
-    copy = folder / "run"
-    shutil.copytree(run, copy)
-    for path in (copy / "checkpoints").iterdir():
-        if path.name > f"step_{step:08d}":
-            shutil.rmtree(path)
-    RunFolder(copy).update(state="running", step=step)
-    return copy
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -124,10 +112,10 @@ def test_the_journal_has_every_ranks_pace(two: Path) -> None:
 @pytest.mark.parametrize("lives", [(1, 2), pytest.param((4, 1, 2), marks=pytest.mark.slow)])
 def test_a_checkpoint_of_two_ranks_is_read_by_any_number(lives: tuple[int, ...], tmp_path: Path, two: Path) -> None:
     """The second life goes on from what 2 ranks wrote at step 4, the later ones from what another number did at 8."""
-    run = killed_after(two, 4, tmp_path)
+    run = gang.killed_after(two, 4, tmp_path)
     ran(tmp_path, run, lives[0])
     for ranks in lives[1:]:
-        run = killed_after(run, 8, tmp_path / str(ranks))
+        run = gang.killed_after(run, 8, tmp_path / str(ranks))
         ran(tmp_path / str(ranks), run, ranks)
     assert losses(run) == pytest.approx(losses(two), abs=1e-4)
     assert RunFolder(run).status().state == "finished"
@@ -135,7 +123,7 @@ def test_a_checkpoint_of_two_ranks_is_read_by_any_number(lives: tuple[int, ...],
 
 @pytest.mark.slow
 def test_the_same_ranks_go_on_to_the_same_bits(tmp_path: Path, two: Path) -> None:
-    run = killed_after(two, 4, tmp_path)
+    run = gang.killed_after(two, 4, tmp_path)
     ran(tmp_path, run, 2)
     assert losses(run) == losses(two)
     assert validations(run) == validations(two)
@@ -149,7 +137,7 @@ def test_weights_gathered_in_mx_change_no_bit_and_one_process_goes_on(
     ran(tmp_path, run, 2)
     assert losses(run) == losses(two)
     assert validations(run) == validations(two)
-    run = killed_after(run, 8, tmp_path / "alone")
+    run = gang.killed_after(run, 8, tmp_path / "alone")
     capsys.readouterr()
     ran(tmp_path, run, 1)
     assert "train.all_gather=mx: one process has all weights, so nothing is gathered\n" in capsys.readouterr().out

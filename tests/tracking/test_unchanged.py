@@ -57,7 +57,7 @@ def test_it_is_left_out_of_a_list_of_runs_and_named(
 
 
 def test_what_decides_no_number_may_change(folder: RunFolder) -> None:
-    """As it does when a run is resumed; and the order and layout of the file are no part of the config."""
+    """Change what a resumed run may change, and the order and layout of the file: neither decides a number."""
     edit(folder, "cache_dir: .cache", "# moved\ncache_dir:   /elsewhere")
     assert folder.config().cache_dir == "/elsewhere"
     later = changed(folder.config(), cache_dir=".cache", runs_dir="other")

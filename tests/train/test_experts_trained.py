@@ -58,7 +58,7 @@ def test_biases_have_moved_once_a_step_whatever_is_evaluated(plain):
 
 @pytest.mark.slow
 def test_a_compiled_mixture_trains_the_same(traced):
-    """Of the code that is made of its graphs, tests on a GPU tell."""
+    """Run the graphs as they are; the code that Inductor makes of them is tested on a GPU."""
     small = replace(MOE, model=replace(MOE.model, num_layers=1))
     eager, compiled = (trained(small, compile=flag, steps=3)[1].losses for flag in (False, True))
     assert compiled == pytest.approx(eager, abs=1e-4)
