@@ -126,6 +126,12 @@ def made() -> pd.DataFrame:
     return rows_of("runs", "mxnorm_equivalence_part")
 
 
+def whole_seeds() -> list[int]:
+    """Return the seeds with which all norms have been trained."""
+    counts = made()[SEED].value_counts()
+    return sorted(counts.index[counts == ARMS])
+
+
 def repeated() -> pd.Series:
     """Return by how much the final loss of each run that was made twice changed, without the sign."""
     again = rows_of("runs", "mxnorm_equivalence_repeat").set_index("fingerprint")[LOSS]
@@ -153,7 +159,7 @@ PILOT: Parts = {
     "finished": lambda: f"{(runs()['state'] == 'finished').sum()} of {len(runs())}",
     "minutes": lambda: minutes(len(runs())),
     "made": lambda: f"{(made()['state'] == 'finished').sum()} of {ARMS * plan().pairs}",
-    "their seeds": lambda: " and ".join(map(str, sorted(made()[SEED].unique()))),
+    "their seeds": lambda: ", ".join(map(str, whole_seeds())),
     "made twice": lambda: str(len(repeated())),
     "least change": lambda: f"{repeated().min():.4f}",
     "largest change": lambda: f"{repeated().max():.4f}",
