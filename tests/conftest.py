@@ -27,6 +27,12 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that may take longest, for the last one that is begun is waited for."""
+    limits = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("timeout"))}
+    items.sort(key=lambda item: -limits.get(item, 0))
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, and the one that commands run in."""

@@ -106,6 +106,7 @@ def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:
         assert line.get_color() == front.get_color()
 
 
+@pytest.mark.integration
 def test_curves_from_a_table_are_those_of_the_folders(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     for kind, load in {"metrics": load_metrics, "runs": load_runs}.items():
         write_table(load(folders_of([runs])), tmp_path / f"curves_{kind}.parquet", {})
@@ -131,6 +132,7 @@ def test_every_norm_of_every_run_has_its_rms(runs: Path, monkeypatch) -> None:
     assert [text.get_text() for text in bar.get_yticklabels()] == [NORMS[0], NORMS[-1]]
 
 
+@pytest.mark.integration
 def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path, monkeypatch) -> None:
     panels = drawn(fig07_histograms, monkeypatch, "--runs", str(runs)).axes
     assert [axes.get_title() for axes in panels] == [
@@ -167,6 +169,7 @@ def test_spike_scores_of_runs_that_go_on_are_no_results(tmp_path: Path, monkeypa
     assert len(axes.get_xticklabels()) == 1
 
 
+@pytest.mark.integration
 def test_norms_can_be_chosen_by_name(runs: Path, monkeypatch, capsys) -> None:
     arguments = ["--runs", str(runs), "--norms", "norm"]
     assert len(drawn(fig07_histograms, monkeypatch, *arguments).axes) == 2

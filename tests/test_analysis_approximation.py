@@ -131,6 +131,7 @@ def test_the_quality_of_casts_is_as_in_the_table(study: RunFolder, monkeypatch) 
     assert [text.get_text() for text in panels[2, 0].get_xticklabels()] == list(dict.fromkeys(rows["format"]))
 
 
+@pytest.mark.integration
 def test_the_table_of_formats_stands_beside_the_papers(study: RunFolder, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     formats_table.main(["--runs", str(study.path)])

@@ -46,6 +46,7 @@ def test_every_script_is_a_command() -> None:
     assert [path for path in mains if "\n@command\ndef main(" not in scripts[path]] == []
 
 
+@pytest.mark.integration
 @each("name", READ)
 @each("content", ["", '{"a": 1, "b"'])
 def test_a_spoilt_file_of_one_run_is_named_by_every_command(

@@ -127,6 +127,7 @@ def test_differences_are_arm_less_baseline_on_the_same_questions(tables: dict[st
     assert column(theirs, "cf: bits per character")["average of 2"] == "-0.5000 [-0.5000, -0.5000]"
 
 
+@pytest.mark.integration
 def test_intervals_are_those_of_a_paired_bootstrap(tables: dict[str, list[list[str]]]) -> None:
     found = results.difference([([1, 1, 1, 0], [1, 0, 0, 0])])
     cell = column(tables["mxnorm_p1 less rmsnorm [95 % interval]"], "cf: score, percentage points")["boolq"]
@@ -178,6 +179,7 @@ def test_unequal_questions_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "6 questions of boolq, mmlu, piqa were not asked of every arm" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("words", "message"),
     [

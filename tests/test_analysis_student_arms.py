@@ -180,6 +180,7 @@ def test_the_decisive_figure_has_a_mark_for_each_arm_and_teacher() -> None:
     assert len(effects.get_yticklabels()) == 5
 
 
+@pytest.mark.integration
 def test_the_decisive_tables_say_what_they_cannot_tell() -> None:
     runs = decisive.with_factors(factorial(by_gain_and_teacher))
     lines = decisive.differences_table(runs).splitlines()

@@ -163,6 +163,7 @@ def test_fractions_in_the_last_bin_are_percent_by_layer_or_over_layers() -> None
     assert panels[3, 0].get_ylabel() == "training loss,\nmean squared error"
 
 
+@pytest.mark.integration
 def test_both_kinds_of_gradient_bias_are_in_one_panel() -> None:
     def bias(ratio: float) -> pd.DataFrame:
         return measured(**{"model/ratio": ratio, "model/squared_ratio": ratio**2, "model/cosine": 1 - ratio**2 / 2})

@@ -117,6 +117,7 @@ def test_an_experiment_of_the_users_own_is_found_and_named(tmp_path: Path) -> No
     assert value(one, "train.steps") == 7
 
 
+@pytest.mark.integration
 def test_options_may_stand_anywhere() -> None:
     jobs = compose(QUICK, "-m", "seed=1,2", "--multirun", "norm=mxnorm_p1")
     assert [(value(job, "seed"), value(job, "norm.p")) for job in jobs] == [(1, 1), (2, 1)]

@@ -195,6 +195,7 @@ def files(here: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a b c"]}), here / "a.parquet")
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("files")
 def test_corpora_of_two_tokenizers_are_identified_apart() -> None:
     """The name of a pretrained one is not in the hash; what it holds is, through the identity of the corpus."""
@@ -294,6 +295,7 @@ def test_the_quickstart_compares_four_arms_with_rmsnorm_in_mxfp8() -> None:
     assert len({(c.seed, c.data_seed, c.model, c.data, c.tokenizer, c.optimizer, c.train) for c in configs}) == 1
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "millions"),
     [("llama_125m", 121.7), ("llama_250m", 243.3), ("llama_1b", 973.2), ("llama_8b", 6979.6)],
@@ -308,6 +310,7 @@ def test_models_have_the_parameters_that_their_names_say(name: str, millions: fl
     assert total / 1e6 == pytest.approx(millions, abs=0.1)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "total", "active"),
     [("moe_tiny", 7.0, 2.9), ("moe_200m", 202.7, 63.7), ("nemotron_moe_16b", 16194.8, 2473.1)],

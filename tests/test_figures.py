@@ -80,6 +80,7 @@ def test_a_fresh_clone_draws_what_is_backed_and_lists_the_rest(tmp_path: Path, m
     assert "python -m" not in text
 
 
+@pytest.mark.integration
 def test_one_that_fails_is_named_and_the_others_are_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / RESULTS).symlink_to(ROOT / RESULTS)
     monkeypatch.chdir(tmp_path)

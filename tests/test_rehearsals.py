@@ -67,6 +67,7 @@ def test_a_rehearsal_may_be_put_elsewhere() -> None:
 BLEND = "data.phases=[{weights: {text: 1}}]"
 
 
+@pytest.mark.integration
 @each(
     ("experiment", "words", "paths"),
     [
@@ -85,6 +86,7 @@ def test_a_rehearsal_keeps_the_corpus_of_the_command(experiment: str, words: lis
     assert job.notes == ()
 
 
+@pytest.mark.integration
 def test_a_rehearsal_has_the_phases_of_the_experiments_blend() -> None:
     """It read one corpus, so that no rehearsal had a change of phase."""
     job, real = (compose_job("+experiment=mxfp8_vs_bf16", *words) for words in (["+debug=tiny"], []))
@@ -96,6 +98,7 @@ def test_a_rehearsal_has_the_phases_of_the_experiments_blend() -> None:
     assert job.notes == ("debug: pysource stands in for each corpus of the blend: pysource, pysource_packages",)
 
 
+@pytest.mark.integration
 def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:
     many = compose_job("+experiment=quickstart", "+debug=tiny", "data=slimpajama_fineweb_edu")
     assert [corpus["max_documents"] for corpus in many.values["data"]["corpora"].values()] == [500, 500]
@@ -107,6 +110,7 @@ def test_a_rehearsal_reads_a_little_of_the_hub_and_says_so() -> None:
     assert (few.values["data"]["max_documents"], few.notes) == (7, ())
 
 
+@pytest.mark.integration
 def test_a_tokenizer_that_gives_way_is_said_once_before_the_plan(here: Path, capsys) -> None:
     words = ("+experiment=mxnorm_pretrain", "+debug=tiny", "tracking=none", "dry_run=true", "seed=0,1")
     assert call(*words) == (0, "")

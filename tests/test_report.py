@@ -142,6 +142,7 @@ def test_a_run_that_never_started_does_not_differ_by_its_corpus() -> None:
     assert "unigram_entropy_nats" not in report.page(report.in_arms(on_corpora(6.5, 6.5, 6.5, math.nan)), {})
 
 
+@pytest.mark.integration
 def test_arms_on_different_backends_are_named_below_their_table() -> None:
     frame = report.in_arms(on_corpora(*[6.5] * 4))
     assert "different backends" not in report.page(frame, {})  # nothing says what they ran on

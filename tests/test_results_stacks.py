@@ -83,6 +83,7 @@ def test_a_row_a_replica(tmp_path: Path) -> None:
     assert (runs["choice.norm"][0], runs["config.model.hidden_size"][0]) == ("layernorm", 32)
 
 
+@pytest.mark.integration
 def test_a_stack_that_goes_on_or_is_queued(tmp_path: Path) -> None:
     going = results.load_runs([stack_folder(tmp_path, state="running")])
     assert set(going["state"]) == {"running"}
@@ -129,6 +130,7 @@ def test_stacks_and_single_runs_side_by_side(tmp_path: Path) -> None:
     assert metrics["replica"][:3].isna().all()
 
 
+@pytest.mark.integration
 def test_an_exported_stack_gives_the_same_frames_and_is_compact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

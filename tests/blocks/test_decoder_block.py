@@ -110,6 +110,7 @@ def test_casts(options):
     assert_same(decoder(formats=precision("mxfp8_e5m2_grad", **options)))
 
 
+@pytest.mark.integration
 @each(
     "changes",
     [

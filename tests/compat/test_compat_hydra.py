@@ -77,6 +77,7 @@ def test_a_file_is_read_once_for_two_jobs(monkeypatch: pytest.MonkeyPatch) -> No
     assert [config.seed for config in configs] == [1, 2]
 
 
+@pytest.mark.integration
 def test_a_config_from_memory_is_a_copy() -> None:
     loader, _, _ = handed_over(QUICK)
     read_files_once(loader)

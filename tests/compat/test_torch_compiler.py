@@ -50,12 +50,14 @@ def test_torch_has_what_would_drop_roundings() -> None:
     assert process.exitcode == 0, "its traceback is in what was captured of stderr"
 
 
+@pytest.mark.integration
 def test_a_kernel_asks_for_the_conversions_that_it_remembers() -> None:
     from torch._inductor.codegen import cpp
 
     assert "V.kernel.cache_dtype_convert(" in inspect.getsource(cpp)
 
 
+@pytest.mark.integration
 def test_no_pass_removes_conversions() -> None:
     import torch._inductor.config as inductor
     from torch._inductor.fx_passes import joint_graph

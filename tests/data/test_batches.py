@@ -58,6 +58,7 @@ def test_any_slice_at_any_time_is_the_slice_of_the_batch(tmp_path):
             assert torch.equal(targets_BT, expected[step][1][start:stop])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("windows", [1, 2, 7, 50, 64, 65])
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_every_window_once_an_epoch_and_epochs_run_on(tmp_path, windows, batch_size):

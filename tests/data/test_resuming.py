@@ -155,6 +155,7 @@ def test_what_was_written_behind_the_last_note_is_cut_off(tmp_path, data, small)
     assert contents(prepare(data, BPE, tmp_path / "cache", silent).folder) == undisturbed
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["train-00000.bin", "train-00001.bin", "seen.bin"])
 def test_damage_is_found_before_work_goes_on(tmp_path, data, small, name):
     folder = interrupted(data, tmp_path / "cache", 30)

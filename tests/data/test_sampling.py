@@ -75,6 +75,7 @@ def test_the_order_is_drawn_by_the_data_seed() -> None:
     assert tuple(dealt(again, range(30))) in orders  # the order of a mapping is not in a fingerprint
 
 
+@pytest.mark.integration
 def test_samples_are_mixed_within_a_deck_and_shares_hold_for_each(deck: int) -> None:
     blend = Blend(corpora={"a": A, "b": B}, phases=(Phase(weights={"a": 0.7, "b": 0.3}),))
     found = [name for name, _ in dealt(Sampling(blend, 200, 10, data_seed=0), range(200))]

@@ -190,6 +190,7 @@ def test_a_run_keeps_its_backend_and_that_of_each_resumption(tmp_path: Path) -> 
     assert job_of(folder).backend == "fused"
 
 
+@pytest.mark.integration
 def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> None:
     with planned_for(1):
         (planned,) = plan([job(tmp_path, "mxfp8", train_compile=True)])

@@ -107,6 +107,7 @@ def test_status_of_a_stack_is_that_of_its_replicas(
     assert shown() == "running 2500/3000 4.5500 1_1"  # all at once: nobody knows how long they took
 
 
+@pytest.mark.integration
 def test_runs_are_chosen_by_choices_values_and_names(
     tmp_path: Path, runs: dict[str, RunFolder], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +255,7 @@ def refuse(*about: object) -> Iterator[tuple[str, str]]:
     yield
 
 
+@pytest.mark.integration
 def test_a_refused_retry_can_be_retried(
     tmp_path: Path, runs: dict[str, RunFolder], submitted: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

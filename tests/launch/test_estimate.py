@@ -130,6 +130,7 @@ def test_a_submitted_job_has_no_other_device_than_it_was_planned_for(tmp_path: P
         assert job.config.train.device == device
 
 
+@pytest.mark.integration
 def test_a_launcher_that_does_not_suit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("+experiment=student_teacher", "dry_run=true", "hydra/launcher=slurm", "hydra.launcher.gpus_per_node=2")

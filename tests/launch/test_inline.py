@@ -115,6 +115,7 @@ def test_what_another_process_finished_meanwhile_is_skipped(tmp_path: Path, stud
     assert study.ran == ["seed=1"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("outcome", "reason", "code"),
     [(preempt, "SIGTERM", 143), (press_ctrl_c, "SIGINT", 130), (get_sigusr2, "SIGUSR2", 140)],

@@ -101,6 +101,7 @@ def test_no_job_waits_for_the_parent_and_folders_are_told_of_it_when_it_is_there
     assert store.ended == {"quick: seed": ("finished", "2 arms")}
 
 
+@pytest.mark.integration
 def test_what_is_skipped_is_summed_up_for_the_parent_again(tmp_path: Path, study: FakeStudy, store: Store) -> None:
     inline.run_jobs(tracked(tmp_path, 1, 2))
     store.ended.clear()

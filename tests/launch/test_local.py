@@ -127,6 +127,7 @@ def test_one_process_of_several_that_dies_takes_the_others_with_it(tmp_path: Pat
     assert folder.status().state == "failed"
 
 
+@pytest.mark.integration
 def test_what_is_cancelled_is_not_begun(tmp_path: Path, study: FakeStudy) -> None:
     launch, folders = queued(tmp_path, study, f"touch {tmp_path}/begun-$RANDOM", 2)
     ticket = ticket_of(folders[0])

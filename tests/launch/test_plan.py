@@ -74,6 +74,7 @@ def test_an_error_that_all_jobs_share_is_said_once(tmp_path: Path, study: FakeSt
     assert str(caught.value) == "norm.p: the exponent of the p-mean must be positive and finite, not 0.0"
 
 
+@pytest.mark.integration
 def test_a_seed_of_more_than_64_bits_is_refused_where_it_is_planned_alone(tmp_path: Path, study: FakeStudy) -> None:
     for key, seed in (("seed", -1), ("data_seed", 2**64)):
         with pytest.raises(ConfigError, match=rf"^{key}: must lie in 0 \.\. 2\*\*64 - 1, not {seed}$"):

@@ -15,6 +15,7 @@ def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
 
 
+@pytest.mark.integration
 def test_many_items_are_shared_out_in_order() -> None:
     here, not_picklable = os.getpid(), lambda n: n * n
 

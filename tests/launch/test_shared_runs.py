@@ -118,6 +118,7 @@ def test_status_finds_the_runs_of_each_sweep(
 # ------------------------------------------------------------------------------------------------ trained again
 
 
+@pytest.mark.integration
 def test_a_rerun_with_more_probes_replaces_the_run_for_all(tmp_path: Path, study: FakeStudy) -> None:
     inline.run_jobs(plan(asked(tmp_path, "first", 1, 2)))
     inline.run_jobs(plan(asked(tmp_path, "second", 1, 2)))

@@ -147,8 +147,7 @@ def test_a_bias_beside_a_folded_gain_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("bias", "dtype"), [(True, torch.bfloat16), (False, torch.float32)], ids=str)
 def test_compiled(bias: bool, dtype: torch.dtype) -> None:
     """The compiled mean may differ in its last bit, and then a few elements are quantised to a neighbour."""
     torch._dynamo.reset()

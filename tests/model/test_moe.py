@@ -103,6 +103,7 @@ def dense_experts(mixture: MixtureOfExperts, norm: str) -> list[FeedForward]:
     return found
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm"])
 @pytest.mark.parametrize("row", ["bf16", "mxfp8", "fp8_tensor"])
 def test_a_mixture_is_the_sum_of_its_experts(norm, row):

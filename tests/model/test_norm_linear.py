@@ -59,6 +59,7 @@ def test_gradients(name: str, rms: Rms, fold_gain: bool, dtype: torch.dtype, lea
     assert_fits(run(given, rms, fold_gain, PRECISIONS[name]), references(given, rms, fold_gain, PRECISIONS[name]))
 
 
+@pytest.mark.integration
 @each("operand", OPERANDS)
 @every_rms
 @every_fold
@@ -197,8 +198,7 @@ def test_tokens_that_do_not_fill_blocks_are_refused(operand: str, fold_gain: boo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fold_gain", [True, False], ids=["folded", "unfolded"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("fold_gain", "dtype"), [(True, torch.bfloat16), (False, torch.float32)], ids=str)
 def test_compiled(fold_gain: bool, dtype: torch.dtype) -> None:
     """With the divisor given, the compiled operands have the same bits, so the same references hold.
 

@@ -99,6 +99,7 @@ STACKED = [
 ]
 
 
+@pytest.mark.integration
 @every_axis
 @each("one", STACKED, ids=range(len(STACKED)))
 def test_a_replica_is_cast_as_if_it_were_alone(one: Cast, axis: int) -> None:

@@ -74,6 +74,7 @@ SQUARES = {
 }
 
 
+@pytest.mark.integration
 @each("size", [16, 32, 64])
 @each("name", SQUARES)
 def test_square_blocks_have_the_same_codes_along_both_axes(name: str, size: int) -> None:
@@ -106,6 +107,7 @@ def test_rows_are_filled_up_with_zeros(name: str, size: int, axis: int) -> None:
 # ------------------------------------------------------------------------------------------------- E4M3 and FP32 scales
 
 
+@pytest.mark.integration
 @every_headroom
 @every_axis
 @each("outer", ["none", "tensor", "row", "bound"])

@@ -157,6 +157,7 @@ def test_published_recipes_and_mixtures_of_their_parts(name: str) -> None:
     assert_linear(RECIPES[name])
 
 
+@pytest.mark.integration
 @each("name", ["NVIDIA", "Tseng", "FP32 scales beside others", "a scale a row"])
 def test_of_bf16_numbers(name: str) -> None:
     assert_linear(RECIPES[name], torch.bfloat16)
@@ -251,6 +252,7 @@ def test_a_row_with_a_scale_of_its_own_is_that_row_alone() -> None:
     assert torch.equal(linear(x).isnan().any(-1), torch.arange(TOKENS) == 3)
 
 
+@pytest.mark.integration
 @each("bound", [1.0, 40.0])
 @each("transform", [None, Hadamard(size=32, signs="seed")])
 def test_what_the_backward_takes_is_what_the_forward_has_cast_under_its_bound(
@@ -285,6 +287,7 @@ def test_masks_hold_back_what_was_clipped() -> None:
 # --------------------------------------------------------------------------------------------------------------- stacks
 
 
+@pytest.mark.integration
 @every_recipe
 def test_a_replica_of_a_stack_is_a_linear_alone(name: str) -> None:
     """Also beside one with a NaN. GEMMs of a stack sum in an order of their own."""

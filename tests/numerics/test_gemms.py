@@ -143,6 +143,7 @@ def test_a_second_cast_would_be_seen(dtype: torch.dtype) -> None:
     assert fits(dw, gemm(q(dH, 1, 0).T, q(X, 0))).float().mean() < 0.5
 
 
+@pytest.mark.integration
 @each("dtype", DTYPES)
 @each(
     ("block_size", "rule", "rounding"),

@@ -105,6 +105,7 @@ def test_an_odd_axis_cannot_be_paired() -> None:
         quantize(torch.ones(32, 15), "E2M1", block_size=15).codes  # noqa: B018
 
 
+@pytest.mark.integration
 @every_format
 @each("axis", [0, 1, -1, -2, -3])
 def test_from_codes_is_the_inverse_of_codes_and_scales(fmt: str, axis: int) -> None:
@@ -153,6 +154,7 @@ def test_bf16_half_away() -> None:
     assert (round_to_bf16_away(ties) != ties.bfloat16().float()).sum() > 2**14
 
 
+@pytest.mark.integration
 @every_format
 @every_rule
 @every_rounding

@@ -121,6 +121,7 @@ def e8m0_codes(absmax: torch.Tensor, fmt: str) -> torch.Tensor:
     return scale_codes(absmax.view(torch.int32), FORMATS[fmt], "rceil")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("fmt", ["E4M3", "E5M2"])
 def test_the_exponent_of_every_bf16_amax(fmt: str) -> None:
     """All 128 mantissas of all 255 finite exponents, subnormals and zero among them, through `quantize`."""

@@ -123,6 +123,7 @@ def test_another_rules_cutoff_would_be_seen() -> None:
     assert wrong > 1.05
 
 
+@pytest.mark.integration
 @every_rule
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_estimate_is_homogeneous_in_powers_of_two(rule: str, dtype: torch.dtype) -> None:

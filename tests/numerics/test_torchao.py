@@ -57,6 +57,7 @@ def comparable(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
     return kept
 
 
+@pytest.mark.integration
 @every_format
 @every_rule
 @every_dtype

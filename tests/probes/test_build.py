@@ -136,6 +136,7 @@ def test_every_probe_leaves_rows_that_are_numbers_of_json_on_its_steps(tmp_path)
     assert all(row["values"] and json.loads(json.dumps(row)) for row in rows)
 
 
+@pytest.mark.integration
 def test_a_divergence_leaves_its_ring_and_names_the_checkpoint(tmp_path):
     run, memory = trained(RING, tmp_path, backend="reference")
     train(run, 0, Leave())

@@ -95,6 +95,7 @@ def test_what_the_backward_takes_of_the_forward_is_measured_as_that() -> None:
         assert torch.equal(quantized.values, quantized_operand(of, of_forward, -2).values)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("norm", [tiny.MXNORM, tiny.RMSNORM], ids=["folded", "unfolded"])
 @pytest.mark.parametrize("rule", ["floor", "rceil"])
 def test_quantities_are_those_of_numpy(rule: str, norm: config.Norm) -> None:

@@ -131,6 +131,7 @@ def test_the_model_is_as_it_was(run_pass: Callable[[Decoder, Any], Any]) -> None
     assert state_of(run.model) == before
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("run_pass", PASSES.values(), ids=list(PASSES))
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_after_an_error_too(

@@ -67,6 +67,7 @@ def test_the_detector_is_its_definition(seed: int, window: int, threshold: float
     assert detected(losses, window, threshold) == expected
 
 
+@pytest.mark.integration
 @each("window", [2, 16, 128])
 def test_a_resume_anywhere_finds_the_same_spikes(window: int) -> None:
     losses = spiky(300, seed=1)

@@ -32,6 +32,7 @@ def assert_same(apart, fused):
         assert torch.equal(values, fused[name]), name
 
 
+@pytest.mark.integration
 @each("row", ROWS)
 @each("vector_ops", ["fp32", "bf16"])
 def test_formats(row, vector_ops):
@@ -48,6 +49,7 @@ def test_activations(activation, vector_ops):
     assert_same(apart, fused)
 
 
+@pytest.mark.integration
 @each("norm", NORMS)
 @each("vector_ops", ["fp32", "bf16"])
 def test_norms(norm, vector_ops):

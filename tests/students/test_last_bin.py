@@ -130,6 +130,7 @@ def test_gains_below_1_are_all_in_the_last_bin() -> None:
         assert found[f"{place}/{what}"] == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.integration
 @each(
     ("row", "fmt"),
     [

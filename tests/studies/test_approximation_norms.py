@@ -62,6 +62,7 @@ def fidelity() -> pd.DataFrame:
     return table("fidelity", draws=3, max_blocks=128)
 
 
+@pytest.mark.integration
 def test_mxnorm_explains_rmsnorm_and_a_cast(fidelity: pd.DataFrame) -> None:
     """What is asked of it with blocks of 32: 0.9975 for rows of 1024, 0.9985 for rows of 4096, in every draw."""
     rows = fidelity[(fidelity["block_size"] == 32) & (fidelity["p"] == 2)].set_index("blocks")["r_squared"]

@@ -172,6 +172,7 @@ def test_commits_stand_in_where_runs_recorded_no_code(tmp_path: Path) -> None:
     assert commits_in([tmp_path / "new.parquet", tmp_path / "old.parquet"]) == ["a", "d"]
 
 
+@pytest.mark.integration
 def test_a_commit_has_the_recorded_code() -> None:
     """Of two that differ in a kernel that no run calls, too."""
     first, second = "66f0e71907fb6857a6e0dde2a1e66db23d4c569d", "ecf28fc94da26f9b78d653778a025397f87dcf00"

@@ -36,6 +36,7 @@ def tensors(run):
     return {name: tensor.clone() for name, tensor in state(run).items()}
 
 
+@pytest.mark.integration
 def test_a_round_trip_restores_every_bit_and_training_goes_on_the_same(checkpoints):
     run, fresh = trained(), tiny.build(replace(tiny.CONFIG, seed=1))[0]
     saved = tensors(run)

@@ -37,6 +37,7 @@ def test_probes_do_not_touch(norm):
     assert tiny.losses(replace(plain, probe=PROBES), steps=FEW) == tiny.losses(plain, steps=FEW)
 
 
+@pytest.mark.integration
 def test_probes_are_recorded_on_their_steps():
     run, memory = tiny.build(replace(tiny.CONFIG, probe=PROBES), steps=7)
     train(run, 0, Leave())
@@ -109,6 +110,7 @@ def test_a_signal_ends_the_run_after_its_step():
     assert memory.saved == [4]
 
 
+@pytest.mark.integration
 def test_validation_and_checkpoints_are_due_when_asked():
     settings = replace(
         tiny.CONFIG,
