@@ -127,7 +127,7 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
                 raise job.values
             config = read_run(job.values)
             if config.tracking.uri is not None:
-                check_uri(config.tracking.uri)
+                check_uri(config.tracking.uri, "tracking.uri")
             config.check_seeds()
             study = study_of(config.study)
             name = config.experiment
