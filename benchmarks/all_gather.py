@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from benchmarks import scaling
-from benchmarks.report import json_option, measured, show
+from benchmarks.report import measured, show
 from mxstudy import config
 from mxstudy.compat.torch_fsdp import is_gathered_for_backward
 from mxstudy.distributed import is_first, largest_over_ranks
@@ -110,36 +110,16 @@ def row_of(case: Case, seconds: np.ndarray) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=scaling.LLAMAS, default="llama_1b", metavar="MODEL")
+    scaling.case_options(parser, "all_gather")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--precision", default="mxfp8", help="a recipe that quantises all weights")
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences per GPU and step")
-    parser.add_argument("--micro-batch-size", type=int, help="sequences per micro-batch; default: all")
-    parser.add_argument("--sequence-length", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--warmup-steps", type=int, default=5)
     parser.add_argument("--deterministic", action="store_true", help="and compare the losses")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    json_option(parser, "all_gather")
-    parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.work:
         work(Case(**json.loads(chosen.work[0])), Path(chosen.work[1]))
         return
-    names = (
-        "model",
-        "precision",
-        "gpus",
-        "batch_size",
-        "sequence_length",
-        "steps",
-        "warmup_steps",
-        "device",
-        "deterministic",
-    )
-    settings = {name: getattr(chosen, name) for name in names}
-    settings |= {"micro_batch_size": chosen.micro_batch_size or chosen.batch_size, "compile": False}
-    settings |= {"activation_checkpointing": "none"}
+    settings = scaling.settings_of(chosen, Case, compile=False, activation_checkpointing="none")
     cases = [Case(**settings, all_gather=all_gather) for all_gather in ("compute", "mx")]
     rows = [scaling.run_case(case, "benchmarks.all_gather") for case in cases]
     show([{key: value for key, value in row.items() if key not in settings} for row in rows])

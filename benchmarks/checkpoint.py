@@ -2,15 +2,21 @@
 
 The tensors are those of a decoder and its AdamW: weights and two moments in FP32, random. Saving ends when everything
 is on the disk. A checkpoint is loaded once as a resumed run finds it, from the disk (the system is told to forget its
-files first), and once from memory, where reading costs least and checksums weigh most. With and without take turns.
-What checksums add is the difference of the fastest rounds, for what else the machine and its disk do only adds.
+files first), and once from memory, where reading costs least and checksums weigh most. Without checksums it is read as
+before there were any, by torch's own reader. With and without take turns. What checksums add is the difference of the
+fastest rounds, for what else the machine and its disk do only adds.
 
-python -m benchmarks.checkpoint [--model llama_1b] [--layers 8] [--vocabulary 32000] [--rounds 3] [--json PATH]
+All of llama_1b is 17 GiB, and 51 GiB of memory while it is written; each of its rounds takes minutes, most of them
+the disk's. --seconds stops before the first round that would end later, once there is one.
+
+python -m benchmarks.checkpoint [--model llama_1b] [--layers 8] [--vocabulary 32000] [--rounds 3] [--seconds 500]
+    [--json PATH]
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import shutil
@@ -32,22 +38,30 @@ from benchmarks.scaling import LLAMAS, model_of
 from mxstudy import config
 from mxstudy.model.decoder import Decoder
 from mxstudy.train import checkpoint
+from mxstudy.train.checksums import Checksums, checksums_of
 
 LIMIT = 0.1  # of the time without checksums
+Rounds = dict[bool, list[dict[str, float]]]  # {with checksums: seconds of each of KINDS and OWN, round by round}
 KINDS = ("save", "load from disk", "load from memory")
+OWN = "checksums of a save"  # a part of it, which the noise of a disk does not hide
 
 
 def tensors_of(model: config.Decoder) -> dict[str, Tensor]:
-    """Return the names and random values of what a training's checkpoint holds."""
+    """Return the names and values of what a training's checkpoint holds: random ones, which repeat themselves."""
     with torch.device("meta"):
         decoder = Decoder(model, config.RMSNorm(), config.BlockCast(), torch.float32)
         shapes = {name: weight.shape for name, weight in decoder.named_parameters()}
+    block = torch.randn(2**20)  # to draw billions of numbers takes minutes
     tensors: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        tensors[f"model.{name}"] = torch.randn(shape)
-        tensors |= {f"optimizer.{name}.{key}": torch.randn(shape) for key in ("exp_avg", "exp_avg_sq")}
+        names = (f"model.{name}", *(f"optimizer.{name}.{key}" for key in ("exp_avg", "exp_avg_sq")))
+        tensors |= {each: repeated(block, shape) for each in names}
         tensors[f"optimizer.{name}.step"] = torch.tensor(1.0)
     return tensors
+
+
+def repeated(block: Tensor, shape: torch.Size) -> Tensor:
+    return block.repeat(-(-shape.numel() // block.numel()))[: shape.numel()].view(shape)
 
 
 def seconds(do: Callable[[], Any]) -> float:
@@ -65,20 +79,49 @@ def forget(path: Path) -> None:
 
 
 def one_round(folder: Path, tensors: dict[str, Tensor], with_checksums: bool) -> dict[str, float]:
-    """Return the seconds of each of KINDS."""
+    """Return the seconds of each of KINDS, and those of OWN."""
     shutil.rmtree(folder, ignore_errors=True)
     kept = checkpoint.Checkpoints(folder, "f" * 64, {}, keep_last=1)
-    if with_checksums:
+    own_s = 0.0
+
+    def timed(path: Path) -> Checksums:
+        nonlocal own_s
+        began_s = time.perf_counter()
+        found = checksums_of(path) if with_checksums else {}  # a load compares what was recorded: nothing
+        own_s = time.perf_counter() - began_s
+        return found
+
+    with patch.object(checkpoint, "checksums_of", timed):
         save_s = seconds(lambda: kept.save(1, tensors))
-    else:
-        with patch.object(checkpoint, "checksums_of", lambda folder: {}):  # a load compares what was recorded: nothing
-            save_s = seconds(lambda: kept.save(1, tensors))
     path = folder / "step_00000001"
     forget(path)
-    return dict(zip(KINDS, [save_s, *(seconds(lambda: kept.load(path, tensors)) for _ in range(2))], strict=True))
+    loads_s = [seconds(lambda: kept.load(path, tensors)) for _ in range(2)]
+    return dict(zip((*KINDS, OWN), (save_s, *loads_s, own_s), strict=True))
 
 
-def rows_of(rounds: dict[bool, list[dict[str, float]]]) -> list[dict[str, Any]]:
+def rounds_of(folder: Path, tensors: dict[str, Tensor], number: int, budget_s: float) -> Rounds:
+    """Return the seconds of each round, without and with checksums, as many as the budget has room for."""
+    rounds: Rounds = {False: [], True: []}
+    began_s, longest_s = time.perf_counter(), 0.0
+    for done in range(number):
+        round_s = time.perf_counter()
+        if done and round_s - began_s + longest_s > budget_s:
+            say(began_s, f"{done} of {number} rounds; another would end after {budget_s:.0f} s")
+            break
+        for with_checksums in (False, True) if done % 2 else (True, False):
+            taken = one_round(folder, tensors, with_checksums)
+            rounds[with_checksums].append(taken)
+            took = ", ".join(f"{kind} {kind_s:.2f} s" for kind, kind_s in taken.items())
+            say(began_s, f"round {done + 1} of {number}, {'with' if with_checksums else 'without'}: {took}")
+        longest_s = max(longest_s, time.perf_counter() - round_s)
+    return rounds
+
+
+def say(began_s: float, what: str) -> None:
+    print(f"{time.perf_counter() - began_s:6.1f} s  {what}", flush=True)
+
+
+def rows_of(rounds: Rounds) -> list[dict[str, Any]]:
     """Return a row for each of KINDS: fastest, median and slowest round, and what checksums add to the fastest."""
     rows = []
     for kind in KINDS:
@@ -97,23 +140,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--vocabulary", type=int, help="another than the model's")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round that would end later")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
     json_option(parser, "checkpoint")
     chosen = parser.parse_args(arguments)
     own = {"num_layers": chosen.layers, "vocab_size": chosen.vocabulary}
     model = replace(model_of(chosen.model), **{key: value for key, value in own.items() if value})
+    began_s = time.perf_counter()
     tensors = tensors_of(model)
     sizes = {
         "parameters": sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("model.")),
         "gib": sum(tensor.nbytes for tensor in tensors.values()) / 2**30,
     }
-    rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    say(began_s, f"made {sizes['gib']:.1f} GiB of tensors")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
-        one_round(Path(name) / "first", tensors, True)  # which loads what is imported late
-        shutil.rmtree(Path(name) / "first")
-        for number in range(chosen.rounds):
-            for with_checksums in (False, True) if number % 2 else (True, False):
-                rounds[with_checksums].append(one_round(Path(name) / "checkpoints", tensors, with_checksums))
+        folder = Path(name) / "checkpoints"
+        one_round(folder, {"model.one": torch.zeros(1)}, True)  # which loads what is imported late
+        rounds = rounds_of(folder, tensors, chosen.rounds, chosen.seconds)
     rows = rows_of(rounds)
     show(rows)
     machine = {
@@ -123,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "load_average": psutil.getloadavg()[0],
     }
     about = {"model": chosen.model, "layers": model.num_layers, "vocabulary": model.vocab_size}
-    measured(rows, chosen.json, **about, **sizes, rounds=chosen.rounds, **machine)
+    own = {"checksums_of_a_save_s": min(each[OWN] for each in rounds[True])}
+    measured(rows, chosen.json, **about, **sizes, rounds=len(rounds[True]), **own, **machine)
 
 
 if __name__ == "__main__":

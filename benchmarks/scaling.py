@@ -207,38 +207,37 @@ def tell(rows: list[dict[str, Any]]) -> None:
     show([{key: value for key, value in row.items() if key not in JSON_ONLY} for row in rows])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def case_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the options of a benchmark of cases under torchrun, of that name; `settings_of` reads them."""
     parser.add_argument("--model", choices=LLAMAS, default="llama_1b", metavar="MODEL", help="a file of conf/model")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp8"])
     parser.add_argument("--batch-size", type=int, default=8, help="sequences per GPU and step")
     parser.add_argument("--micro-batch-size", type=int, help="sequences per micro-batch; default: all")
     parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup-steps", type=int, default=5, help="the first one compiles")
+    json_option(parser, name)
+    parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
+
+
+def settings_of(chosen: argparse.Namespace, case: type[Case], **others: Any) -> dict[str, Any]:
+    """Return the settings of such a case that the options choose, and `others`."""
+    values = vars(chosen) | {"micro_batch_size": chosen.micro_batch_size or chosen.batch_size} | others
+    return {each.name: values[each.name] for each in fields(case) if each.name in values}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    case_options(parser, "scaling")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "mxfp8"])
     parser.add_argument("--activation-checkpointing", choices=["none", "full"], default="none")
     training_options(parser)
-    json_option(parser, "scaling")
-    parser.add_argument("--work", nargs=2, metavar=("CASE", "PATH"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.work:
         work(Case(**json.loads(chosen.work[0])), Path(chosen.work[1]))
         return
     cases = [
-        Case(
-            model=chosen.model,
-            precision=precision,
-            gpus=gpus,
-            batch_size=chosen.batch_size,
-            micro_batch_size=chosen.micro_batch_size or chosen.batch_size,
-            sequence_length=chosen.sequence_length,
-            steps=chosen.steps,
-            warmup_steps=chosen.warmup_steps,
-            activation_checkpointing=chosen.activation_checkpointing,
-            compile=not chosen.eager,
-            device=chosen.device,
-        )
+        Case(**settings_of(chosen, Case, precision=precision, gpus=gpus, compile=not chosen.eager))
         for gpus, precision in itertools.product(chosen.gpus, chosen.precisions)
     ]
     rows = measure(cases, Kept(chosen.json, resolve_device(chosen.device)))

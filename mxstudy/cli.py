@@ -6,6 +6,7 @@ launch_jobs -> mxstudy.launch. No module below this one uses Hydra.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import operator
@@ -22,7 +23,7 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy import config as schemas
@@ -171,37 +172,39 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     """Yield each job with its config as plain data, or with the ConfigError that says why it has none.
 
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ only in
-    values share one composition, and their values are set on it.
+    values share one composition, and their values are set on it. Only what these can move is resolved again.
     """
     read_files_once(loader)
     parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
+    choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))
 
     def sets_a_value(override: Override) -> bool:
         return override.changes and not isinstance(override.value, dict | list) and not is_group(override.key)
 
-    shared: dict[Any, tuple[DictConfig, dict[str, str]]] = {}
+    shared: dict[Any, tuple[DictConfig, dict[str, str], dict[str, Any]]] = {}
     for job in jobs:
         overrides = [parsed(line) for line in job]
         values = [o for o in overrides if sets_a_value(o)]
         key = (tuple(o.line for o in overrides if o not in values), tuple(o.key for o in values))
         try:
             if key not in shared:
-                shared[key] = compose_fully(loader, master, job)  # with all overrides, so that Hydra reports the errors
-            config, choices = shared[key]
+                config, choices = compose_fully(loader, master, job)  # all overrides, so that Hydra reports the errors
+                shared[key] = config, choices, unmoved(config, {o.key.partition(".")[0] for o in values})
+            config, choices, same = shared[key]
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
-            check_baseline(config.get("baseline"), loader)
-            yield finish(config, choices, job)
+            check_baseline(config.get("baseline"), choices_of)
+            yield finish(config, choices, job, same)
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             yield Composed(tuple(job), {}, ConfigError(explain(error)))
 
 
-def check_baseline(baseline: Any, loader: ConfigLoader) -> None:
-    """Raise ConfigError unless the baseline names choices that there are; a value of another kind is refused later."""
+def check_baseline(baseline: Any, choices_of: Callable[[str], list[str]]) -> None:
+    """Raise ConfigError unless the baseline names choices of groups; a value of another kind is refused later."""
     chosen: Any = OmegaConf.to_container(baseline) if isinstance(baseline, DictConfig) else {}
     for group, choice in chosen.items():
-        there = visible(loader.get_group_options(str(group)))
+        there = choices_of(str(group))
         if not there:
             raise ConfigError(f"baseline.{group}: no such group; {suggest(str(group), groups())}")
         if choice not in there:
@@ -249,9 +252,25 @@ def without_blends(loader: ConfigLoader, master: DictConfig, choices: Sequence[s
     return [name for name in choices if found[name].kind != "blend"]
 
 
-def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]) -> Composed:
-    """Return the job with its resolved config as plain data, in which `experiment` is the name of the chosen file."""
-    values: Any = OmegaConf.to_container(config, resolve=True)
+def unmoved(config: DictConfig, moved: set[str]) -> dict[str, Any]:
+    """Return as plain data the sections of a config, but for those moved, in which nothing refers to another value."""
+    values: Any = OmegaConf.to_container(config)
+    return {key: value for key, value in values.items() if key not in moved and "${" not in repr(value)}
+
+
+def resolved(config: DictConfig, key: str) -> Any:
+    """Return a section or value of a config as plain data, with what it refers to."""
+    value = MISSING if OmegaConf.is_missing(config, key) else config[key]
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str], same: Mapping[str, Any]) -> Composed:
+    """Return the job with its resolved config as plain data, in which `experiment` is the name of the chosen file.
+
+    `same`: sections that are resolved already.
+    """
+    sections = map(str, config)
+    values = {key: copy.deepcopy(same[key]) if key in same else resolved(config, key) for key in sections}
     study = values.get("study")
     rehearsal = debug_values(choices.get("debug"), study)
     if study is None:

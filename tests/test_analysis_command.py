@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -87,3 +88,23 @@ def test_a_spoilt_benchmark_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     kernels = importlib.import_module("analysis.mxnorm.fig08_kernels")
     (line,) = said_by(kernels, ["--runs", str(tmp_path / "kernels.json")], capsys).splitlines()
     assert line.startswith(f"{tmp_path}/kernels.json: cannot be read (")
+
+
+@pytest.mark.integration
+@each(
+    "uri, said",
+    [
+        ("http://127.0.0.1:9", "ConnectionRefusedError: .*; start that server again, or set MLFLOW_TRACKING_URI to"),
+        ("sqlite:///text.db", "DatabaseError: file is not a database; .* set MLFLOW_TRACKING_URI to use another store"),
+        ("htp://host", "MLFLOW_TRACKING_URI: 'htp://host' does not begin with one of sqlite,"),
+    ],
+)
+def test_a_tracking_store_that_cannot_be_read_is_named(
+    uri: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    (tmp_path / "text.db").write_text("no database" * 100)
+    for script, words in COMMANDS[:1] + OTHERS[:1]:
+        (line,) = said_by(script, ["--runs", "mlflow:quick", *words], capsys).splitlines()
+        assert re.search(said, line)

@@ -268,10 +268,13 @@ def test_a_case_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_checkpoint(tmp_path: Path) -> None:
-    sizes = ["--model", "llama_125m", "--layers", "1", "--vocabulary", "64", "--rounds", "2"]
+    sizes = ["--model", "llama_125m", "--layers", "1", "--vocabulary", "64", "--rounds", "2", "--seconds", "0"]
     checkpoint.main([*sizes, "--folder", str(tmp_path), "--json", str(tmp_path / "checkpoint.json")])
-    rows = json.loads((tmp_path / "checkpoint.json").read_text())["rows"]
+    written = json.loads((tmp_path / "checkpoint.json").read_text())
+    rows, settings = written["rows"], written["settings"]
+    assert settings["rounds"] == 1  # there is no time for the second
     assert [row["what"] for row in rows] == list(checkpoint.KINDS)
+    assert 0 < settings["checksums_of_a_save_s"] < rows[0]["with_s"]
     for row in rows:
         assert row["added"] == pytest.approx(row["with_s"] / row["without_s"] - 1)
 

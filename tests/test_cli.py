@@ -181,7 +181,7 @@ def test_shared_compositions_equal_full_ones() -> None:
     assert len(shared) == 16
     for job, one in list(zip(jobs, shared, strict=True))[::3]:  # any two values of two neighbours meet
         config, choices = cli.compose_fully(loader, master, job)
-        assert one == cli.finish(config, choices, one.overrides)
+        assert one == cli.finish(config, choices, one.overrides, {})
     assert {value(one, "runs_dir") for one in shared} == {"a/runs", "b/runs"}
 
 
@@ -222,3 +222,10 @@ def test_a_rehearsal_is_small_whatever_sizes_and_steps_a_sweep_has(sweep: str) -
     assert {(value(job, "train.steps"), value(job, "model.hidden_size")) for job in jobs} == {(10, 64)}
     asked = compose(f"+sweep={sweep}", "+debug=tiny", "train.steps=20", each_value_once=True)
     assert {value(job, "train.steps") for job in asked} == {20}
+
+
+def test_what_jobs_share_is_resolved_once_and_what_an_override_moves_again() -> None:
+    config = OmegaConf.create(
+        {"seed": 0, "data_seed": "${seed}", "model": {"sizes": [1, "${seed}"]}, "probe": {"p": [1]}}
+    )
+    assert cli.unmoved(config, {"seed"}) == {"probe": {"p": [1]}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -121,18 +122,19 @@ class Valid(NamedTuple):
 
 def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
     """Yield for each job its valid config, or the ConfigError that it raises."""
+    check_once = functools.cache(check_folder)  # most jobs of a sweep write to the same folder
     for job in composed:
         try:
             if isinstance(job.values, ConfigError):
                 raise job.values
             config = read_run(job.values)
             if config.tracking.uri is not None:
-                check_uri(config.tracking.uri)
+                check_uri(config.tracking.uri, "tracking.uri")
             config.check_seeds()
             study = study_of(config.study)
             name = config.experiment
             require("/" not in name, f"experiment: {name!r} is in a sub-folder; move its file to experiment/ itself")
-            check_folder("runs_dir", Path(config.runs_dir) / name)
+            check_once("runs_dir", Path(config.runs_dir) / name)
             study.check_watched(config)
             study.check(config)
             yield Valid(study.pinned(config), study.backends(config))

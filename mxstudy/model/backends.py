@@ -38,12 +38,11 @@ def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, B
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
     """Return {module name: module} of what has its own backend: blocks, and quantised linears outside all blocks."""
-    blocks = {name: m for name, m in model.named_modules() if isinstance(m, Fusable)}
-    outside = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, MXLinear) and not any(name.startswith(f"{block}.") for block in blocks)
-    }
+    modules = dict(model.named_modules())
+    blocks = {name: module for name, module in modules.items() if isinstance(module, Fusable)}
+    inside = tuple(f"{name}." for name in blocks)
+    linears = {name: module for name, module in modules.items() if isinstance(module, MXLinear)}
+    outside = {name: linear for name, linear in linears.items() if not name.startswith(inside)}
     return blocks | {name: linear for name, linear in outside.items() if linear.gemms != Gemms()}
 
 

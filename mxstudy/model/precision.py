@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -55,10 +56,11 @@ def apply_precision(
     linears = {name: module for name, module in model.named_modules() if isinstance(module, MXLinear)}
     rows = match_plan(plan, list(linears), default=compute)
     rows |= dict.fromkeys(end_blocks(list(linears), precision.skip_blocks), compute)
+    filled = cache(lambda row: precision.recipe(row).filled(precision.settings))
     for name, linear in linears.items():
         linear.cast = precision.settings
         try:
-            gemms = precision.recipe(rows[name]).filled(linear.cast)
+            gemms = filled(rows[name])
         except ConfigError as error:
             raise ConfigError(f"precision.schedule: plan for {name}: {error}") from None
         linear.gemms = for_evaluation(gemms) if evaluates else gemms

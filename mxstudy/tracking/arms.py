@@ -6,8 +6,9 @@ and from the choices of config groups; the label of a run, what its user typed, 
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,6 +68,11 @@ class Described:
         found = {k.removeprefix(BASELINE): v for k, v in self.config.items() if k.startswith(BASELINE)}
         return {group: choice for group, choice in found.items() if isinstance(choice, str)}
 
+    def beside(self, groups: Iterable[str]) -> frozenset[tuple[str, Value]]:
+        """Return the values that part arms, but for those of these groups."""
+        own = tuple(f"{group}." for group in groups)
+        return frozenset((key, value) for key, value in self.parting.items() if not f"{key}.".startswith(own))
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -106,29 +112,25 @@ def arms_of(runs: Sequence[Described]) -> list[Arm]:
     baselines = named_by or [*members][:1]
     firsts = {key: own[0] for key, own in members.items()}
     colors = colors_of({key: run.parting for key, run in firsts.items()}, first=baselines)
-    arms = {}
-    for key, run in firsts.items():
-        partner = partner_of(run, {each: firsts[each] for each in named_by}) if named_by else baselines[0]
-        arms[key] = Arm(named[key], colors[key], named.get(partner or ""))
+    partners = partners_of(firsts, named_by) if named_by else dict.fromkeys(firsts, baselines[0])
+    arms = {key: Arm(named[key], colors[key], named.get(partners[key] or "")) for key in firsts}
     return [arms[run.key] for run in runs]
+
+
+def partners_of(arms: Mapping[str, Described], baselines: Sequence[str]) -> dict[str, str | None]:
+    """Return for each arm the key of the baseline that it is compared with.
+
+    It is the one that differs from the arm only in the groups of the config's `baseline`, or None.
+    """
+    by_rest = functools.cache(lambda groups: {arms[key].beside(groups): key for key in reversed(baselines)})
+    found = {key: by_rest(groups := tuple(run.baseline)).get(run.beside(groups)) for key, run in arms.items()}
+    return found | {key: key for key in baselines}
 
 
 def made_by(runs: Sequence[Described]) -> dict[str, list[str]]:
     """Return the choices of each group that these runs made."""
     groups = dict.fromkeys(group for run in runs for group in run.choices)
     return {group: list(dict.fromkeys(r.choices[group] for r in runs if group in r.choices)) for group in groups}
-
-
-def partner_of(run: Described, baselines: Mapping[str, Described]) -> str | None:
-    """Return the key of the baseline that differs from a run only in the groups of the config's `baseline`, or None."""
-    if run.key in baselines:
-        return run.key
-    compared = tuple(f"{group}." for group in run.baseline)
-    rest = {key: value for key, value in run.parting.items() if not f"{key}.".startswith(compared)}
-    for key, other in baselines.items():
-        if rest == {k: value for k, value in other.parting.items() if not f"{k}.".startswith(compared)}:
-            return key
-    return None
 
 
 def run_names(runs: Sequence[Described], arms: Sequence[Arm]) -> list[str]:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mxstudy.reader import require
+from mxstudy.reader import ConfigError, require
 from mxstudy.tracking.folder import RunFolder, runs_of
-from mxstudy.tracking.mlflow_store import check_uri, connect, member_of
+from mxstudy.tracking.mlflow_store import check_uri, connect, member_of, one_line
 
 SCHEME = "mlflow:"
+WHERE = "MLFLOW_TRACKING_URI"
+OTHERWISE = f"set {WHERE} to use another store"
 FILE = "sqlite:///"
 DEFAULT_URI = f"{FILE}mlflow.db"
 NEEDED = {"status.json", "config.yaml", "provenance.json"}
@@ -26,15 +28,23 @@ def fetch(name: str) -> list[RunFolder]:
     Of a run that was trained again, the last that has ended is returned.
 
     The store is the one that MLFLOW_TRACKING_URI names, as everywhere in MLflow, or else mlflow.db in the current
-    folder. A run that still trains has no artifacts yet and is left out. Raises ConfigError for an unknown name.
+    folder. A run that still trains has no artifacts yet and is left out. Raises ConfigError for an unknown name, and
+    for a store that cannot be read.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_URI)
-    check_uri(uri)
+    uri = os.environ.get(WHERE, DEFAULT_URI)
+    check_uri(uri, WHERE)
     file = Path(uri.removeprefix(FILE))
-    require(  # MLflow would create an empty one
-        not uri.startswith(FILE) or file.exists(),
-        f"{SCHEME}{name}: there is no {file} here; set MLFLOW_TRACKING_URI to use another store",
-    )
+    # MLflow would create an empty one
+    require(not uri.startswith(FILE) or file.exists(), f"{SCHEME}{name}: there is no {file} here; {OTHERWISE}")
+    try:
+        return fetch_from(uri, name)
+    except ConfigError:
+        raise
+    except Exception as error:  # of MLflow, or of whatever it asks
+        raise ConfigError(f"{SCHEME}{name}: {one_line(uri, error)}; start that server again, or {OTHERWISE}") from error
+
+
+def fetch_from(uri: str, name: str) -> list[RunFolder]:
     client = connect(uri)
     ids = {found.name: found.experiment_id for found in client.search_experiments()}
     searches = [([ids[name]], "")] if name in ids else []
@@ -43,10 +53,10 @@ def fetch(name: str) -> list[RunFolder]:
         for run in all_runs(client, experiments, search):
             if {file.path for file in client.list_artifacts(run.info.run_id)} >= NEEDED:
                 found[run.data.tags.get("fingerprint", run.info.run_id)] = run
+    known = ", ".join(sorted(ids))
     require(
         bool(found) or name in ids,
-        f"{SCHEME}{name}: {uri} has no such experiment or sweep; it has {', '.join(sorted(ids))}; "
-        "set MLFLOW_TRACKING_URI to use another store",
+        f"{SCHEME}{name}: {uri} has no such experiment or sweep; it has {known}; {OTHERWISE}",
     )
     to = Path(tempfile.mkdtemp(prefix="mxstudy-mlflow-"))
     atexit.register(shutil.rmtree, to, ignore_errors=True)

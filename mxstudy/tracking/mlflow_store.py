@@ -27,12 +27,12 @@ COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
 COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "train/spikes")]
 
 
-def check_uri(uri: str) -> None:
-    """Raise ConfigError for a URI that MLflow, or a second process, could not open."""
+def check_uri(uri: str, key: str) -> None:
+    """Raise ConfigError, which names the key, for a URI that MLflow, or a second process, could not open."""
     scheme = re.split(r"[+:]", uri)[0]
-    require(scheme in SCHEMES, f"tracking.uri: {uri!r} does not begin with one of {', '.join(SCHEMES)}")
+    require(scheme in SCHEMES, f"{key}: {uri!r} does not begin with one of {', '.join(SCHEMES)}")
     in_memory = uri == "sqlite://" or ":memory:" in uri
-    require(not in_memory, f"tracking.uri: {uri!r} is lost when the process ends; give a file: sqlite:///mlflow.db")
+    require(not in_memory, f"{key}: {uri!r} is lost when the process ends; give a file: sqlite:///mlflow.db")
 
 
 def connect(uri: str) -> Any:

@@ -4,8 +4,8 @@
 
 A checkpoint is written under a temporary name, synced, then renamed, so it exists whole or not at all. It holds a dict
 of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A checkpoint with a file `pinned` is never deleted.
-checkpoint.json has a checksum of each tensor and of itself, which are compared at every load; those that were written
-before there were checksums have none, and are read without.
+checkpoint.json has a checksum of each tensor and of itself, compared at every load (`checked_reader`); those that were
+written before there were checksums have none, and are read without.
 Several ranks write a checkpoint together, each its own shards; any number of ranks can read it, each what it needs.
 """
 
@@ -33,7 +33,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from mxstudy.distributed import is_first, on_first_rank
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import CHECKPOINT
-from mxstudy.train.checksums import Checksums, begin_comparison, checksums_of
+from mxstudy.train.checked_reader import ChangedBytes, CheckedReader
+from mxstudy.train.checksums import Checksums, checksums_of
 from mxstudy.whole_files import replace_file, sync_file
 
 ABOUT = "checkpoint.json"
@@ -139,23 +140,15 @@ def load_weights(path: Path, model: nn.Module) -> int:
 
 
 def _load_whole(path: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Read the tensors in place, and compare them with their checksums meanwhile; raises CheckpointError."""
-    differs = begin_comparison(path, about["checksums"], tensors) if about["checksums"] else lambda: None
-    problem: BaseException | None = None
+    """Read the tensors in place, and compare them with their checksums, if it has any; raises CheckpointError."""
     try:
-        _load_tensors(path, tensors)
-    except (CheckpointException, OSError) as error:
-        problem = error
-    try:
-        changed = differs()
-    except OSError as error:
-        problem, changed = problem or error, None
-    if changed:
-        raise CheckpointError(
-            f"{path}/{changed} has other bytes than were written (its checksum differs); {_remedy(path)}"
-        )
-    if problem:
-        raise CheckpointError(f"{path}: truncated or unreadable ({_reason(problem)}); {_remedy(path)}") from problem
+        _load_tensors(path, tensors, about["checksums"])
+    except (CheckpointException, ChangedBytes, OSError) as error:
+        if isinstance(first := _first_of(error), ChangedBytes):
+            what = f"{path}/{first} has other bytes than were written (its checksum differs)"
+        else:
+            what = f"{path}: truncated or unreadable ({_reason(error)})"
+        raise CheckpointError(f"{what}; {_remedy(path)}") from error
 
 
 def weight_shapes(path: Path) -> dict[str, torch.Size]:
@@ -219,10 +212,11 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
 
 
-def _load_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def _load_tensors(path: Path, tensors: dict[str, Tensor], checksums: Checksums | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=not dist.is_initialized())
+        reader = CheckedReader(path, checksums) if checksums else HuggingFaceStorageReader(str(path))
+        dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
 
 
 def _sync(folder: Path) -> None:
@@ -232,6 +226,9 @@ def _sync(folder: Path) -> None:
 
 def _reason(error: BaseException) -> str:
     """Return the first line of the error, or of the first failure that DCP wraps together with its traceback."""
-    if isinstance(error, CheckpointException):
-        error = next(iter(error.failures.values()))[0]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    first = _first_of(error)
+    return f"{type(first).__name__}: {first}".splitlines()[0]
+
+
+def _first_of(error: BaseException) -> BaseException:
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error

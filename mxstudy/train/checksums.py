@@ -1,7 +1,7 @@
 """Checksums of the tensors in a checkpoint's safetensors files: recorded when it is written, compared when it is read.
 
 A checksum is XXH3-128 of a tensor's bytes in its file; `HEADER` is that of the file's header. With several ranks, each
-rank reads its share of the files.
+rank takes those of its share of the files; `checked_reader` compares them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import xxhash
 from mxstudy.distributed import on_all_ranks, rank, world_size
 
 HEADER = ""  # in place of a tensor's name
-PIECES = 8  # threads that read at the same time
+THREADS = 8  # that read at the same time
 Checksums = dict[str, dict[str, str]]  # {file: {tensor: checksum}}
 
 
@@ -46,43 +45,23 @@ class Piece(NamedTuple):
 def checksums_of(folder: Path) -> Checksums:
     """Return the checksums of all tensors in a checkpoint's files; all ranks must call it. Raises OSError."""
     found: Checksums = {}
-    for part in on_all_ranks(lambda: own_share(folder, everything)):
+    for part in on_all_ranks(lambda: own_share(folder)):
         for piece, checksum in part:
             found.setdefault(piece.path.name, {})[piece.tensor] = checksum
     return found
 
 
-def begin_comparison(folder: Path, recorded: Checksums, wanted: Iterable[str]) -> Callable[[], str | None]:
-    """Begin to compare a checkpoint's headers and wanted tensors with their recorded checksums, while they are loaded.
-
-    Returns the function that waits for the result: 'FILE: tensor NAME' for the first that differs, or None. All ranks
-    must call it. It raises OSError.
-    """
-    names = {HEADER, *wanted}
-    thread = ThreadPoolExecutor(1)
-    share = thread.submit(own_share, folder, names.__contains__)
-
-    def finish() -> str | None:
-        found = [pair for part in on_all_ranks(share.result) for pair in part]
-        thread.shutdown()
-        for piece, checksum in sorted(found):
-            if recorded.get(piece.path.name, {}).get(piece.tensor) != checksum:
-                return f"{piece.path.name}: {f'tensor {piece.tensor}' if piece.tensor else 'the header'}"
-        return None
-
-    return finish
-
-
-def everything(tensor: str) -> bool:
-    return True
-
-
-def own_share(folder: Path, wanted: Callable[[str], bool]) -> list[tuple[Piece, str]]:
-    """Return the checksums of the wanted tensors in this rank's share of the files."""
+def own_share(folder: Path) -> list[tuple[Piece, str]]:
+    """Return the checksums of all tensors in this rank's share of the files."""
     files = sorted(folder.glob("*.safetensors"))[rank() :: world_size()]
-    pieces = [piece for path in files for piece in pieces_of(path) if wanted(piece.tensor)]
-    with ThreadPoolExecutor(min(PIECES, os.cpu_count() or 1)) as threads:
+    pieces = [piece for path in files for piece in pieces_of(path)]
+    with readers() as threads:
         return list(zip(pieces, threads.map(Piece.checksum, pieces), strict=True))
+
+
+def readers() -> ThreadPoolExecutor:
+    """Return a pool of as many threads as it takes to read files fast."""
+    return ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))))
 
 
 def pieces_of(path: Path) -> list[Piece]:

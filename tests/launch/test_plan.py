@@ -52,6 +52,15 @@ def test_an_address_that_no_store_can_have_is_refused_with_the_plan(tmp_path: Pa
         plan(seeds(tmp_path, 1, 2, tracking={"uri": "ftp://host"}))
 
 
+def test_one_folder_is_tried_once_for_all_jobs(
+    tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+    monkeypatch.setattr("mxstudy.launch.plan.check_folder", lambda key, path: tried.append(path))
+    plan([*seeds(tmp_path / "a", 1, 2, 3), *seeds(tmp_path / "b", 1, 2)])
+    assert tried == [tmp_path / "a" / "quick", tmp_path / "b" / "quick"]
+
+
 def test_one_bad_job_refuses_the_sweep_and_all_bad_jobs_are_listed(tmp_path: Path, study: FakeStudy) -> None:
     study.invalid = {2}
     jobs = seeds(tmp_path, 1, 2, 3, 4)

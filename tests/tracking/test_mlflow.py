@@ -33,7 +33,7 @@ pytestmark = pytest.mark.integration
 )
 def test_what_cannot_be_mirrored_to_is_refused(uri: str, error: str) -> None:
     with pytest.raises(ConfigError, match=rf"^tracking\.uri: .*{error}"):
-        check_uri(uri)
+        check_uri(uri, "tracking.uri")
 
 
 def test_a_server_that_is_away_is_one_line() -> None:

@@ -7,8 +7,8 @@ import pytest
 import tiny
 import torch
 
+from mxstudy.train import checked_reader, checksums
 from mxstudy.train import checkpoint as module
-from mxstudy.train import checksums
 from mxstudy.train.checkpoint import CheckpointError, Checkpoints, load_weights, state_tensors
 from mxstudy.train.loop import train_step
 from mxstudy.train.optimizer import materialize_state
@@ -208,3 +208,35 @@ def test_a_full_disk_leaves_the_last_good_one(checkpoints, tmp_path):
         assert checkpoints.load(good, state(run)) == 2
     finally:
         os.system(f"umount {checkpoints.folder}")
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says so."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("at", ["cpu", "gpu"])
+def test_a_tensor_of_several_chunks_is_read_and_compared_wherever_it_belongs(checkpoints, monkeypatch, at):
+    monkeypatch.setattr(checked_reader, "CHUNK", 48)  # the last one is shorter
+    path = checkpoints.save(2, {"a": torch.arange(100.0), "none": torch.empty(0, 3), "one": torch.tensor(2.0)})
+    pieces = [p for file in path.glob("*.safetensors") for p in checksums.pieces_of(file) if p.tensor]
+    assert len(pieces) == 3
+    for piece in pieces:
+        shape = {"a": (100,), "none": (0, 3), "one": ()}[piece.tensor]
+        target = torch.zeros(shape)
+        asked = target.as_subclass(OnGPU) if at == "gpu" else target
+        assert checked_reader.read_into(asked, piece) == piece.checksum()
+        assert target.tolist() == {"a": list(range(100)), "none": [], "one": 2.0}[piece.tensor]
+
+
+@pytest.mark.parametrize("target", [torch.zeros(4, 3, dtype=torch.float64), torch.zeros(3, 4).T])
+def test_a_tensor_that_is_laid_out_otherwise_is_read_and_compared(checkpoints, target):
+    values = torch.arange(12.0).reshape(4, 3)
+    path = checkpoints.save(2, {"a": values})
+    checkpoints.load(path, {"a": target})
+    assert torch.equal(target.float(), values)
+    (file,) = path.glob("*.safetensors")
+    flip(file, file.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="tensor a has other bytes"):
+        checkpoints.load(path, {"a": target})

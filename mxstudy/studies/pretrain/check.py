@@ -186,11 +186,15 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
     )
 
 
-@functools.cache
-def flops_per_token(keyed: Keyed[Pretrain]) -> int:
+def flops_per_token(config: Pretrain) -> int:
     """Return the FLOPs of forward and backward of one token, without recomputation."""
+    return flops_of_model(Keyed(repr((config.model, config.norm)), config), config.train.sequence_length)
+
+
+@functools.cache  # they are the same in any precision
+def flops_of_model(keyed: Keyed[Pretrain], sequence_length: int) -> int:
     with torch.device("meta"):
-        return build_model(keyed.value).flops_per_token(keyed.value.train.sequence_length)
+        return build_model(keyed.value).flops_per_token(sequence_length)
 
 
 def sampling_of(config: Pretrain) -> Sampling:

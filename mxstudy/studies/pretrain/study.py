@@ -8,7 +8,7 @@ from typing import ClassVar
 from mxstudy.config import OutlierFeatures, Pretrain
 from mxstudy.data import blends
 from mxstudy.reader import changed, require
-from mxstudy.studies.pretrain.check import backends_over, by_model, check, flops_per_token
+from mxstudy.studies.pretrain.check import backends_over, check, flops_per_token
 from mxstudy.studies.protocol import (
     Cost,
     Identity,
@@ -77,7 +77,7 @@ class PretrainStudy(Study[Pretrain]):
     def cost(self, config: Pretrain, done: int) -> Cost:
         """Return the cost of the remaining steps, without validation, probes and recomputation."""
         tokens = config.train.batch_size * config.train.sequence_length
-        flops = float(tokens * flops_per_token(by_model(config)))
+        flops = float(tokens * flops_per_token(config))
         recipes = {name for row in config.precision.schedule for name in row.plan.values()}
         rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
         hours = None if unmeasured(config) else flops / rate / 3600
