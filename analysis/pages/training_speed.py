@@ -75,17 +75,6 @@ def of_steps(kind: str, column: str) -> str:
     return least_and_most(pd.Series(found), ".2f")
 
 
-def of_arm(arm: str, column: str) -> str:
-    """Return the least and the most of a column over the four sizes, of one arm."""
-    return least_and_most(pd.Series([row(f"train_step_{size}", arm=arm)[column] for size in SIZES]), ".2f")
-
-
-def of_readings(key: str) -> str:
-    """Return the least and the most that was read of the GPU, over all arms and sizes."""
-    found = [one[f"{key}_{which}"] for size in SIZES for one in rows(f"train_step_{size}") for which in ("min", "max")]
-    return least_and_most(pd.Series(found), ",.0f")
-
-
 def mfu(size: str) -> str:
     return f"{row(f'train_step_{size}', arm=baseline(f'train_step_{size}'))['mfu']:.3f}"
 
@@ -116,19 +105,13 @@ TRAIN_STEP: Parts = {
     "copy": lambda: of_settings("copied_bytes_per_s", ".2f", 1e12),
     **{
         f"{column} of {arm}": partial(profiled, arm, column)
-        for arm in ("bf16", "bf16, inductor", "mxfp8, rmsnorm", "torchao, rmsnorm")
+        for arm in ("bf16", "mxfp8, rmsnorm", "torchao, rmsnorm")
         for column in ("ms", "calls")
     },
     **{size: partial(step_of, size) for size in SIZES},
     "time": lambda: of_steps("mxfp8", "over_bf16"),
     "memory": lambda: of_steps("mxfp8", "peak_over_bf16"),
     "plain": lambda: of_steps("plain,", "over_bf16"),
-    **{
-        f"{said} of {arm}": partial(of_arm, arm, column)
-        for said, column in (("time", "over_bf16"), ("memory", "peak_over_bf16"))
-        for arm in STEPS
-    },
-    **{said: partial(of_readings, key) for key, said in READINGS.items()},
     "torchao": lambda: of_steps("torchao", "over_bf16"),
     **{f"MFU of {size}": partial(mfu, size) for size in SIZES},
 }
