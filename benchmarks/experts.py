@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.gpu_log import shown
 from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show, training_options
 from benchmarks.scaling import MODELS, Silent, model_of
@@ -96,12 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training_options(parser)
     json_option(parser, "experts")
     chosen = parser.parse_args(arguments)
-    case = Case(model_of(chosen.model), chosen.batch, chosen.sequence, "none", not chosen.eager, chosen.device)
+    case = Case(model_of(chosen.model), chosen.batch, chosen.sequence, not chosen.eager, chosen.device)
     configure_torch(case.compile)
     torch._dynamo.config.recompile_limit = 8 * len(CONTENDERS)  # all arms share the same code objects
     torch._dynamo.config.automatic_dynamic_shapes = False  # else sizes that differ between arms become dynamic
     rows = rows_of({name: build(case, contender) for name, contender in CONTENDERS.items()}, chosen.seconds)
-    show(rows)
+    show([shown(row) for row in rows])
     sizes = {"model": chosen.model, "batch": chosen.batch, "sequence": chosen.sequence, "compile": not chosen.eager}
     measured(rows, chosen.json, **sizes)
 

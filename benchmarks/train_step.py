@@ -1,15 +1,20 @@
-"""Cost of a training step in emulated MXFP8 over one in bf16: with our kernels, module by module, and with torchao.
+"""Cost of a training step in emulated MX formats over one in bf16 that runs in the same kernels; and of bf16 itself.
 
-bf16: RMSNorm, nothing quantised. mxfp8: our kernels, with RMSNorm and with MXNorm (p=2). sr_rht_2d: MXFP8 with
-stochastic rounding of output gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the
-modules one after another, left to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the
-same model, in turns, so that a GPU that warms up does so for all; all are compiled block by block, with all roundings
-kept. The tokens are random.
+bf16, fused: the baseline, in the fused functions that all arms with casts run in. bf16, inductor: module by module, as
+a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
+recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much: so
+what that arm saves of memory is no merit of casts, nor of kernels. full checkpointing: keeps a block's input alone.
+mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
+gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the modules one after another, left
+to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
+GPU that warms up does so for all; all are compiled block by block. The tokens are random.
 
-over_bf16 is an arm's time over that of bf16 in the same round, the median over the rounds; its spread is half the
+over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
 interquartile range. Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's
-dense bf16 rate, with 6 FLOP per matmul parameter and token, without the input embedding, plus causal attention. The
-floor is the time of the bytes that our kernels move in addition to those of bf16, at the bandwidth of a copy.
+dense bf16 rate, with 6 FLOP per matmul parameter and token, without the input embedding, plus causal attention; nothing
+that is recomputed counts. sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps.
+The floor is the time of the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth
+of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
 """
@@ -20,12 +25,14 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 import yaml
 
+from benchmarks.gpu_log import GpuLog, Span, shown
+from benchmarks.inductor import OwnSettings, recompute_between_products
 from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show, training_options
 from benchmarks.scaling import LLAMAS, MODELS, Silent, model_of
@@ -33,11 +40,13 @@ from benchmarks.student_teacher import bandwidth
 from benchmarks.timing import synchronize
 from benchmarks.torchao_linear import use_torchao
 from mxstudy import config
+from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.memory import GIB
 from mxstudy.reader import read
+from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
@@ -48,24 +57,36 @@ BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on
 
 
 class Arm(NamedTuple):
-    """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's."""
+    """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's.
+
+    `keeps`: what a block keeps for its backward: what its code saves, what GEMMs and the attention give, or its input.
+    `own_settings`: compile it with Inductor's own settings, which drop roundings.
+    """
 
     norm: config.Norm
     precision: str
     backend: str = "auto"
     torchao: bool = False
+    keeps: Literal["saved", "products", "input"] = "saved"
+    own_settings: bool = False
 
 
 RMSNORM, MXNORM = config.RMSNorm(), config.MXNorm(p=2.0)
+BASELINE = "bf16, fused"
 ARMS = {
-    "bf16": Arm(RMSNORM, "bf16"),
+    BASELINE: Arm(RMSNORM, "bf16"),
+    "bf16, inductor": Arm(RMSNORM, "bf16", "reference", own_settings=True),
+    "bf16, inductor, roundings kept": Arm(RMSNORM, "bf16", "reference"),
+    "bf16, inductor, recomputing": Arm(RMSNORM, "bf16", "reference", keeps="products"),
+    "bf16, fused, full checkpointing": Arm(RMSNORM, "bf16", keeps="input"),
     "mxfp8, rmsnorm": Arm(RMSNORM, "mxfp8"),
     "mxfp8, mxnorm_p2": Arm(MXNORM, "mxfp8"),
+    "mxfp4, rmsnorm": Arm(RMSNORM, "mxfp4"),
     "sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d"),
     "plain, rmsnorm": Arm(RMSNORM, "mxfp8", "reference"),
     "plain, mxnorm_p2": Arm(MXNORM, "mxfp8", "reference"),
     "plain sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d", "reference"),
-    "torchao, rmsnorm": Arm(RMSNORM, "bf16", torchao=True),
+    "torchao, rmsnorm": Arm(RMSNORM, "bf16", "reference", torchao=True),
 }
 
 
@@ -83,7 +104,6 @@ class Case:
     model: config.Decoder
     batch_size: int
     sequence_length: int
-    checkpointing: str
     compile: bool
     device: str
 
@@ -93,7 +113,7 @@ class Case:
             batch_size=self.batch_size,
             sequence_length=self.sequence_length,
             compile=self.compile,
-            activation_checkpointing=self.checkpointing,  # type: ignore[arg-type]
+            activation_checkpointing="full" if arm.keeps == "input" else "none",
         )
         return config.Pretrain(
             model=self.model,
@@ -110,6 +130,7 @@ class Case:
 def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
     """Return a run per arm; all share the same parameter and optimizer objects, so memory holds only one model."""
     device = resolve_device(case.device)
+    own = OwnSettings() if case.compile else None
     configure_torch(case.compile)
     torch._dynamo.config.automatic_dynamic_shapes = False  # else floats that differ between arms become dynamic
     torch._dynamo.config.recompile_limit = 8 * len(names)  # all arms share the same code objects
@@ -126,56 +147,82 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
             model.to_empty(device=device).init_weights(settings.seed)
             optimizer = build_optimizer(model, settings.optimizer)
         set_precision(model, settings, 0, device)
-        if ARMS[name].torchao:
-            use_torchao(model)
-        parallelize(model, settings.train)
         tokens = RandomTokens(settings.model, settings.train)
         runs[name] = TrainingRun(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
+        prepare(runs[name], ARMS[name], own)
     return runs
 
 
-def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
-    """Do a step; returns its seconds from idle GPU to idle GPU, and its peak memory in GiB (0 on CPU)."""
+def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
+    """Compile the arm's blocks; those of Inductor's own settings do their first step here, which compiles them."""
+    if arm.torchao:
+        use_torchao(run.model)
+    if arm.keeps == "products":
+        for block in run.model.layers:
+            recompute_between_products(block)
+    has_own = arm.own_settings and own is not None
+    parallelize(run.model, replace(run.config.train, compile=run.config.train.compile and not has_own))
+    if own is not None and has_own:
+        for block in run.model.layers:
+            own.compile(block)
+        with own.on():
+            train_step(run, 0)
+
+
+class Step(NamedTuple):
+    """A step, from idle GPU to idle GPU, and its peak memory in GiB, 0 on CPU."""
+
+    span: Span
+    peak_gib: float
+
+    @property
+    def seconds(self) -> float:
+        return self.span.ended_s - self.span.began_s
+
+
+def timed_step(run: TrainingRun, step: int) -> Step:
     synchronize(run.device)
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
     began_s = time.perf_counter()
     train_step(run, step)
     synchronize(run.device)
-    seconds = time.perf_counter() - began_s
-    return seconds, torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0
+    span = Span(began_s, time.perf_counter())
+    return Step(span, torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0)
 
 
 def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
     """Return a row per arm, from rounds that take `least_s` per arm, and at least three rounds."""
-    for step in range(WARMUP_ROUNDS):
-        for name, run in runs.items():
-            seconds, _ = timed_step(run, step)
-            print(f"warm-up {step}: {name} {seconds:.3f} s", flush=True)
-    rounds: list[list[tuple[float, float]]] = []
-    began_s = time.perf_counter()
-    while len(rounds) < 3 or time.perf_counter() - began_s < least_s * len(runs):
-        rounds.append([timed_step(run, WARMUP_ROUNDS + len(rounds)) for run in runs.values()])
-    seconds, peaks = np.array(rounds).transpose(2, 1, 0)  # [arms, rounds]
-    return [row_of(*of, seconds[0], peaks[0]) for of in zip(runs, runs.values(), seconds, peaks, strict=True)]
+    with GpuLog(next(iter(runs.values())).device) as log:
+        for step in range(WARMUP_ROUNDS):
+            for name, run in runs.items():
+                print(f"warm-up {step}: {name} {timed_step(run, step).seconds:.3f} s", flush=True)
+        rounds: list[list[Step]] = []
+        began_s = time.perf_counter()
+        while len(rounds) < 3 or time.perf_counter() - began_s < least_s * len(runs):
+            rounds.append([timed_step(run, WARMUP_ROUNDS + len(rounds)) for run in runs.values()])
+    of_arms = [list(steps) for steps in zip(*rounds, strict=True)]
+    rows = [row_of(name, run, steps, of_arms[0]) for (name, run), steps in zip(runs.items(), of_arms, strict=True)]
+    return [row | log.over([step.span for step in steps]) for row, steps in zip(rows, of_arms, strict=True)]
 
 
-def row_of(
-    name: str, run: TrainingRun, seconds: np.ndarray, peaks: np.ndarray, first_s: np.ndarray, first_peaks: np.ndarray
-) -> dict[str, Any]:
-    """Return an arm's row; `first_s` and `first_peaks`: seconds and peaks of the first arm, bf16."""
+def row_of(name: str, run: TrainingRun, steps: Sequence[Step], first: Sequence[Step]) -> dict[str, Any]:
+    """Return an arm's row; `first`: the steps of the first arm, the baseline, in the same rounds."""
+    seconds, first_s = (np.array([step.seconds for step in own]) for own in (steps, first))
+    peak_gib, first_gib = (max(step.peak_gib for step in own) for own in (steps, first))
     step_s, spread_s = median_and_spread(seconds)
     ratio, ratio_spread = median_and_spread(seconds / first_s)
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(run.config.train.sequence_length) * tokens_per_s
     return {
         "arm": name,
+        "backend": all_backends(backends_of(run.model).values()),
         "step_ms": step_s * 1e3,
         "spread_ms": spread_s * 1e3,
         "over_bf16": ratio,
         "over_bf16_spread": ratio_spread,
-        "peak_gib": peaks.max() if first_peaks.any() else None,
-        "peak_over_bf16": peaks.max() / first_peaks.max() if first_peaks.any() else None,
+        "peak_gib": peak_gib or None,
+        "peak_over_bf16": peak_gib / first_gib if first_gib else None,
         "tokens_per_s": tokens_per_s,
         "mfu": flops_per_s / run.peak_flops if run.peak_flops else None,
         "rounds": len(seconds),
@@ -188,18 +235,16 @@ def median_and_spread(values: np.ndarray) -> tuple[float, float]:
 
 
 def more_bytes(model: config.Decoder, tokens: int) -> int:
-    """Return the bytes that a step in MXFP8 moves in addition to those of bf16, outside of GEMMs.
+    """Return the bytes that a step in MXFP8 moves in addition to those of bf16 in the same kernels, outside of GEMMs.
 
     Per block and token: the heads' output is cast twice, with its own read and write each time; the gradients of both
-    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. The backward
-    recomputes the norms' and the activation's outputs in bf16 too. A weight is read and cast again in the backward.
+    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. What the
+    backward recomputes, it writes in bf16 as well, and weights are read and written as often.
     """
     kv_size = model.num_kv_heads * model.hidden_size // model.num_heads
     inner = MLPS[model.mlp].parts * model.ffn_size
     thin, qkv = model.hidden_size, model.hidden_size + 2 * kv_size
-    a_token = 2 * ((2 * 2 + 2 * 3) * thin + qkv + inner)
-    weights = thin * (qkv + thin + inner + model.ffn_size)
-    return model.num_layers * (tokens * a_token + (4 + 2) * weights)
+    return model.num_layers * tokens * 2 * ((2 * 2 + 2 * 3) * thin + qkv + inner)
 
 
 def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
@@ -229,10 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument(
-        "--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="bf16 always comes first"
+        "--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=f"{BASELINE} always comes first"
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
-    parser.add_argument("--checkpointing", choices=["none", "full"], default="none")
     training_options(parser)
     parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")
     json_option(parser, "train_step")
@@ -240,25 +284,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = model_of(chosen.model)
     model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
     batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
-    case = Case(model, batch_size, chosen.sequence, chosen.checkpointing, not chosen.eager, chosen.device)
-    runs = build(case, list(dict.fromkeys(["bf16", *chosen.arms])))
+    case = Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device)
+    runs = build(case, list(dict.fromkeys([BASELINE, *chosen.arms])))
     rows = measure(runs, chosen.seconds)
-    copied_per_s = bandwidth(runs["bf16"].device, least_s=min(chosen.seconds, 1.0))
+    copied_per_s = bandwidth(runs[BASELINE].device, least_s=min(chosen.seconds, 1.0))
     floor = 1 + more_bytes(model, batch_size * chosen.sequence) / copied_per_s / (rows[0]["step_ms"] / 1e3)
     print(f"floor of mxfp8 over bf16, from the extra bytes at {copied_per_s / 1e12:.3f} TB/s: {floor:.4f}")
     kernels = {name: kernels_of(run) for name, run in runs.items()} if chosen.profile else {}
     for name, table in kernels.items():
         print(f"\n{name}")
         show(table)
-    show(rows)
+    show([shown(row) for row in rows])
     sizes = {
+        "baseline": BASELINE,
         "ffn": model.ffn_size,
         "vocabulary": model.vocab_size,
         "batch": batch_size,
         "sequence": chosen.sequence,
     }
     sizes |= {"copied_bytes_per_s": copied_per_s, "floor_over_bf16": floor}
-    settings = {"model": chosen.model, **sizes, "checkpointing": chosen.checkpointing, "compile": not chosen.eager}
+    settings = {"model": chosen.model, **sizes, "compile": not chosen.eager}
     measured(rows, chosen.json, **settings, **({"kernels": kernels} if kernels else {}))
 
 

@@ -42,7 +42,7 @@ RECIPES = {
     ),
     "A rounding": (("precision=mxfp4", REFERENCE), "3 blocks: reference (dgrad_dh: rounding is dithered, and it comp"),
     "A norm": (("precision=mxfp4", REFERENCE), "3 blocks: reference (L1Norm has no kernel)\n"),
-    "A probe": ((), "3 blocks: reference (nothing is quantised)\n"),
+    "A probe": ((), "3 blocks: fused\n"),
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from analysis.figures import FIGURES, IMAGES
+from analysis.pages import training_speed
 from analysis.pages.__main__ import PAGES, main
-from analysis.pages.marks import PART, RESULTS, names, rewritten
+from analysis.pages.marks import PART, RESULTS, benchmark, names, rewritten
 
 ROOT = Path(__file__).parents[1]
 BY_HAND = {"claims"}  # the ledger has a command of its own
@@ -135,3 +137,29 @@ def test_a_mark_that_is_wrong_is_refused(page: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         rewritten(page, {"a": lambda: "2"})
     assert rewritten("<!-- from: a -->1<!-- end -->", {"a": lambda: "2"}) == "<!-- from: a -->2<!-- end -->"
+
+
+def test_a_step_beside_its_baseline_and_the_readings_of_its_gpu(tmp_path: Path, monkeypatch) -> None:
+    """As of files that name their baseline; those in results/ may be older."""
+    older = json.loads((ROOT / RESULTS / "train_step_llama_125m.json").read_text())
+    (base, *_), read = older["rows"], {"sm_mhz": 1400, "power_w": 690, "temperature_c": 61}
+    readings = {f"{key}_{which}": value for key, value in read.items() for which in ("min", "median", "max")}
+    base = base | {"arm": "bf16, fused"} | readings
+    slower = base | {"arm": "bf16, inductor", "over_bf16": 1.041, "peak_over_bf16": 1.12, "sm_mhz_max": 1980}
+    newer = older | {"rows": [base, slower], "settings": older["settings"] | {"baseline": "bf16, fused"}}
+    (tmp_path / "results").mkdir()
+    for size in training_speed.SIZES:
+        (tmp_path / "results" / f"train_step_{size}.json").write_text(json.dumps(newer))
+    monkeypatch.chdir(tmp_path)
+    benchmark.cache_clear()
+    try:
+        head, _, first, second = training_speed.step_of("llama_125m").splitlines()
+        said = training_speed.of_steps("bf16, inductor", "peak_over_bf16"), training_speed.mfu("llama_1b")
+    finally:
+        benchmark.cache_clear()
+    assert head.count("least / median / largest") == 3
+    assert "| bf16, in the same kernels | " in first
+    assert first.count("| 1 |") == 2
+    assert " 1.041 +- " in second
+    assert "1400 / 1400 / 1980" in second
+    assert said == ("1.12 to 1.12", f"{base['mfu']:.3f}")

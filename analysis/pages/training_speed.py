@@ -13,25 +13,40 @@ from mxstudy.results import markdown
 
 STEPS = {  # arms of the benchmark, as the page calls them
     "bf16": "bf16",
+    "bf16, fused": "bf16, in the same kernels",
+    "bf16, inductor": "bf16 as PyTorch compiles it",
+    "bf16, inductor, roundings kept": "the same, roundings kept",
+    "bf16, inductor, recomputing": "the same, all but GEMMs and attention recomputed",
+    "bf16, fused, full checkpointing": "bf16, in the same kernels, whole blocks recomputed",
     "mxfp8, rmsnorm": "MXFP8, RMSNorm",
     "mxfp8, mxnorm_p2": "MXFP8, MXNorm p=2",
+    "mxfp4, rmsnorm": "MXFP4, RMSNorm",
     "plain, rmsnorm": "the same, compiled from plain PyTorch, RMSNorm",
     "plain, mxnorm_p2": "the same, compiled from plain PyTorch, MXNorm p=2",
     "torchao, rmsnorm": "torchao's MXTensor, RMSNorm",
+    "plain sr_rht_2d, rmsnorm": "MXFP8 with all three, compiled from plain PyTorch, RMSNorm",
     "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
 }
+READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # of the GPU
 SIZES = ("llama_125m", "llama_1b", "llama_125m_small", "llama_1b_small")
 
 
+def baseline(name: str) -> str:
+    """Return the arm that the others are compared with; older files do not name it."""
+    return str(benchmark(name)["settings"].get("baseline", "bf16"))
+
+
 def step_of(size: str) -> str:
+    """Return the table of a size; files since there are readings of the GPU have a column for each."""
     name = f"train_step_{size}"
     settings = benchmark(name)["settings"]
     small = f", FFN {settings['ffn']}, vocabulary {settings['vocabulary']:,}" if size.endswith("_small") else ""
     head = f"step of {settings['model']}{small}"
     places = -3 if settings["model"] == "llama_125m" else -2
+    readings = {key: said for key, said in READINGS.items() if f"{key}_median" in rows(name)[0]}
     cells = []
     for one in rows(name):
-        is_base = one["arm"] == "bf16"
+        is_base = one["arm"] == baseline(name)
         cells.append(
             (
                 STEPS[one["arm"]],
@@ -41,10 +56,13 @@ def step_of(size: str) -> str:
                 "1" if is_base else f"{one['peak_over_bf16']:.3f}",
                 f"{round(one['tokens_per_s'], places):,.0f}",
                 f"{one['mfu']:.3f}",
+                *(" / ".join(f"{one[f'{key}_{which}']:.0f}" for which in ("min", "median", "max")) for key in readings),
             )
         )
     columns = [head, "ms, +- half the quartiles' range", "over bf16", "peak, GiB", "over bf16", "tokens/s", "MFU"]
-    return markdown(columns, cells, left=[head])
+    return markdown(
+        [*columns, *(f"{said}, least / median / largest" for said in readings.values())], cells, left=[head]
+    )
 
 
 def plus_minus(value: float, spread: float, digits: int) -> str:
@@ -58,7 +76,7 @@ def of_steps(kind: str, column: str) -> str:
 
 
 def mfu(size: str) -> str:
-    return f"{row(f'train_step_{size}', arm='bf16')['mfu']:.3f}"
+    return f"{row(f'train_step_{size}', arm=baseline(f'train_step_{size}'))['mfu']:.3f}"
 
 
 def of_settings(name: str, form: str, unit: float = 1) -> str:
@@ -68,8 +86,10 @@ def of_settings(name: str, form: str, unit: float = 1) -> str:
 
 
 def profiled(arm: str, column: str) -> str:
-    """Return the GPU time or the number of kernels of a step of llama_125m."""
-    (whole,) = (one for one in benchmark("train_step_llama_125m")["settings"]["kernels"][arm] if one["kernel"] == "all")
+    """Return the GPU time or the number of kernels of a step of llama_125m; bf16 is the baseline."""
+    name = "train_step_llama_125m"
+    kernels = benchmark(name)["settings"]["kernels"][baseline(name) if arm == "bf16" else arm]
+    (whole,) = (one for one in kernels if one["kernel"] == "all")
     return f"{whole[column]:.0f}"
 
 
@@ -91,7 +111,7 @@ TRAIN_STEP: Parts = {
     **{size: partial(step_of, size) for size in SIZES},
     "time": lambda: of_steps("mxfp8", "over_bf16"),
     "memory": lambda: of_steps("mxfp8", "peak_over_bf16"),
-    "plain": lambda: of_steps("plain", "over_bf16"),
+    "plain": lambda: of_steps("plain,", "over_bf16"),
     "torchao": lambda: of_steps("torchao", "over_bf16"),
     **{f"MFU of {size}": partial(mfu, size) for size in SIZES},
 }

@@ -1,6 +1,7 @@
-"""Cost of a training step in emulated MXFP8 relative to bf16: time and peak memory, one colour per model.
+"""Cost of a training step in emulated MX formats relative to bf16: time and peak memory, one colour per model.
 
-Time: medians over rounds, with half the interquartile range. Dashed line: bf16. mxfp8: our kernels; plain: the same
+Time: medians over rounds, with half the interquartile range. Dashed line: the baseline, bf16 in the same kernels, or in
+older files module by module. bf16, inductor: as compiled by PyTorch; mxfp8, mxfp4: our kernels; plain: the same
 computed module by module, compiled by PyTorch; torchao: its MXTensor.
 
 python -m analysis.recipe.train_step_cost --runs runs/train_step.json
@@ -18,15 +19,17 @@ from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, make_figure, plt
 
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
-BASELINE = "bf16"
+OLDER_BASELINE = "bf16"  # of files that name none: module by module
 
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Draw the figure.
 
-    `rows`: arm, over_bf16, over_bf16_spread, peak_over_bf16 (None on CPU), setting.model, .ffn and .vocabulary.
+    `rows`: arm, over_bf16, over_bf16_spread, peak_over_bf16 (None on CPU), setting.model, .ffn, .vocabulary and
+    .baseline, an arm's name.
     """
-    arms = [arm for arm in dict.fromkeys(rows["arm"]) if arm != BASELINE]
+    baselines = rows.get("setting.baseline", pd.Series(OLDER_BASELINE, rows.index)).fillna(OLDER_BASELINE)
+    arms = [*dict.fromkeys(rows["arm"][rows["arm"] != baselines])]
     models = {
         "{}, FFN {}, vocabulary {:,}".format(*sizes): cases.set_index("arm").reindex(arms)
         for sizes, cases in rows.groupby(["setting.model", "setting.ffn", "setting.vocabulary"], sort=False)

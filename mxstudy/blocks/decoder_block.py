@@ -7,7 +7,8 @@ The results have the bits of the linears and the activation computed one after a
 path for everything without a kernel. The forward saves x, a, h and g in bf16, and one number per row. Every operand is
 cast where it or its source is read anyway: the forward casts along the rows only; the backward casts dH for both GEMMs
 that read it, and along the columns what the forward cast along the rows, phi(g) together with dg. A weight is cast
-where it is read, once for each GEMM: held operands would cost memory, and under FSDP whole weights.
+where it is read, once for each GEMM: held operands would cost memory, and under FSDP whole weights. An operand that
+is not quantised is made in the same places, and only rounded to bf16.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ transformed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mxstudy.config.casts import BlockCast, Cast, Hadamard
+from mxstudy.config.casts import SETTINGS, BlockCast, Cast, Hadamard
 from mxstudy.kernels import cast_any, cast_both, cast_one
 from mxstudy.kernels.cast_any import OperandCast
 from mxstudy.kernels.implements import Implements
@@ -39,6 +40,15 @@ ANY = Implements(
     },
     transforms={"size": (16, 32, 64, 128), "signs": ("none", "seed", "step", "call"), "signs_after": (False, True)},
 )
+
+
+def kernel_settings(cast: BlockCast) -> BlockCast:
+    """Return the run's settings as kernels take them: a value that no kernel computes is replaced by the default.
+
+    That changes no operand, because a cast with such a value has a kernel of its own, or none.
+    """
+    unknown = [setting for field, setting in SETTINGS.items() if getattr(cast, setting) not in PLAIN.cast[field]]
+    return replace(cast, **{setting: getattr(BlockCast(), setting) for setting in unknown})
 
 
 def settings_of(cast: Cast) -> BlockCast:

@@ -1,6 +1,6 @@
 """Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
-    fused       kernels with casts in them                native      the hardware's MX GEMM, module by module
+    fused       kernels between GEMMs, casts in them      native      the hardware's MX GEMM, module by module
     grouped     as reference, all experts in one GEMM     reference   module by module, expert by expert, in PyTorch:
                                                           the arithmetic that the others are compared with
 

@@ -1,17 +1,19 @@
-"""Decide whether a decoder's block can run in two fused functions, and build their settings."""
+"""Decide whether a decoder's block can run in two fused functions, and build their settings.
+
+A block in which nothing is quantised runs in them too, so that arms differ in their casts and not in their kernels.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from mxstudy.blocks.decoder_block import FusedBlock
-from mxstudy.blocks.operands import ANY
+from mxstudy.blocks.operands import ANY, kernel_settings
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
 from mxstudy.model.feed_forward import FeedForward
-from mxstudy.model.fusable import Target, is_plain
+from mxstudy.model.fusable import Target
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 
@@ -34,8 +36,6 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         return f"kernels compute in bf16, and train.compute is {target.compute}"
     if target.compiled and target.device.type == "cpu":
         return "compiled on CPU, where the compiler fuses the modules itself but cannot look into our operators"
-    if is_plain(block):
-        return "nothing is quantised"  # there is no cast to fuse, so nothing would be gained
     if any(linear.compute is not None or linear.on_tensor_cores for linear in linears):
         return "its linears compute in their own dtype"
     for linear in linears:
@@ -44,13 +44,13 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
     for linear in (wqkv, up):
         if linear.gain is not None:
             return f"its gain is rounded ({linear.gain})"
-        if reason := why_no_kernel_norm(linear.norm, linear.cast.block_size):
+        if reason := why_no_kernel_norm(linear.norm, kernel_settings(linear.cast).block_size):
             return reason
     if type(wqkv.norm) is not type(up.norm):
         return "its two norms are of different kinds"
     if block.feed_forward.activation not in KERNEL_ACTIVATIONS:
         return f"its activation ({block.feed_forward.kind}) has no kernel"
-    sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()} | {wqkv.cast.block_size}
+    sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()}
     for what, size in (("keys", block.attention.sizes[1]), ("the MLP's inner size", w2.in_features)):
         if uneven := [block_size for block_size in sizes if size % block_size]:
             return f"blocks of {uneven[0]} do not divide {what}, {size}"
@@ -63,5 +63,5 @@ def fused_block(block: Block) -> FusedBlock:
     wqkv = linears[0]
     activation, sizes = KERNEL_ACTIVATIONS[block.feed_forward.activation], block.attention.sizes
     gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)
-    cast = wqkv.cast if wqkv.cast.rounding in ("even", "away") else replace(wqkv.cast, rounding="even")
-    return FusedBlock(norm, wqkv.norm.fold_gain, activation, sizes, block.attention.head_size, cast, *gemms)
+    cast, head_size = kernel_settings(wqkv.cast), block.attention.head_size
+    return FusedBlock(norm, wqkv.norm.fold_gain, activation, sizes, head_size, cast, *gemms)

@@ -86,7 +86,7 @@ def assert_same(model, batches=1):
 
 @pytest.mark.integration
 @each("norm", NORMS)
-@each("row", ["mxfp8", "mx_mix"])
+@each("row", ["mxfp8", "mx_mix", "bf16"])
 def test_norms(norm, row):
     assert_same(decoder(norm=NORMS[norm], formats=precision(row)))
 
@@ -123,8 +123,25 @@ def test_casts(options):
     ],
     ids=str,
 )
-def test_models(changes):
-    assert_same(decoder(replace(MODEL, **changes), NORMS["mxnorm p2"]))
+@each("row", ["mxfp8", "bf16"])
+def test_models(row, changes):
+    assert_same(decoder(replace(MODEL, **changes), NORMS["mxnorm p2"], precision(row)))
+
+
+@each("norm", ["rmsnorm", "mxnorm p2"])
+@each("options", [{"block_size": 16}, {"pad_blocks": True}, {"scale_rule": "code_bump", "rounding": "stochastic"}])
+def test_what_casts_are_set_to_is_nothing_to_a_block_without_them(norm, options):
+    """A sweep sets it for its other arms, and a plan or `skip_blocks` for the other blocks."""
+    assert_same(decoder(norm=NORMS[norm], formats=precision("bf16", **options)))
+
+
+def test_a_block_without_casts_has_no_blocks_that_must_divide_anything():
+    model = decoder(replace(MODEL, num_kv_heads=1, ffn_size=50), formats=precision("bf16"))
+    in_two = run(model, tokens(1, 37))
+    assert all(block.fused is not None for block in model.layers)
+    module_by_module(model)
+    for name, values in run(model, tokens(1, 37)).items():
+        assert torch.equal(values, in_two[name]), name
 
 
 @each("pattern", ["layers.*.attention.*", "layers.*.w13", "layers.*.wo", "layers.*.w2"])
@@ -152,8 +169,9 @@ def test_accumulation():
     assert_same(decoder(), batches=2)
 
 
-def test_checkpointing_changes_no_bit():
-    model = decoder(norm=NORMS["mxnorm p2"])
+@each("row", ["mxfp8", "bf16"])
+def test_checkpointing_changes_no_bit(row):
+    model = decoder(norm=NORMS["mxnorm p2"], formats=precision(row))
     once = run(model, tokens())
     for block in model.layers:
         recompute_in_backward(block)
@@ -177,14 +195,16 @@ def test_a_backward_over_part_of_a_block_is_refused():
 @each(
     "options",
     [
-        {"formats": precision("bf16")},
         {"formats": precision("fp8_tensor")},
         {"formats": precision("nvfp4_forward_only", block_size=16)},
         {"formats": precision(scale_rule="code_bump")},
         {"formats": precision(pad_blocks=True)},
         {"formats": precision({"layers.*": "mxfp8", "layers.*.w2": "fp8_tensor"})},
         {"norm": config.PostRoundMXNorm()},
+        {"norm": config.PostRoundMXNorm(), "formats": precision("bf16")},
+        {"norm": config.MXNorm(p=2.0), "formats": precision("bf16", block_size=8)},
         {"compute": "fp32"},
+        {"compute": "fp32", "formats": precision("fp32")},
         {"model": replace(MODEL, num_kv_heads=1)},
         {"model": replace(MODEL, ffn_size=48), "formats": precision({"layers.*.attention.*": "mxfp8"})},
     ],
@@ -195,12 +215,12 @@ def test_what_has_no_kernel_runs_module_by_module(options):
 
 
 def test_the_choice_follows_the_schedule():
-    rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "mxfp8"}))
+    rows = (config.PrecisionRow(plan={}), config.PrecisionRow(from_step=5, plan={"layers.1.*": "fp8_tensor"}))
     formats = config.Precision(schedule=rows)
     model = decoder(formats=formats)
-    assert [block.fused is not None for block in model.layers] == [False, False]
+    assert [block.fused is not None for block in model.layers] == [True, True]
     apply_precision(model, formats, 5, "bf16", CPU)
-    assert [block.fused is not None for block in model.layers] == [False, True]
+    assert [block.fused is not None for block in model.layers] == [True, False]
 
 
 def forward_of(block, in_two):
@@ -226,11 +246,11 @@ def kept_bytes(forward, parameters):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["rmsnorm", "mxnorm p2"])
-def test_compiled_without_a_break_and_without_more_memory(norm):
+@pytest.mark.parametrize(("norm", "row"), [("rmsnorm", "mxfp8"), ("mxnorm p2", "mxfp8"), ("rmsnorm", "bf16")])
+def test_compiled_without_a_break_and_without_more_memory(norm, row):
     """A compiler that saw operands of wgrad as functions of the input alone would keep them: half as much again."""
     configure_torch(compile=True)
-    model, kept = decoder(norm=NORMS[norm]), []
+    model, kept = decoder(norm=NORMS[norm], formats=precision(row)), []
     block, parameters = model.layers[0], {parameter.data_ptr() for parameter in model.parameters()}
     assert isinstance(block, Block)
     for in_two in (True, False):
@@ -248,11 +268,12 @@ def test_compiled_without_a_break_and_without_more_memory(norm):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("row", ["mxfp8", "bf16"])
 @pytest.mark.parametrize("compiles", [False, True])
-def test_on_a_gpu_both_ways_are_close(norm, compiles):
+def test_on_a_gpu_both_ways_are_close(norm, row, compiles):
     """Kernels sum in another order and have their own exp, so an operand here and there is rounded to a neighbour."""
     configure_torch(compile=compiles)
-    model = decoder(norm=NORMS[norm]).cuda()
+    model = decoder(norm=NORMS[norm], formats=precision(row)).cuda()
     assert all(block.fused is not None for block in model.layers)
     if compiles:
         for block in model.layers:

@@ -27,7 +27,7 @@ from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.runtime import planned_for
 
 LINEARS = {"*.wqkv": "mxfp8", "*.wo": "mxfp8", "*.w13": "mxfp8", "*.w2": "mxfp8"}
-SENTENCE = "run on different backends (bf16: reference; 2 others: fused), which differ"
+SENTENCE = "run on different backends (fp8_tensor: reference; 2 others: fused), which differ"
 
 
 def job(runs: Path, row: str | dict[str, str], **values: Any) -> Composed:
@@ -51,20 +51,23 @@ def backend(*job_of: Any, **values: Any) -> str | None:
 
 
 def three(runs: Path) -> list[Composed]:
-    return [job(runs, row) for row in ("bf16", "mxfp8", "mx_mix")]
+    return [job(runs, row) for row in ("fp8_tensor", "mxfp8", "bf16")]
 
 
 @each(
     ("row", "values", "expected"),
     [
         ("mxfp8", {}, "fused"),
-        ("bf16", {}, "reference"),
+        ("bf16", {}, "fused"),
+        ("bf16", {"backend": "reference"}, "reference"),
+        ("bf16", {"train_compile": True}, "reference"),
         ("fp8_tensor", {}, "reference"),
         ("mxfp8", {"backend": "reference"}, "reference"),
         ("mxfp8", {"backend": "emulated"}, "fused"),
         ("mxfp8", {"backend": "fused"}, "fused"),
         ("mxfp8", {"head": True}, "fused, reference"),
-        ({"layers.0.*": "mxfp8"}, {}, "fused, reference"),
+        ({"layers.0.*": "mxfp8"}, {}, "fused"),
+        ({"layers.0.*": "fp8_tensor"}, {}, "fused, reference"),
         ("mxfp8", {"train_compile": True}, "reference"),
         ("fp32", {"train_compute": "fp32"}, "reference"),
     ],
@@ -74,8 +77,8 @@ def test_of_pretraining(row: str | dict[str, str], values: dict[str, Any], expec
 
 
 def test_all_rows_of_a_schedule_are_said_in_their_order() -> None:
-    one = job(Path("runs"), "bf16")
-    later = [(3, {"layers.*": "fp8_tensor"}), (5, {"layers.*": "mxfp8"}), (7, {"layers.0.*": "mxfp8"})]
+    one = job(Path("runs"), "fp8_tensor")
+    later = [(3, {"*.w2": "fp8_tensor"}), (5, {"layers.*": "mxfp8"}), (7, {"layers.0.*": "fp8_tensor"})]
     one.values["precision"]["schedule"] += [{"from_step": step, "plan": plan} for step, plan in later]
     says = "reference then from step 5 fused then from step 7 fused, reference"
     assert backend_of(read_run(one.values)) == says
@@ -208,7 +211,7 @@ def test_what_was_planned_elsewhere_is_noted_where_it_runs(tmp_path: Path) -> No
 def test_a_sweep_says_it_when_it_is_planned_and_below_its_table(
     tmp_path: Path, study: FakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "fused"
+    study.backends = lambda config: "reference" if "fp8_tensor" in str(config.precision) else "fused"
     jobs = plan(three(tmp_path))
     sentence = sweep.backends_sentence(jobs)
     assert sentence is not None
@@ -225,7 +228,7 @@ def test_below_the_table_stands_what_they_ran_on_and_not_what_they_would(tmp_pat
     jobs = plan(three(tmp_path))
     for one in jobs:
         claim(one).update(state="finished")
-    study.backends = lambda config: "reference" if "bf16" in str(config.precision) else "fused"
+    study.backends = lambda config: "reference" if "fp8_tensor" in str(config.precision) else "fused"
     again = plan(three(tmp_path))
     assert sweep.backends_sentence(again) is not None
     assert sweep.summarise(again)["pretrain"].markdown == "3 arms"  # nothing says it of those
@@ -243,7 +246,13 @@ def test_there_is_no_option_for_models_that_are_asked_as_they_were_trained() -> 
 
 @pytest.mark.slow
 def test_a_dry_run_says_it_as_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("+experiment=quickstart", "+debug=tiny", "tracking=none", "precision=bf16,mxfp8,mx_mix", "dry_run=true")
+    words = (
+        "+experiment=quickstart",
+        "+debug=tiny",
+        "tracking=none",
+        "precision=fp8_tensor,mxfp8,bf16",
+        "dry_run=true",
+    )
     assert call(*words) == (0, "")
     assert SENTENCE in capsys.readouterr().out
     assert call(*words, "precision.backend=reference") == (0, "")

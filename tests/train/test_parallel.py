@@ -56,6 +56,7 @@ RANDOM = config.Gemms(
 # drawn by the place of a row in the whole batch.
 ARMS = {
     "fp32": (tiny.MXNORM, "fp32", "fp32"),
+    "bf16": (tiny.MXNORM, "bf16", "bf16"),
     "mxfp8 mxnorm": (tiny.MXNORM, "mxfp8", "bf16"),
     "mxfp8 rmsnorm": (tiny.RMSNORM, "mxfp8_e5m2_grad", "bf16"),
     "layernorm with a bias": (config.LayerNorm(bias=True), "mxfp4", "bf16"),

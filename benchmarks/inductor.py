@@ -1,0 +1,78 @@
+"""Blocks as a user of torch has them: compiled with Inductor's own settings, or recomputing what is between GEMMs.
+
+Inductor's own settings drop roundings: between operations that it fuses, a bf16 number stays in FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+# What is kept for the backward where the rest is recomputed: the results of GEMMs and of the attention.
+PRODUCTS = {
+    aten.mm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+class OwnSettings:
+    """Inductor's own settings. Raises RuntimeError if `configure_torch` has changed them already, which is for good."""
+
+    def __init__(self) -> None:
+        import torch._inductor.config as inductor
+        import torch.compiler.config as compiler
+        from torch._inductor.codegen.cpp import CppKernel
+        from torch._inductor.fx_passes import joint_graph
+
+        if inductor.emulate_precision_casts:
+            raise RuntimeError("Inductor keeps roundings already: take its own settings before configure_torch")
+        self.options: dict[str, Any] = {"emulate_precision_casts": inductor.emulate_precision_casts}
+        if hasattr(inductor, "eager_numerics"):
+            self.options["eager_numerics.division_rounding"] = inductor.eager_numerics.division_rounding
+        self.tag, self.conversions = compiler.cache_key_tag, CppKernel.cache_dtype_convert
+        self.patterns = joint_graph.patterns.patterns
+        self.passes = {
+            key: [entry for entry in entries if getattr(entry, "handler", None) is joint_graph.pointless_convert]
+            for key, entries in self.patterns.items()
+        }
+
+    def compile(self, block: nn.Module) -> None:
+        block.compile(fullgraph=True, options=self.options)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Compile with these settings what is compiled within the `with` block, and then with those from before."""
+        import torch.compiler.config as compiler
+        from torch._inductor.codegen.cpp import CppKernel
+
+        tag, conversions = compiler.cache_key_tag, CppKernel.cache_dtype_convert
+        compiler.cache_key_tag, CppKernel.cache_dtype_convert = self.tag, self.conversions  # type: ignore[method-assign]
+        there = {key: list(self.patterns[key]) for key in self.passes}
+        for key, entries in self.passes.items():
+            self.patterns[key] += [entry for entry in entries if entry not in there[key]]
+        try:
+            yield
+        finally:
+            compiler.cache_key_tag, CppKernel.cache_dtype_convert = tag, conversions  # type: ignore[method-assign]
+            for key, entries in there.items():
+                self.patterns[key][:] = entries
+
+
+def recompute_between_products(block: nn.Module) -> None:
+    """Keep for the backward only what GEMMs and the attention give; call it before the block is compiled."""
+    forward, contexts = block.forward, partial(create_selective_checkpoint_contexts, keep_products)
+    block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
+
+
+def keep_products(_: Any, operation: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
