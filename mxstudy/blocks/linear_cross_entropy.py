@@ -5,8 +5,9 @@ wait for the backward. Per chunk, dX is what it is without chunks; dW is summed 
 
 Libraries that have such a function do not keep these roundings. torch's F.linear_cross_entropy (2.13; 2.11 has none)
 takes the loss from FP32 logits, which no linear of ours returns, and in bf16 sums the loss and dW over chunks in bf16.
-Liger's fused linear cross-entropy (0.8) rounds logits as we do, and sums dW in FP32 if asked to; but it rounds the
-gradients before it divides them, runs on GPUs alone, ignores targets of one value, and waits for the GPU twice a call.
+Liger's fused linear cross-entropy (0.8) rounds logits as we do, and sums dW in FP32 if asked to; but it divides the
+gradients by a step's tokens after they were rounded, runs on GPUs alone, ignores targets of one value, and waits for
+the GPU twice a call.
 """
 
 from __future__ import annotations
