@@ -20,8 +20,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,18 +79,8 @@ def whole(inputs: Inputs, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor
     return loss_of(logits_TV, inputs.targets_T) / len(inputs.targets_T)
 
 
-def chunked(inputs: Inputs, at_once: int) -> Tensor:
-    with logits_at_once(at_once):
-        return ours.linear_cross_entropy(*inputs, PLAIN, len(inputs.targets_T))
-
-
-@contextmanager
-def logits_at_once(elements: int) -> Iterator[None]:
-    before, ours.LOGITS_AT_ONCE = ours.LOGITS_AT_ONCE, elements
-    try:
-        yield
-    finally:
-        ours.LOGITS_AT_ONCE = before
+def chunked(inputs: Inputs, most: int) -> Tensor:
+    return ours.linear_cross_entropy(*inputs, PLAIN, len(inputs.targets_T), most)
 
 
 def liger(inputs: Inputs, times: int) -> Tensor:
@@ -114,7 +103,7 @@ def arms_of(device: torch.device, compiled: bool) -> dict[str, Loss]:
         arms["whole, compiled"] = partial(whole, loss_of=torch.compile(token_loss, dynamic=False))
     for size in AT_ONCE:
         usual = ", usual" if size == ours.LOGITS_AT_ONCE else ""
-        arms[f"chunks of 2^{size.bit_length() - 1}{usual}"] = partial(chunked, at_once=size)
+        arms[f"chunks of 2^{size.bit_length() - 1}{usual}"] = partial(chunked, most=size)
     if device.type == "cuda" and importlib.util.find_spec("liger_kernel"):
         arms |= {"liger": partial(liger, times=1), "liger, 8 times as many": partial(liger, times=8)}
     else:

@@ -27,28 +27,38 @@ from mxstudy.numerics.grid import to_dtype
 LOGITS_AT_ONCE = 2**29  # 1 GiB in bf16: 4,096 tokens of a vocabulary of 128,256
 
 
-def linear_cross_entropy(x_TI: Tensor, weight_VI: Tensor, targets_T: Tensor, linear: Linear, divisor: int) -> Tensor:
+def linear_cross_entropy(
+    x_TI: Tensor, weight_VI: Tensor, targets_T: Tensor, linear: Linear, divisor: int, most: int | None = None
+) -> Tensor:
     """Return the sum of the tokens' cross-entropies in nats, over `divisor`: float32 [].
 
     Logits are x times weight transposed, rounded to x's dtype. The gradients are those of the result itself: where it
     is multiplied further, they are rounded once more. A recipe that is not empty takes all tokens as one chunk, because
-    a scale or a random number may depend on all of them.
+    a scale or a random number may depend on all of them. `most`: the elements of a chunk's logits, by default
+    LOGITS_AT_ONCE.
     """
-    return _LinearCrossEntropy.apply(x_TI, weight_VI, targets_T, linear, divisor, torch.is_grad_enabled())
+    size = tokens_at_once(linear, len(x_TI), len(weight_VI), most or LOGITS_AT_ONCE)
+    return _LinearCrossEntropy.apply(x_TI, weight_VI, targets_T, linear, divisor, size, torch.is_grad_enabled())
 
 
-def tokens_at_once(linear: Linear, tokens: int, vocabulary: int) -> int:
-    """Return the tokens of a chunk: a power of two, which suits GEMMs, or all tokens."""
-    most = max(1, LOGITS_AT_ONCE // vocabulary)
-    return min(tokens, 1 << (most.bit_length() - 1)) if linear.gemms == Gemms() else tokens
+def tokens_at_once(linear: Linear, tokens: int, vocabulary: int, most: int = LOGITS_AT_ONCE) -> int:
+    """Return the tokens of a chunk of `most` logits: a power of two, which suits GEMMs, or all tokens."""
+    rows = max(1, most // vocabulary)
+    return min(tokens, 1 << (rows.bit_length() - 1)) if linear.gemms == Gemms() else tokens
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TI: Tensor, weight_VI: Tensor, targets_T: Tensor, linear: Linear, divisor: int, with_gradients: bool
+        ctx: Any,
+        x_TI: Tensor,
+        weight_VI: Tensor,
+        targets_T: Tensor,
+        linear: Linear,
+        divisor: int,
+        size: int,
+        with_gradients: bool,
     ) -> Tensor:
-        size = tokens_at_once(linear, len(x_TI), len(weight_VI))
         nats: list[Tensor] = []
         dx: list[Tensor] = []
         dweight_VI = weight_VI.new_zeros(weight_VI.shape if size < len(x_TI) else (), dtype=torch.float32)
@@ -70,7 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dx_TI, dweight_VI = ctx.saved_tensors
-        return dx_TI * dloss, dweight_VI * dloss, None, None, None, None
+        return dx_TI * dloss, dweight_VI * dloss, None, None, None, None, None
 
 
 def total(nats_T: Tensor) -> Tensor:
