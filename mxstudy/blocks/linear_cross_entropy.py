@@ -4,10 +4,9 @@ The gradients are computed in the forward, while a chunk's logits are there: not
 wait for the backward. Per chunk, dX is what it is without chunks; dW is summed over chunks in FP32 and rounded once.
 
 Libraries that have such a function do not keep these roundings. torch's F.linear_cross_entropy (2.13; 2.11 has none)
-takes the loss from FP32 logits, which no linear of ours returns, and in bf16 sums the loss and dW over chunks in bf16.
-Liger's fused linear cross-entropy (0.8) rounds logits as we do, and sums dW in FP32 if asked to; but it divides the
-gradients by a step's tokens after they were rounded, runs on GPUs alone, ignores targets of one value, and waits for
-the GPU twice a call.
+takes the loss from FP32 logits, which no linear of ours returns, and sums loss and dW over chunks in bf16. Liger's
+fused linear cross-entropy (0.8) rounds logits as we do, and sums dW in FP32 if asked to; but it divides the gradients
+by a step's tokens after they were rounded, runs on GPUs alone, ignores targets of one value, and waits for the GPU.
 """
 
 from __future__ import annotations
