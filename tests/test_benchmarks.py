@@ -29,6 +29,7 @@ from benchmarks import (
     experts,
     gpu_log,
     inductor,
+    head_loss,
     launch,
     operands,
     probes,
@@ -157,6 +158,7 @@ NAMES = (
     "checkpoint",
     "evaluation",
     "experts",
+    "head_loss",
     "kernel_tiles",
     "kernels",
     "layers",
@@ -176,6 +178,22 @@ def test_operands(tmp_path: Path) -> None:
     rows = json.loads(path.read_text())["rows"]
     assert [row["over_copy"] for row in rows if row["operand"] == "copy"] == [1, 1]
     assert {row["operand"] for row in rows} >= operands.OF_X.keys() | operands.OF_WEIGHT.keys()
+
+
+def test_head_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks, beside whole logits, with the same loss and gradients."""
+    monkeypatch.setattr(head_loss, "AT_ONCE", [2**12, 2**13])
+    path = tmp_path / "head_loss.json"
+    words = ["--tokens", "64", "--hidden", "32", "--vocabulary", "256", "--seconds", "0", "--device", "cpu", "--eager"]
+    head_loss.main([*words, "--json", str(path)])
+    rows = {row["arm"]: row for row in json.loads(path.read_text())["rows"]}
+    assert rows.keys() >= {"whole, eager", "chunks of 2^12", "chunks of 2^13"}
+    assert rows["whole, eager"]["over_whole"] == 1
+    for arm, row in rows.items():
+        if arm.startswith("chunks"):
+            assert row["loss_error"] == row["dx_error"] == 0
+            assert row["dw_error"] < 1e-3
+        assert row["over_floor"] > 0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ from mxstudy.kernels.adam import adam_
 from mxstudy.kernels.cast_any import cast_any
 from mxstudy.kernels.cast_both import cast_both
 from mxstudy.kernels.cast_one import cast_one
+from mxstudy.kernels.cross_entropy import cross_entropy_
 from mxstudy.kernels.heads import heads_cast_both
 from mxstudy.kernels.matmul_fp32 import linear_fp32
 from mxstudy.kernels.norm_backward import norm_backward_add
@@ -29,6 +30,7 @@ __all__ = [
     "cast_any",
     "cast_both",
     "cast_one",
+    "cross_entropy_",
     "heads_cast_both",
     "linear_fp32",
     "linear_gradients",

@@ -24,6 +24,7 @@ from mxstudy.distributed import draw_in_turns
 from mxstudy.model.feed_forward import INITS, FeedForward
 from mxstudy.model.fusable import Fusable, Target, linears_in
 from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
+from mxstudy.model.head import Head
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import MixtureOfExperts, Routed, Router, mixtures_of
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
@@ -182,7 +183,7 @@ def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
 
 
 class Decoder(nn.Module):
-    """Map tokens [B, T] int64 to logits [B, T, V] in the compute dtype.
+    """Map tokens [B, T] int64 to logits [B, T, V] in the compute dtype, or with targets to the loss, see `Head`.
 
     During the forward pass each of `watchers` is called with every norm's input, which it may read but not write.
     `routings`: what the routers did in the last forward, one for each block; none in a dense model.
@@ -195,12 +196,13 @@ class Decoder(nn.Module):
         self.tok_embeddings = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
         self.layers = nn.ModuleList(Block(i, model, norm, cast) for i in range(model.num_layers))
         self.norm = build_exact_norm(norm, model.hidden_size)
-        self.output = MXLinear(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
+        self.output = Head(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
         self.watchers: tuple[Watcher, ...] = ()
         self.routings: list[Routed] = []
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.output(self.features(tokens_BT))
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, divisor: int = 1) -> Tensor:
+        features_BTD = self.features(tokens_BT)
+        return self.output(features_BTD) if targets_BT is None else self.output(features_BTD, targets_BT, divisor)
 
     def features(self, tokens_BT: Tensor, tree: Tree | None = None) -> Tensor:
         """Return the head's input [B, T, D]. Without a tree, attention is causal."""

@@ -189,6 +189,14 @@ def gemm_fp32(a: Tensor, b: Tensor) -> Tensor:
     return a @ b if a.dtype == torch.float32 else product(a, b, out_dtype=torch.float32)
 
 
+def add_gemm_fp32(total_MN: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add the product to `total_MN`, float32, in place and in one GEMM; bf16 matrices are on a GPU."""
+    if a.dtype == torch.float32:
+        total_MN.addmm_(a, b)
+    else:
+        torch.addmm(total_MN, a, b, out_dtype=torch.float32, out=total_MN)
+
+
 def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
     """Return the sum of one GEMM per block of the contraction axis, each scaled before the sum: float32."""
     sizes = {o.block_size for o in (a_MK, b_KN) if o.block_size}
@@ -293,6 +301,14 @@ def wgrad_gemm(
     dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
     x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype)
     return through_forward(linear.gemm(dh.T, x, dh_TO.dtype), forward_weight_OI, "forward_w", linear, takes_forward)
+
+
+def add_wgrad(total_OI: Tensor, dh_TO: Tensor, x_TI: Tensor, linear: Linear) -> None:
+    """Add dW of these tokens to `total_OI`, float32, in place. Raises ConfigError for a recipe that is not empty."""
+    require(linear.gemms == Gemms(), "wgrad: only of a recipe without casts and transforms is it summed over chunks")
+    dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
+    x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype)
+    add_gemm_fp32(total_OI, dh.T.values, x.values)
 
 
 def through_forward(

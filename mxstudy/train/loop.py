@@ -12,7 +12,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
@@ -73,7 +72,6 @@ class TrainingRun:
         self.peak_flops = peak_flops(self.device)  # of one GPU
         self.peak_bytes = 0  # of GPU memory
         self.clocks: list[Timing] = []  # the timing probes of this step
-        self.token_loss: Callable[..., Tensor] = torch.compile(token_loss) if train.compile else token_loss
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's micro-batches (tokens, targets) of a step, and move the random streams to each."""
@@ -101,18 +99,13 @@ def set_precision(model: Decoder, config: config.Pretrain, step: int, device: to
     return {"precision": rows, "backends": backends_of(model)}
 
 
-def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the sum of the tokens' cross-entropies in nats, computed in FP32."""
-    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
-
-
 def train_step(run: TrainingRun, step: int) -> StepView:
     """Do one training step and return its view; if loss or gradient norm is not finite, the weights stay unchanged."""
     run.optimizer.zero_grad(set_to_none=True)
     loss_sum, routed = torch.zeros((), device=run.device), RoutingOfStep(run.model)
     for tokens_BT, targets_BT in run.micro_batches(step):
         run.mark("data")
-        part = run.token_loss(run.model(tokens_BT), targets_BT) / run.tokens_per_step
+        part = run.model(tokens_BT, targets_BT, run.tokens_per_step)
         run.mark("forward")
         routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward()
         run.mark("backward")
@@ -231,7 +224,7 @@ def validate(run: TrainingRun) -> float:
         rows = parts[own if own < len(parts) else 0]
         move_to_row(run.model, int(rows[0]) * tokens_BT.shape[1])
         tokens, targets = run.to_device((tokens_BT[rows], targets_BT[rows]))
-        loss = run.token_loss(run.model(tokens), targets)
+        loss = run.model(tokens, targets)
         if own < len(parts):
             total += loss
     drop_gathered(run.model)

@@ -76,3 +76,15 @@ def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -
         if fmt in ("E4M3", "E5M2"):
             assert f"cvt.rn.satfinite.{fmt.lower()}x2.f32" in found["ptx"]
         assert ("min.s16x2.relu" in found["ptx"]) == (fmt == "E2M1")
+
+
+def test_cross_entropy_meets_only_at_the_end_of_a_row(tmp_path: Path) -> None:
+    """Its loops have no barrier and no shuffle, and move 16 bytes at a time."""
+    variants = [(128_256, True), (128_256, False), (32_000, True)]
+    for (_, with_gradient), found in zip(variants, ahead("ahead_cross_entropy.py", variants, tmp_path), strict=True):
+        assert found["STACK"] == 0
+        assert re.search(r"ld\.global\S*\.v4\.b32", found["ptx"])
+        assert bool(re.search(r"st\.global\S*\.v4\.b32", found["ptx"])) == with_gradient
+        loops = re.findall(r"^(\$L__BB\w+):(.*?)bra\S*\s+\1;", found["ptx"], re.MULTILINE | re.DOTALL)
+        assert len(loops) == 1 + with_gradient
+        assert not any(word in loop for _, loop in loops for word in ("bar.sync", "shfl"))

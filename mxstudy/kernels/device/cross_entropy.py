@@ -1,0 +1,51 @@
+"""Cross-entropy of rows of logits: a row is read once for its sum and, from the L2 cache, once more for its gradient.
+
+A program has a row, WIDTH columns at a time. Its threads keep a maximum and a sum for every GROUP neighbouring columns,
+so that they meet only at the end of the row.
+"""
+
+import triton
+import triton.language as tl
+
+GROUP = tl.constexpr(8)  # 16 bytes in bf16
+LEAST = tl.constexpr(-3.0e38)  # below every logit, and finite: exp(-inf - LEAST) is 0, not NaN
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits_ptr,
+    targets_ptr,
+    nats_ptr,
+    scale,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WITH_GRADIENT: tl.constexpr,
+):
+    """Write the loss of a row of logits [rows, COLUMNS], bf16 or float32; with a gradient, write it over the logits."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * COLUMNS
+    target = tl.load(targets_ptr + row)
+    is_column = (target >= 0) & (target < COLUMNS)
+    of_target = tl.load(logits_ptr + target, mask=is_column, other=float("nan")).to(tl.float32)
+    groups = tl.arange(0, WIDTH // GROUP) * GROUP
+    columns = groups[:, None] + tl.arange(0, GROUP)[None, :]
+
+    top = tl.full((WIDTH // GROUP,), LEAST, tl.float32)
+    total = tl.zeros((WIDTH // GROUP,), tl.float32)
+    for start in range(0, COLUMNS, WIDTH):
+        x = tl.load(logits_ptr + start + columns, mask=start + columns < COLUMNS, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, tl.max(x, 1))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
+        top = higher
+    highest = tl.max(top, 0)
+    log_sum = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    tl.store(nats_ptr + row, log_sum - of_target)
+
+    if WITH_GRADIENT:
+        scale = tl.where(is_column, scale, float("nan"))
+        for start in range(0, COLUMNS, WIDTH):
+            there = start + columns
+            x = tl.load(logits_ptr + there, mask=there < COLUMNS, other=0.0).to(tl.float32)
+            gradient = tl.exp(x - log_sum) * scale
+            gradient = tl.where(there == target, gradient - scale, gradient)
+            tl.store(logits_ptr + there, gradient.to(logits_ptr.dtype.element_ty), mask=there < COLUMNS)

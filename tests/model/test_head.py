@@ -1,0 +1,84 @@
+"""The head gives logits, or with targets the loss of them, in training too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from bits import assert_same_bits
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mxstudy import config
+from mxstudy.blocks import linear_cross_entropy as chunked
+from mxstudy.reader import ConfigError
+from mxstudy.train.loop import TrainingRun, train_step, validate
+
+QUANTISED = replace(tiny.CONFIG, precision=replace(tiny.precision((0, "mxfp8")), head=True))
+WORDS = 160  # unlike any other size
+OF_WORDS = replace(tiny.CONFIG, model=replace(tiny.MODEL, vocab_size=WORDS))
+RANDOM = replace(
+    tiny.CONFIG, precision=replace(tiny.precision((0, "mxfp8")), head=True, rounding="stochastic", backend="reference")
+)
+
+
+def first_micro_batch(run: TrainingRun) -> tuple[Tensor, Tensor]:
+    return next(run.micro_batches(0))
+
+
+@pytest.mark.parametrize("settings", [tiny.CONFIG, QUANTISED, RANDOM], ids=["plain", "quantised", "random"])
+def test_the_loss_has_the_bits_of_whole_logits(settings: config.Pretrain) -> None:
+    """So have all gradients: what runs recorded before a head could return a loss."""
+    run, _ = tiny.build(settings)
+    tokens, targets = first_micro_batch(run)
+    logits = run.model(tokens)
+    assert logits.shape == (*tokens.shape, settings.model.vocab_size)
+    wanted = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum") / run.tokens_per_step
+    loss = run.model(tokens, targets, run.tokens_per_step)
+    assert_same_bits(loss, wanted)
+    weights = list(run.model.parameters())
+    for one, other in zip(*(torch.autograd.grad(of, weights) for of in (loss, wanted)), strict=True):
+        assert_same_bits(one, other)
+
+
+class Shapes(TorchDispatchMode):
+    """Counts the tensors that have a column for every word, and a row for every token of a micro-batch."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            self.found += isinstance(leaf, Tensor) and leaf.shape[-1:] == (WORDS,) and leaf.numel() == 4 * 64 * WORDS
+        return result
+
+
+def test_a_step_has_no_tensor_of_tokens_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = tiny.build(OF_WORDS)
+    with Shapes() as whole:
+        before = train_step(run, 0)
+    assert whole.found  # one chunk
+    monkeypatch.setattr(chunked, "LOGITS_AT_ONCE", 100 * WORDS)
+    run, _ = tiny.build(OF_WORDS)
+    with Shapes() as shapes:
+        view = train_step(run, 0)
+        validate(run)
+    assert shapes.found == 0
+    assert view.loss == before.loss
+    assert view.grad_norm == pytest.approx(before.grad_norm, rel=1e-4)
+
+
+def test_a_hook_gets_logits_or_an_error() -> None:
+    run, _ = tiny.build()
+    tokens, targets = first_micro_batch(run)
+    seen = []
+    run.model.output.register_forward_hook(lambda head, inputs, logits: seen.append(logits.shape))
+    run.model(tokens)
+    assert seen == [(4, 64, tiny.MODEL.vocab_size)]
+    with pytest.raises(ConfigError, match="a hook of the head would get the loss for logits"):
+        run.model(tokens, targets)
