@@ -95,6 +95,8 @@ def describe_cast(cast: Cast | None) -> str:
         "two_dimensional": f"{cast.block_size}x{cast.block_size}",
         "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
         "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
+        "chain": f"{cast.chain} chain",
+        "largest_scale": f"block scales up to {cast.largest_scale:g}",
         "rounding": cast.rounding,
         "source": "from the forward's cast",
         "mask_clipped": "gradients masked",
