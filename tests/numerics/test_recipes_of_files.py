@@ -33,7 +33,7 @@ def rows_of_all_sizes(rows: int, columns: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", slow_but(["nvfp4"], FILES))
+@pytest.mark.parametrize("name", slow_but(["nvfp4", "quartet"], FILES))
 def test_the_gemms_of_a_file(name: str) -> None:
     gemms = recipe(name)
     x, weight, dh = (rows_of_all_sizes(*shape, seed) for seed, shape in enumerate([(64, 64), (128, 64), (64, 128)]))

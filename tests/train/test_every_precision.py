@@ -66,7 +66,7 @@ def test_it_learns_and_evaluates(row: str, norm: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", slow_but(["nvfp4"], FILES))
+@pytest.mark.parametrize("name", slow_but(["nvfp4", "quartet"], FILES))
 def test_the_plan_and_the_probes_know_a_recipe_of_a_file(name: str) -> None:
     """Linears have the file's recipe, and a block is fused, or says which part no kernel computes."""
     scheduled = config.Probes(
