@@ -5,23 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from composing import compose_job
 from each import slow_but
+from precision_files import FILES, of_file
 from reference_recipes import assert_within
 from test_every_recipe import linear_of, references, results
-
-from mxstudy import cli, config
-from mxstudy.config.casts import Gemms
-from mxstudy.reader import read
-
-NEEDS = {"fp8_blockwise": ["precision.pad_blocks=true"]}
-FILES = sorted(path.stem for path in (cli.CONF / "precision").glob("*.yaml") if "\nrecipes:" in path.read_text())
-
-
-def recipe(name: str) -> Gemms:
-    values = compose_job("+experiment=quickstart", f"precision={name}", *NEEDS.get(name, [])).values
-    precision = read(config.Precision, values["precision"])
-    return precision.recipe(name).filled(precision.settings)
 
 
 def rows_of_all_sizes(rows: int, columns: int, seed: int) -> torch.Tensor:
@@ -35,7 +22,8 @@ def rows_of_all_sizes(rows: int, columns: int, seed: int) -> torch.Tensor:
 @pytest.mark.integration
 @pytest.mark.parametrize("name", slow_but(["nvfp4", "quartet"], FILES))
 def test_the_gemms_of_a_file(name: str) -> None:
-    gemms = recipe(name)
+    precision = of_file(name)
+    gemms = precision.recipe(name).filled(precision.settings)
     x, weight, dh = (rows_of_all_sizes(*shape, seed) for seed, shape in enumerate([(64, 64), (128, 64), (64, 128)]))
     found = results(linear_of(gemms, weight), x, dh)
     for got, (what, want) in zip(found, references(gemms, x, weight, dh).items(), strict=True):

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from composing import compose_job
 from each import slow_but
+from precision_files import FILES, of_file
 from tiny import CONFIG, MXNORM, RMSNORM, build, precision
 
-from mxstudy import cli, config
+from mxstudy import config
 from mxstudy.blocks.operands import ANY
 from mxstudy.config.casts import Gemms
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.precision import evaluated
-from mxstudy.reader import read
 from mxstudy.train.loop import set_precision, train
 from mxstudy.train.signals import Leave
 
@@ -26,15 +25,7 @@ IN_MAKE_TEST = [
     ("nvfp4_forward_only", "mxnorm_p2"),
 ]
 ROWS = [name for name in config.PRECISIONS if name != "fp32"]
-FILES = sorted(path.stem for path in (cli.CONF / "precision").glob("*.yaml") if "\nrecipes:" in path.read_text())
-NEEDS = {"fp8_blockwise": ["precision.pad_blocks=true"]}
 FORWARD_IN_BF16 = ("bf16", "mxfp8_backward_only", "mxfp4_rht_sr")
-
-
-def of_file(name: str, *words: str) -> config.Precision:
-    """The precision of that file of conf/precision."""
-    values = compose_job("+experiment=quickstart", f"precision={name}", *NEEDS.get(name, []), *words).values
-    return read(config.Precision, values["precision"])
 
 
 def settings(row: str, norm: config.Norm) -> config.Pretrain:
