@@ -160,12 +160,14 @@ def _require_mapping(value: Any, where: str) -> None:
 
 
 def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
-    """Read X or None, or one of several dataclasses, which are told apart by their field `kind`."""
+    """Read X or None, one of several dataclasses, which are told apart by their field `kind`, or of several types."""
     if value is None and type(None) in options:
         return None
     options = tuple(option for option in options if option is not type(None))
     if len(options) == 1:
         return read(options[0], value, path)
+    if not any(map(dataclasses.is_dataclass, options)):
+        return _read_one_of(options, value, path)
     kinds = kinds_of(options)
     _require_mapping(value, path)
     kind = value.get("kind")
@@ -174,12 +176,26 @@ def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     return read(kinds[kind], value, path)
 
 
+def _read_one_of(options: tuple[Any, ...], value: Any, path: str) -> Any:
+    """Return the value as the first of these types that can hold it."""
+    for option in options:
+        try:
+            return read(option, value, path)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{path or 'config'}: {value!r} is not {' or '.join(map(_article, options))}")
+
+
 def kinds_of(options: tuple[Any, ...]) -> dict[str, Any]:
     """Return the dataclasses as a dict from the value of their field `kind`."""
     return {get_args(type_hints(option)["kind"])[0]: option for option in options}
 
 
 def _article(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"a list of {len(get_args(hint))}"
     return {bool: "true or false", int: "an integer", str: "a string"}.get(hint, str(hint))
 
 

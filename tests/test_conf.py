@@ -44,6 +44,7 @@ NEEDS = {
     "tokenizer=pretrained": ["tokenizer.name=tokenizer.json"],
     "tokenizer=bpe_32k": ["model.vocab_size=32000"],
     "precision=fp32": ["train.compute=fp32"],
+    "precision=fp8_blockwise": ["precision.pad_blocks=true"],
     "data=blend": ["data.phases=[{weights: {pysource: 1}}]"],
     "schedule=cosine_2000_steps": ["train.steps=3000"],
     "probe=routing": ["model=moe_tiny"],
@@ -57,7 +58,11 @@ STUDENT_NEEDS = {
     "precision=fp32": ["fidelity=none", "train.compute=fp32"],
     "precision=fp8_tensor": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=mxfp8_backward_only": ["student.gain=bf16"],
+    "precision=fp8_blockwise": ["student.gain=bf16", "precision.scale_rule=rceil"],
+    "precision=mxfp4_rht_sr": ["student.gain=bf16"],
+    "precision=nvfp4": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=nvfp4_forward_only": ["student.gain=bf16", "precision.scale_rule=rceil"],
+    "precision=nvfp4_four_over_six": ["student.gain=bf16", "precision.scale_rule=rceil"],
 }
 STUDENT_GROUPS = {"norm", "precision", "teacher", "loss", "fidelity"}
 STUDENT_CHOICES = [f"model={choice}" for choice in GROUPS["model"] if choice.startswith("residual_mlp")]

@@ -82,6 +82,11 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
         ({"optimizer__betas": [0.9]}, "optimizer.betas: needs 2 values, not 1"),
         ({"data__paths": "a.txt"}, "data.paths: 'a.txt' is not a list"),
         ({"data__format": "txt"}, "data.format: 'txt' is not a choice; did you mean 'text'?"),
+        ({"precision__skip_blocks": "head"}, "precision.skip_blocks: 'head' is not an integer or a list of 2 or tail"),
+        (
+            {"precision__skip_blocks": [1, 2, 3]},
+            "precision.skip_blocks: [1, 2, 3] is not an integer or a list of 2 or tail",
+        ),
         ({"norm__kind": "mxnrom"}, "norm.kind: 'mxnrom' is not a choice; did you mean 'mxnorm'?"),
         ({"norm": "rmsnorm"}, "norm: 'rmsnorm' is not a mapping"),
         (

@@ -30,6 +30,17 @@ def test_a_recipe_counts_for_what_it_computes_and_not_for_its_name() -> None:
     assert of("mine", "E4M3") == of("yours", "E4M3") != of("mine", "E5M2")
 
 
+def test_a_field_of_a_recipe_at_its_default_is_as_one_that_is_not_written() -> None:
+    """A run of before a field was added to casts stays in the arm of one of after."""
+
+    def of(**fields: object) -> object:
+        own = {f"precision.recipes.mine.forward_x.{key}": value for key, value in {"format": "E2M1", **fields}.items()}
+        return deciding(pretrain(precision="mine") | own)
+
+    assert of() == of(chain="inference", largest_scale=448, headroom=1.0) == of(**{"candidates.0": 1.0})
+    assert of() != of(headroom=0.75)
+
+
 def test_an_earlier_name_of_a_backend_is_the_same() -> None:
     assert deciding(pretrain(precision__backend="joined")) == deciding(pretrain(precision__backend="fused"))
 

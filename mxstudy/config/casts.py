@@ -42,14 +42,17 @@ class Cast:
     if there is only an outer scale. `block_size` B: elements per block, along the contraction axis. `two_dimensional`:
     a block is B x B. `scale_rule`: how the exponent of an E8M0 scale is rounded, a row of SCALE_RULES. `outer_scale`:
     an FP32 scale above the block scales, for the whole tensor or for each row; bound takes it from the bound that the
-    preceding norm gives, or from each row if there is no norm. `statistic`: what sets the range of a block: the absmax,
-    or the standard deviation times the range that Quartet chose for Gaussians (arXiv 2505.14669). `headroom`: the
-    fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or 16/17. `candidates`: factors on
-    the range; each block takes the one with the smallest error (`candidate_error`), the first of equal ones (four over
-    six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic rounding compares with `random_bits`
-    random bits. `pre_round`, `pad`: see BlockCast's `operand_pre_round` and `pad_blocks`. `source`: quantise the tensor
-    in high precision, or what the forward has quantised already. `mask_clipped`: set the gradient to zero where the
-    forward's cast clipped.
+    preceding norm gives, or from each row if there is no norm. `chain`: how E4M3 scales are computed: inference keeps
+    them at 2^-6 and above, as torchao's inference cast; training multiplies in Transformer Engine's order, and they may
+    be subnormal or 0 (`mxstudy.numerics.scales`). `largest_scale`: the block scale that the outer scale gives the block
+    with the largest element (four over six: 256, of which 1.5 times is an E4M3 number too). `statistic`: what sets the
+    range of a block: the absmax, or the standard deviation times the range that Quartet chose for Gaussians (arXiv
+    2505.14669). `headroom`: the fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or
+    16/17. `candidates`: factors on the range; each block takes the one with the smallest error (`candidate_error`), the
+    first of equal ones (four over six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic
+    rounding compares with `random_bits` random bits. `pre_round`, `pad`: see BlockCast's `operand_pre_round` and
+    `pad_blocks`. `source`: quantise the tensor in high precision, or what the forward has quantised already.
+    `mask_clipped`: set the gradient to zero where the forward's cast clipped.
     """
 
     format: str
@@ -58,6 +61,8 @@ class Cast:
     two_dimensional: bool = False
     scale_rule: str | None = None
     outer_scale: Outer = "none"
+    chain: Literal["inference", "training"] = "inference"
+    largest_scale: float = 448.0
     statistic: Literal["absmax", "std"] = "absmax"
     headroom: float = 1.0
     candidates: tuple[float, ...] = (1.0,)
@@ -92,6 +97,18 @@ class Cast:
         require(
             not self.two_dimensional or self.outer_scale in ("none", "tensor"),
             f"outer_scale: a square block spans several rows, and {self.outer_scale} scales each row; use tensor",
+        )
+        for name, applies in (
+            ("chain", self.scale == "E4M3"),
+            ("largest_scale", self.scale == "E4M3" and self.outer_scale != "none"),
+        ):
+            require(
+                applies or getattr(self, name) == getattr(Cast, name),
+                f"{name}: is for E4M3 scales (largest_scale: under an outer_scale), and this cast has {self.scale} "
+                f"scales and outer_scale={self.outer_scale}; leave it out",
+            )
+        require(
+            0 < self.largest_scale <= 448, f"largest_scale: must be above 0 and at most 448, not {self.largest_scale}"
         )
         require(blocks or self.outer_scale != "none", "scale: none needs an outer_scale; use tensor or row")
         for name, is_set in (

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin
 
+from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Hadamard
 from mxstudy.config.run import STUDIES, Run
 from mxstudy.reader import default_of, flatten, kinds_of, plain, type_hints
 
@@ -71,11 +72,15 @@ def set_in(part: Flat, kinds: Kinds) -> dict[str, Value]:
 
 
 def canonical(values: dict[str, Value]) -> dict[str, Value]:
-    """Return the values with recipes in place of the names that the config itself gives them, in the plan."""
+    """Return the values with recipes in place of the names that the config itself gives them, in the plan.
+
+    A field of a recipe that has its default is left out, so that one that is added to the schema later parts no arms.
+    """
     own: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in as_items(values.pop(RECIPES, None)):
         name, _, rest = key.partition(".")
-        own[name][rest] = value
+        if rest not in RECIPE_DEFAULTS or RECIPE_DEFAULTS[rest] != value:
+            own[name][rest] = value
     for key in [key for key in values if own and key.endswith("precision.schedule")]:
         values[key] = tuple(
             (part, tuple(sorted(own[value].items())) if PLAN in f".{part}" and value in own else value)
@@ -165,3 +170,13 @@ def _chosen(options: list[Any], kind: Any) -> Any:
     if len(options) < 2:
         return options[0] if options else None
     return kinds_of(tuple(options)).get(str(kind))
+
+
+def _recipe_defaults() -> dict[str, Value]:
+    """Return the default of every field of a recipe's operands and transforms, by its dotted key."""
+    parts = dict.fromkeys(OPERANDS, Cast) | dict.fromkeys(TRANSFORMS, Hadamard)
+    fields = {part: {f.name: plain(default_of(f)) for f in dataclasses.fields(cls)} for part, cls in parts.items()}
+    return {key: scalar(value) for key, value in flatten(fields).items() if value is not dataclasses.MISSING}
+
+
+RECIPE_DEFAULTS = _recipe_defaults()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.config.recipes import NAMED, PRECISIONS, look_up_recipe
-from mxstudy.reader import ConfigError, require, require_at_most, schema
+from mxstudy.reader import ConfigError, plain, require, require_at_most, schema
 
 MOST_FEATURES = 2**24
 MOST_LAYERS = 2**12
@@ -232,7 +232,8 @@ class Precision:
     GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block supports; emulated is auto
     without native; joined is an earlier name of fused. A backend that is asked for and not available is refused.
     `head`: the output linear takes the recipe that the plan gives all blocks (pattern `layers.*`). `skip_blocks`: this
-    many of the first and of the last blocks stay in `train.compute`, whatever the plan says.
+    many of the first and of the last blocks, or [first, last], stay in `train.compute`, whatever the plan says; tail:
+    the last ones, as many as come nearest to 15 % of the linears, at least one.
     """
 
     schedule: tuple[PrecisionRow, ...]
@@ -243,7 +244,7 @@ class Precision:
     pad_blocks: bool = False
     backend: Literal["auto", "emulated", "reference", "fused", "joined", "native"] = "auto"
     head: bool = False
-    skip_blocks: int = 0
+    skip_blocks: int | tuple[int, int] | Literal["tail"] = 0
     recipes: dict[str, Gemms] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -256,7 +257,12 @@ class Precision:
             not self.head or all(BLOCKS in row.plan for row in self.schedule),
             f"head: takes the recipe of the plan's pattern {BLOCKS!r}, which is missing; use a pattern 'output'",
         )
-        require(self.skip_blocks >= 0, f"skip_blocks: must not be negative, not {self.skip_blocks}")
+        ends = self.skip_blocks if isinstance(self.skip_blocks, tuple) else (self.skip_blocks,)
+        require(
+            all(end == "tail" or end >= 0 for end in ends),
+            f"skip_blocks: must not be negative, not {plain(self.skip_blocks)}",
+        )
+        require(len(set(ends)) == len(ends), f"skip_blocks: {plain(self.skip_blocks)} is written {ends[0]}")
         named = {name for row in self.schedule for name in row.plan.values()}
         for name in self.recipes:
             require(name not in PRECISIONS, f"recipes.{name}: is a built-in recipe's name; choose another name")

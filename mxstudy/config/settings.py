@@ -83,6 +83,8 @@ def default(setting: str) -> str:
 
 def written(value: Any) -> str:
     """Return the value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

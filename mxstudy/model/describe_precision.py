@@ -36,9 +36,23 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
         notes.append(
             "model.moe.balance=loss: it is over a micro-batch: numbers depend on its size and on the number of ranks"
         )
+    notes += describe_unquantised_blocks(applied)
     settings = next((linear.cast for linear in linears.values()), BlockCast())
     notes += describe_settings(settings, groups, norm_settings(model))
     return "\n".join([*plan, *notes, *describe_backends(model)])
+
+
+def describe_unquantised_blocks(applied: Mapping[str, Gemms]) -> list[str]:
+    """Return a note on the blocks of which no linear is quantised, if there are such beside others."""
+    blocks = {name: int(name.split(".")[1]) for name in applied if name.startswith("layers.")}
+    quantised = {block for name, block in blocks.items() if applied[name] != Gemms()}
+    left = [block for block in blocks.values() if block not in quantised]
+    if not left or not quantised:
+        return []
+    numbers = ", ".join(map(str, sorted(set(left))))
+    return [
+        f"not quantised: block {numbers} of 0 to {max(blocks.values())}, {len(left) / len(blocks):.0%} of the linears"
+    ]
 
 
 def forward_of(gemms: Gemms) -> Gemms:
@@ -95,6 +109,8 @@ def describe_cast(cast: Cast | None) -> str:
         "two_dimensional": f"{cast.block_size}x{cast.block_size}",
         "scale": "" if has_own_scales or cast.scale == "none" else f"{cast.scale} scales",
         "outer_scale": {"bound": "one scale by the norm's bound"}.get(outer, f"one scale a {outer}"),
+        "chain": f"{cast.chain} chain",
+        "largest_scale": f"block scales up to {cast.largest_scale:g}",
         "rounding": cast.rounding,
         "source": "from the forward's cast",
         "mask_clipped": "gradients masked",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from torch import nn
 from mxstudy import config
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
-from mxstudy.config.settings import vain_settings
+from mxstudy.config.settings import vain_settings, written
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
 from mxstudy.model.fusable import Target, linears_in
@@ -30,6 +32,7 @@ from mxstudy.numerics.norm_linear import check_source
 from mxstudy.reader import ConfigError, require, suggest
 
 HEAD = "output"  # the module's name in the decoder
+TAIL = Fraction(15, 100)  # of the linears stay in bf16: Transformer Engine's advice for NVFP4 (arXiv 2509.25149)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -140,17 +143,32 @@ def match_plan(plan: Mapping[str, str], names: list[str], default: str) -> dict[
     return rows
 
 
-def end_blocks(names: list[str], skip_blocks: int) -> list[str]:
-    """Return the linears of the first and last `skip_blocks` blocks; raises ConfigError if no block is left between."""
+def end_blocks(names: list[str], skip_blocks: int | tuple[int, int] | Literal["tail"]) -> list[str]:
+    """Return the linears of the blocks at both ends that `skip_blocks` names.
+
+    Raises ConfigError if no block is left between them.
+    """
     if not skip_blocks:
         return []
     blocks = {name: int(name.split(".")[1]) for name in names if name.startswith("layers.")}
-    between = range(skip_blocks, max(blocks.values()) + 1 - skip_blocks)
+    if skip_blocks == "tail":
+        first, last = 0, tail_of(Counter(blocks.values()))
+    else:
+        first, last = skip_blocks if isinstance(skip_blocks, tuple) else (skip_blocks, skip_blocks)
+    between = range(first, max(blocks.values()) + 1 - last)
     if not between:
-        raise ConfigError(
-            f"precision.skip_blocks: {skip_blocks} at both ends leave none of {len(set(blocks.values()))} blocks"
-        )
+        asked = f"{skip_blocks} at both ends" if isinstance(skip_blocks, int) else written(skip_blocks)
+        raise ConfigError(f"precision.skip_blocks: {asked} leave none of {len(set(blocks.values()))} blocks")
     return [name for name, block in blocks.items() if block not in between]
+
+
+def tail_of(linears: Mapping[int, int]) -> int:
+    """Return how many of the last blocks, at least one, come nearest to TAIL of all linears; of two, the fewer.
+
+    `linears`: how many each block has.
+    """
+    counts = [linears[block] for block in sorted(linears, reverse=True)]
+    return 1 + min(range(len(counts)), key=lambda n: abs(sum(counts[: n + 1]) - TAIL * sum(counts)))
 
 
 class Origin(NamedTuple):

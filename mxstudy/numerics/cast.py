@@ -26,6 +26,7 @@ from mxstudy.numerics.scales import (
     code_bump,
     divide_by_scales,
     e4m3_block_scales,
+    e4m3_training_scales,
     fill_scale,
     pairwise_sum,
     scale_above_e4m3,
@@ -105,7 +106,7 @@ def quantize_as(
 ) -> Quantized:
     """Quantise x (bf16, fp16 or fp32) along `axis` by a cast whose open fields are filled.
 
-    `outer`: the float32 scale above the block scales, broadcast over them; computed from all of x if not given.
+    `outer`: what `scale_above` returns, float32, broadcast over the block scales; computed from all of x if not given.
     `draws`: the source of random numbers for stochastic rounding; x is then [rows, columns] or [S, rows, columns].
     Raises ConfigError for an unknown name, another dtype, or a block size that does not divide the axis.
     """
@@ -153,6 +154,8 @@ def candidate(
         above = torch.full((), 1 / cast.headroom, dtype=torch.float32, device=blocks.device)
     if cast.scale_rule == CODE_BUMP:  # each element has its own scale
         return Quantized(values, tiles.join(codes), element, tiles.axis, 1, above, inside=inside)
+    if cast.chain == "training" and above is not None:
+        above = fill_scale(above, reach_of(cast) * cast.largest_scale, 0.0)
     scales = tiles.squeeze(codes)
     return Quantized(values, scales, element, tiles.axis, tiles.block_size, above, tiles.two_dimensional, inside)
 
@@ -198,15 +201,20 @@ def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Til
 
 def e4m3(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return E4M3 scales and x over its scales, by way of the reciprocal, as NVIDIA's kernels and torchao do."""
-    above = torch.ones_like(a) if above is None else above
-    scales = e4m3_block_scales(a, above, FORMATS[cast.format].max * cast.headroom)
-    reciprocal = torch.ones_like(above) / above / scales  # 1 / x compiles to an approximation
+    if cast.chain == "training":
+        # without a scale above the blocks S is 1
+        above = torch.full_like(a, reach_of(cast) * cast.largest_scale) if above is None else above
+        scales, reciprocal = e4m3_training_scales(a, above, reach_of(cast), cast.largest_scale)
+    else:
+        above = torch.ones_like(a) if above is None else above
+        scales = e4m3_block_scales(a, above, reach_of(cast))
+        reciprocal = torch.ones_like(above) / above / scales  # 1 / x compiles to an approximation
     return encode(scales, E4M3).view(torch.float8_e4m3fn), blocks * reciprocal
 
 
 def fp32(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return FP32 scales and x over its scales."""
-    scale = fill_scale(a, FORMATS[cast.format].max * cast.headroom)
+    scale = fill_scale(a, reach_of(cast))
     return scale, blocks / scale
 
 
@@ -251,9 +259,20 @@ def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> T
 
 
 def scale_above(largest: Tensor, cast: Cast) -> Tensor:
-    """Return the scale above the block scales for a tensor whose absmax is `largest` (float32)."""
-    reach = FORMATS[cast.format].max * cast.headroom
-    return scale_above_e4m3(largest, reach) if cast.scale == "E4M3" else fill_scale(largest, reach)
+    """Return the scale above the block scales for a tensor whose absmax is `largest` (float32).
+
+    The training chain computes two factors from the absmax, so for it this is the absmax itself.
+    """
+    if cast.chain == "training":
+        return largest
+    if cast.scale == "E4M3":
+        return scale_above_e4m3(largest, reach_of(cast), cast.largest_scale)
+    return fill_scale(largest, reach_of(cast))
+
+
+def reach_of(cast: Cast) -> float:
+    """Return the magnitude to which a block's largest element is scaled."""
+    return FORMATS[cast.format].max * cast.headroom
 
 
 def as_scale(scale: Tensor | float, x: Tensor) -> Tensor:

@@ -39,9 +39,10 @@ def overflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
 
 
 def overflows(quantized: Quantized, x: Tensor) -> Tensor:
-    """Return for each element of x whether it is beyond max * scale: bool, x's shape."""
+    """Return for each element of x whether it is beyond max * scale: bool, x's shape. Scales of 0 clamp nothing."""
     tiles = Tiles(x.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
-    limit = quantized.format.max * tiles.spread(quantized.scale_values)
+    scales = quantized.scale_values
+    limit = quantized.format.max * tiles.spread(torch.where(scales == 0, torch.inf, scales))
     return tiles.join(tiles.split(x, pad=True).float().abs() > limit)
 
 
@@ -52,9 +53,16 @@ def max_fraction(quantized: Quantized) -> Tensor:
 
 def is_max(quantized: Quantized) -> Tensor:
     """Return for each element whether it became the format's largest number: bool, x's shape."""
-    return quantized.values.abs() == quantized.format.max
+    return (quantized.values.abs() == quantized.format.max) & ~has_no_scale(quantized)
 
 
 def underflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
-    """Return the fraction of elements that were not zero and became zero."""
-    return ((quantized.values == 0) & (x != 0)).double().mean()
+    """Return the fraction of elements that were not zero and became zero, by themselves or by a block scale of 0."""
+    return (((quantized.values == 0) | has_no_scale(quantized)) & (x != 0)).double().mean()
+
+
+def has_no_scale(quantized: Quantized) -> Tensor:
+    """Return for each element whether its block's scale is 0, with which it decodes to 0: bool, the values' shape."""
+    tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
+    is_zero = tiles.spread(quantized.scale_values == 0)
+    return tiles.join(is_zero.expand(tiles.split(quantized.values, pad=True).shape))

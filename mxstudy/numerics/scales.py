@@ -5,6 +5,7 @@ Scales are exact, with the same bits on every device, eager or compiled.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ NAN_SCALE = 0xFF
 MANTISSA_MASK = 0x007FFFFF
 E4M3 = FORMATS["E4M3"]
 MIN_NORMAL = 2.0**-126  # FP32's; as the least scale it prevents division by zero
+FP32_MAX = torch.finfo(torch.float32).max
 
 
 def absmax_bits(x: Tensor, axis: int | tuple[int, ...]) -> Tensor:
@@ -83,12 +85,12 @@ def fill_scale(absmax: Tensor, largest: float, smallest: float = MIN_NORMAL) -> 
     return torch.where(absmax < torch.inf, scale, torch.nan)
 
 
-def scale_above_e4m3(absmax: Tensor, largest: float) -> Tensor:
-    """Return the FP32 scale under which the largest block's E4M3 scale is E4M3's max, for elements up to `largest`.
+def scale_above_e4m3(absmax: Tensor, largest: float, largest_scale: float = E4M3.max) -> Tensor:
+    """Return the FP32 scale under which the largest block's scale is `largest_scale`, for elements up to `largest`.
 
     It is at least 2^-120, so that the reciprocal of its product with any block's scale is finite.
     """
-    return fill_scale(absmax, largest * E4M3.max, MIN_NORMAL / 2.0**E4M3.emin)
+    return fill_scale(absmax, largest * largest_scale, MIN_NORMAL / 2.0**E4M3.emin)
 
 
 def e4m3_block_scales(absmax: Tensor, outer: Tensor, largest: float) -> Tensor:
@@ -98,6 +100,23 @@ def e4m3_block_scales(absmax: Tensor, outer: Tensor, largest: float) -> Tensor:
     """
     scale = (divide(absmax, largest) / outer).clamp_min(2.0**E4M3.emin)
     return torch.where(absmax < torch.inf, round_to_grid(scale, E4M3, "even"), torch.nan)
+
+
+def e4m3_training_scales(absmax: Tensor, outer: Tensor, largest: float, largest_scale: float) -> tuple[Tensor, Tensor]:
+    """Return block scales on the E4M3 grid, and the factors on their elements: fp32, in Transformer Engine's order.
+
+        S = min(largest * largest_scale / outer, FP32's max); 1 where that or `outer` is 0
+        scale = E4M3(absmax * (S * (1 / largest))), saturated; factor = min(1 / (scale * (1 / S)), FP32's max)
+
+    `outer`: the absmax of all blocks together, of absmax's shape. A scale may be subnormal or 0; the elements of a 0
+    are saturated, and decode to 0. Both results are NaN where an absmax is not finite.
+    """
+    encode = (torch.full_like(outer, largest * largest_scale) / outer).clamp_max(FP32_MAX)
+    encode = torch.where((outer == 0) | (encode == 0), 1.0, encode)
+    scale = round_to_grid(absmax * (encode * float(np.float32(1 / largest))), E4M3, "even")
+    factor = torch.ones_like(scale) / (scale * (torch.ones_like(encode) / encode))
+    is_finite = (absmax < torch.inf) & (outer < torch.inf)
+    return torch.where(is_finite, scale, torch.nan), torch.where(is_finite, factor.clamp_max(FP32_MAX), torch.nan)
 
 
 def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:

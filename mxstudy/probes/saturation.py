@@ -109,13 +109,14 @@ def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:
 
 
 def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
-    """Return mean, min and max of floor(log2(scale)) over blocks that are not all zero, float64 (0-dim).
+    """Return mean, min and max of floor(log2(scale)) over blocks that do not decode to zeros, float64 (0-dim).
 
     They are not finite if all blocks are zero, or a scale is NaN.
     """
     scales = quantized.scale_values
     tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
     counts = tiles.squeeze((tiles.split(quantized.values, pad=True) != 0).any(tiles.inner, keepdim=True))
+    counts = counts & (scales != 0)
     exponents = torch.frexp(scales).exponent.double() - 1
     exponents = torch.where(scales.isnan(), torch.nan, exponents)
     return {

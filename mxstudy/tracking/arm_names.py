@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from mxstudy.config.deciding import Kinds, Value, defaults_of, kinds_in, set_in
+from mxstudy.config.deciding import Kinds, Value, canonical, defaults_of, kinds_in, set_in
 from mxstudy.tracking.choices import choices_of, given
+from mxstudy.tracking.recipe_changes import changes
 
 PLAIN = ("precision", "norm")  # groups whose choices are clear without the group's name
 NO_WORDS = {"experiment", "sweep", "debug", "study", "probe", "tracking", "hydra_defaults"}
@@ -74,11 +75,22 @@ class Named:
         """Return whether no choice gives the value at a key; if none gives any, whether it is not the default."""
         return self.values.get(key) not in self.offered.get(key, [self.defaults.get(key)])
 
+    def changed(self, key: str) -> dict[str, Value]:
+        """Return what tells the value at a key from the choice's, field by field, if that can be said of it."""
+        group = key.partition(".")[0]
+        given = self.values_from(group, self.chosen[group]).get(key) if group in self.chosen else None
+        return changes(self.values.get(key), given)
+
+    def assigned(self, key: str, word: str, text: str) -> str:
+        """Return 'word=text', or 'field=value' for each field of a recipe that differs from the choice's."""
+        fields = self.changed(key).items()
+        return ",".join(f"{field}={text_of(value)}" for field, value in fields) or f"{word}={text}"
+
 
 @cache
 def values_given(group: str, choice: str, kinds: Kinds) -> dict[str, Value]:
     """Return the values that a choice sets in configs of these kinds. The dict is shared: do not change it."""
-    return set_in(given(group, choice) or {}, kinds)
+    return canonical(set_in(given(group, choice) or {}, kinds))
 
 
 def names_of(arms: Sequence[Named]) -> list[str]:
@@ -133,7 +145,7 @@ def key_columns(arms: Sequence[Named], keys: Sequence[str], blank: set[str]) -> 
         word = short_key(key, keys)
         columns.append(
             tuple(
-                "" if key in blank and not arm.departs(key) else f"{word}={text}"
+                "" if key in blank and not arm.departs(key) else arm.assigned(key, word, text)
                 for arm, text in zip(arms, texts, strict=True)
             )
         )
@@ -190,6 +202,7 @@ def title_of(arm: Named) -> str:
         keys = [key for key in arm.values if key.startswith(f"{group}.")]
         own = [arm.chosen[group]] if group in arm.chosen and arm.chosen[group] != "as_trained" else []
         changed = [key for key in keys if arm.departs(key)]
-        words += [*own, *(f"{short_key(key, keys)}={text_of(arm.values[key])}" for key in changed)] if own else []
+        said = (arm.assigned(key, short_key(key, keys), text_of(arm.values[key])) for key in changed)
+        words += [*own, *said] if own else []
     of_what = [str(value) for key in ("checkpoint", "parent") if (value := arm.values.get(key))]
     return " ".join(words or of_what or arm.made.get("experiment", ())) or "unnamed"

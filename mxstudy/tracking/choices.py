@@ -1,7 +1,7 @@
 """Read what a config group's choice gives from its YAML file, without Hydra: conf/norm/mxnorm_p2.yaml gives norm.p=2.
 
 Only what a file says itself is read, and what the files of its own group say that it starts from. The rest of a group
-has the schema's defaults.
+has the schema's defaults. '${..a.b}', another value of the same file, is looked up.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.reader import flatten
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+OF_THE_FILE = re.compile(r"\$\{(\.+)([\w.]+)\}")  # one dot is the mapping that the key is in
 NOT_OURS = {"defaults", "hydra"}
 GLOBAL = "# @package _global_"
 
 
 @functools.cache
 def given(group: str, choice: str) -> Mapping[str, Any] | None:
-    """Return the flat config that a choice's file sets; None if there is no such file. '${...}' is left as it is."""
+    """Return the flat config that a choice's file sets; None if there is no such file.
+
+    '${...}' is left as it is where it asks for more than another value of the file.
+    """
     path = (SWEEPS if group == "sweep" else CONF / group) / f"{choice}.yaml"
     if not path.exists():
         return None
@@ -38,7 +42,17 @@ def given(group: str, choice: str) -> Mapping[str, Any] | None:
             values[f"{group}.kind"] = kind
     prefix = "" if text.startswith(GLOBAL) else f"{group}."
     items = flatten({key: value for key, value in content.items() if key not in NOT_OURS})
-    return values | {f"{prefix}{key}": number(value) for key, value in items.items()}
+    return values | {f"{prefix}{key}": number(looked_up(key, items)) for key in items}
+
+
+def looked_up(key: str, items: Mapping[str, Any]) -> Any:
+    """Return the value at a key, or the one that it refers to."""
+    value = items[key]
+    if not (found := OF_THE_FILE.fullmatch(str(value))):
+        return value
+    dots, path = found.groups()
+    target = ".".join([*key.split(".")[: -len(dots)], path])
+    return looked_up(target, items) if target in items else value
 
 
 def is_global(group: str, choice: str) -> bool:

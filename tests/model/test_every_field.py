@@ -51,6 +51,8 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     ],
     "scale_rule": [(E2M1, Cast(format="E2M1", scale_rule=rule)) for rule in SCALE_RULES if rule != "rceil"],
     "outer_scale": [(NVFP4, replace(NVFP4, outer_scale=scope)) for scope in ("none", "row", "bound")],
+    "chain": [(replace(NVFP4, outer_scale="row"), replace(NVFP4, outer_scale="row", chain="training"))],
+    "largest_scale": [(NVFP4, replace(NVFP4, largest_scale=256.0))],
     "statistic": [(FLOOR, replace(FLOOR, statistic="std"))],
     "headroom": [(E2M1, replace(E2M1, headroom=0.75)), (NVFP4, replace(NVFP4, headroom=16 / 17))],
     "candidates": [(NVFP4, replace(NVFP4, candidates=(1.0, 1.5)))],

@@ -327,6 +327,28 @@ def test_the_first_and_the_last_blocks_can_be_left_out():
         config.Precision(schedule=(config.PrecisionRow(plan={}),), skip_blocks=-1)
 
 
+def test_ends_of_their_own_and_the_tail_nearest_to_15_percent_can_be_left_out():
+    def left_out(blocks, skip_blocks):
+        _, rows = applied({"layers.*": "mxfp8"}, model=replace(MODEL, num_layers=blocks), skip_blocks=skip_blocks)
+        return sorted({int(name.split(".")[1]) for name, row in rows.items() if row == "bf16" and "layers" in name})
+
+    assert left_out(5, (1, 2)) == [0, 3, 4]
+    assert left_out(5, (0, 1)) == [4]
+    assert [len(left_out(n, "tail")) for n in (2, 6, 9, 10, 11, 12)] == [1, 1, 1, 1, 2, 2]
+    assert left_out(20, "tail") == [17, 18, 19]
+    decoder, rows = applied({"layers.*": "mxfp8"}, model=replace(MODEL, num_layers=5), skip_blocks=(1, 2))
+    assert "not quantised: block 0, 3, 4 of 0 to 4, 60% of the linears" in describe(decoder, rows)
+    for ends, message in (
+        ((2, 3), r"precision.skip_blocks: \[2,3\] leave none of 5"),
+        ((1, -1), "skip_blocks: must not be negative"),
+        ((2, 2), r"skip_blocks: \[2, 2\] is written 2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            left_out(5, ends)
+    with pytest.raises(ConfigError, match=r"precision.skip_blocks: tail leave none of 1"):
+        left_out(1, "tail")
+
+
 def test_the_head_runs_in_the_row_of_the_blocks_where_it_is_asked_to():
     _, rows = applied({"layers.*": "mxfp8"}, model=replace(MODEL, vocab_size=64), head=True)
     assert set(rows.values()) == {"mxfp8"}

@@ -6,11 +6,15 @@ is what float32 arithmetic gives. Exponents of E8M0 scales are those of referenc
     a = range of the block * float32(candidate's factor)
     E8M0  k of a by the rule; elements x / 2^k * headroom; decoded: element * (2^k * (1 / headroom))
     E4M3  s = a / (max * headroom) / outer, at least 2^-6, to E4M3; elements x * (1 / outer / s); element * (s * outer)
+          or, the training chain, with S = (max * headroom * L) / A of the absmax A of all, at most FLT_MAX, 1 for 0:
+          s = a * (S * (1 / (max * headroom))) to E4M3, subnormals and 0 too; elements x * min(1 / (s * (1 / S)),
+          FLT_MAX); element * (s * outer)
     FP32  s = a / (max * headroom), at least 2^-126; elements x / s
     none  elements x / outer
 
-The outer scale is absmax / (max * headroom * 448) over E4M3 scales, at least 2^-120, and absmax / (max * headroom), at
-least 2^-126, where it is the only one. Quotients by such constants are products in float64 with 1 / constant.
+The outer scale is absmax / (max * headroom * L) over E4M3 scales, L = 448 but for four over six, at least 2^-120 (not
+so in the training chain), and absmax / (max * headroom), at least 2^-126, where it is the only one. Quotients by such
+constants are products in float64 with 1 / constant.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from mxstudy.config.casts import Cast
 Lines = list[list[float]]  # of a block: one, or B of them
 Place = tuple[int, int] | None  # None: a zero that fills up the block
 E4M3 = ELEMENTS["E4M3"]
+FLT_MAX = float.fromhex("0x1.fffffep127")
 NAN_CODE = 255
 
 
@@ -176,6 +181,8 @@ def scale_of(a: float, above: float, cast: Cast, element: Element) -> Scaled:
         k = scale_exponent(a, element, str(cast.scale_rule))
         headroom, inverse = f32(cast.headroom), f32(1 / cast.headroom)
         return k + 127, f32(2.0**k * inverse), lambda x: f32(f32(math.ldexp(x, -k)) * headroom)
+    if cast.chain == "training":
+        return training_scale(a, above, reach, cast.largest_scale)
     if cast.scale == "E4M3":
         scale = to_grid(max(f32(quotient(a, reach, 0.0) / above), 2.0**-6), E4M3, "even")
         scale = scale if math.isfinite(a) and not math.isnan(above) else math.nan
@@ -185,6 +192,17 @@ def scale_of(a: float, above: float, cast: Cast, element: Element) -> Scaled:
         scale = quotient(a, reach, 2.0**-126)
         return scale, scale, lambda x: f32(x / scale)
     return 1.0, above, lambda x: f32(x / above)
+
+
+def training_scale(a: float, above: float, reach: float, most: float) -> Scaled:
+    """Transformer Engine's order; `above` is the absmax of all blocks together."""
+    if not (math.isfinite(a) and math.isfinite(above)):
+        return math.nan, math.nan, lambda x: math.nan
+    encode = min(f32(f32(reach * most) / above), FLT_MAX) if above else 1.0
+    scale = to_grid(f32(a * f32(encode * f32(1 / reach))), E4M3, "even")
+    product = f32(scale * f32(1 / encode))
+    factor = min(f32(1 / product), FLT_MAX) if product else FLT_MAX
+    return scale, f32(scale * quotient(above, reach * most, 0.0)), lambda x: f32(x * factor)
 
 
 class Block(NamedTuple):
@@ -251,11 +269,15 @@ def blocks_of(shape: tuple[int, int], cast: Cast, axis: int) -> Iterator[tuple[t
 
 
 def outer_scale(x: NDArray[np.float32], cast: Cast, axis: int, bound: float | None = None) -> Array | None:
-    """Float32 values of the scale above the blocks: 0-dim, or one a row of the operand; None for none."""
+    """Float32 values of the scale above the blocks: 0-dim, or one a row of the operand; None for none.
+
+    Of the training chain it is the absmax, from which a block makes both of its factors.
+    """
     if cast.outer_scale == "none":
         return None
     reach = element_of(cast).max * cast.headroom
-    constant, least = (reach * 448.0, 2.0**-120) if cast.scale == "E4M3" else (reach, 2.0**-126)
+    constant, least = (reach * cast.largest_scale, 2.0**-120) if cast.scale == "E4M3" else (reach, 2.0**-126)
+    constant, least = (1.0, 0.0) if cast.chain == "training" else (constant, least)
     if cast.outer_scale == "bound" and bound is not None:
         return np.array(quotient(bound, constant, least))
     x = pre_rounded(x, cast)
@@ -286,7 +308,9 @@ def cast_array(
     us = fractions_drawn(draws, *x.shape, cast.random_bits) if draws else None
     found = dict(blocks_of(x.shape, cast, axis))
     shape = tuple(1 + max(place[i] for place in found) for i in (0, 1))
-    above = np.broadcast_to(1.0 if outer is None else outer, shape)
+    top = element_of(cast).max * cast.headroom * cast.largest_scale
+    alone = top if cast.chain == "training" else 1.0
+    above = np.broadcast_to(alone if outer is None else outer, shape)
     values, decoded, scales = np.full(x.shape, np.nan), np.full(x.shape, np.nan), np.full(shape, np.nan)
     inside = np.zeros(x.shape, bool)
     for at, places in found.items():
@@ -300,4 +324,6 @@ def cast_array(
                     values[p], inside[p], decoded[p] = value, fits, y
     if cast.scale == "E8M0" and cast.headroom < 1:
         outer = np.array(f32(1 / cast.headroom))
+    if cast.chain == "training" and outer is not None:
+        outer = np.vectorize(lambda absmax: quotient(absmax, top, 0.0))(outer)
     return Outcome(values, scales, outer, inside, decoded)

@@ -16,6 +16,7 @@ from reference_casts import cast_array
 
 from mxstudy.config.casts import Cast
 from mxstudy.numerics.cast import quantize_as
+from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.reader import ConfigError
 
 every_rule = each("rule", SCALE_RULES)
@@ -124,6 +125,86 @@ def test_e4m3_scales(size: int, outer: str, axis: int, headroom: float) -> None:
 @each("scale", ["E4M3", "FP32"])
 def test_every_format_with_scales_of_its_own(fmt: str, scale: str, rounding: str, bits: int) -> None:
     assert_cast(numbers(32), cast(fmt, scale=scale, rounding=rounding, random_bits=bits, headroom=16 / 17))
+
+
+def training(**values: Any) -> Cast:
+    return cast(**{"scale": "E4M3", "block_size": 16, "chain": "training", "outer_scale": "tensor"} | values)
+
+
+def wide(binades: float, rows: int = 16) -> np.ndarray:
+    """Rows of 4 blocks whose sizes span so many binades: many a block scale is subnormal, or 0."""
+    rng = np.random.default_rng(16)
+    sizes = np.exp2(rng.uniform(-binades, 0, (rows, 4))).repeat(16, 1)
+    return (rng.standard_normal((rows, 64)) * sizes).astype(np.float32)
+
+
+@every_headroom
+@every_axis
+@each("outer", ["none", "tensor", "row", "bound"])
+def test_the_training_chain(outer: str, axis: int, headroom: float) -> None:
+    x = numbers(16, TENSORS if outer == "tensor" else KINDS, blocks=2)
+    for bound in (None, 2.0**7, 0.0) if outer == "bound" else (None,):
+        assert_operand(x, training(outer_scale=outer, headroom=headroom), axis, bound)
+    assert_operand(wide(16), training(outer_scale=outer, headroom=headroom), axis)
+
+
+@each(
+    "values",
+    [
+        {"two_dimensional": True},
+        {"rounding": "stochastic", "headroom": 16 / 17},
+        {"rounding": "away", "block_size": 32},
+        {"format": "E4M3"},
+        {"candidates": (1.0, 1.5), "largest_scale": 256.0},
+        {"candidates": (1.0, 1.5), "largest_scale": 256.0, "two_dimensional": True},
+    ],
+    ids=str,
+)
+def test_the_training_chain_with_all_else(values: dict[str, Any]) -> None:
+    fmt = {"fmt": values.pop("format")} if "format" in values else {}
+    assert_cast(wide(20), training(**fmt, **values))
+
+
+def test_the_two_chains_differ_in_small_scales_and_in_ties() -> None:
+    """In the training chain small scales are subnormal or 0; above 2^-6 one in a thousand is, by the order, another."""
+    x = torch.tensor(wide(20, 4096)).bfloat16()
+    one, other = (
+        quantized_operand(x, training(chain=chain, outer_scale="row"), -1).scales.float()
+        for chain in ("training", "inference")
+    )
+    small = other == 2.0**-6
+    assert (one[small] < 2.0**-6).double().mean() > 0.5
+    assert (one[small] == 0).any()
+    assert 0 < (one[~small] != other[~small]).double().mean() < 0.01
+
+
+def test_a_tensor_of_zeros_and_one_that_is_not_finite() -> None:
+    assert not assert_cast(np.zeros((2, 32)), training()).dequantize().any()
+    for bad in (np.nan, np.inf):
+        x = gaussian(np.random.default_rng(0), (2, 32))
+        x[0, 3] = bad
+        assert assert_cast(x, training()).dequantize().isnan().all()
+        assert assert_cast(x, training(outer_scale="none")).dequantize().isnan().sum() == 16
+
+
+@each("largest", [256.0, 448.0])
+def test_the_largest_block_scale(largest: float) -> None:
+    for chain in ("inference", "training"):
+        got = assert_cast(numbers(16, ["gaussian"], 8), training(chain=chain, largest_scale=largest))
+        assert got.scales.float().max() == largest
+
+
+@each(
+    ("values", "message"),
+    [
+        ({"chain": "training"}, "chain: is for E4M3 scales"),
+        ({"largest_scale": 256.0, "scale": "E4M3"}, "largest_scale: is for E4M3 scales"),
+        ({"largest_scale": 512.0, "scale": "E4M3", "outer_scale": "tensor"}, "largest_scale: must be above 0"),
+    ],
+)
+def test_what_a_chain_cannot_be_of(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Cast(format="E2M1", **values)
 
 
 @each("rounding", ["even", "away", "stochastic"])

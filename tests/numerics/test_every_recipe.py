@@ -27,7 +27,8 @@ E4M3, E2M1 = Cast(format="E4M3"), Cast(format="E2M1")
 NVFP4 = Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor")
 SR = Cast(format="E2M1", scale_rule="floor", headroom=0.75, rounding="stochastic")
 QUARTET = Cast(format="E2M1", scale_rule="floor", statistic="std", mask_clipped=True)
-FOUR_OVER_SIX = replace(NVFP4, candidates=(1.0, 1.5))
+TRAINING = replace(NVFP4, chain="training")
+FOUR_OVER_SIX = replace(TRAINING, candidates=(1.0, 1.5), largest_scale=256.0)
 
 
 def everywhere(cast: Cast | None, **others: Any) -> Gemms:
@@ -37,11 +38,11 @@ def everywhere(cast: Cast | None, **others: Any) -> Gemms:
 RECIPES = {
     "mxfp4": everywhere(E2M1),
     "NVIDIA": everywhere(
-        NVFP4,
-        forward_w=replace(NVFP4, two_dimensional=True),
-        dgrad_w=replace(NVFP4, two_dimensional=True),
-        dgrad_dh=replace(NVFP4, rounding="stochastic", random_bits=8),
-        wgrad_dh=replace(NVFP4, rounding="stochastic", random_bits=8),
+        TRAINING,
+        forward_w=replace(TRAINING, two_dimensional=True),
+        dgrad_w=replace(TRAINING, two_dimensional=True),
+        dgrad_dh=replace(TRAINING, rounding="stochastic", random_bits=8),
+        wgrad_dh=replace(TRAINING, rounding="stochastic", random_bits=8),
         wgrad_transform=Hadamard(size=16, vector=TE_VECTOR),
     ),
     "Tseng": everywhere(
@@ -98,6 +99,7 @@ RECIPES = {
     ),
     "a scale a row": everywhere(
         replace(NVFP4, outer_scale="row"),
+        forward_w=replace(TRAINING, outer_scale="row"),
         dgrad_dh=Cast(format="E5M2", scale="none", outer_scale="row"),
         wgrad_dh=replace(NVFP4, outer_scale="bound"),
         wgrad_x=Cast(format="E4M3", scale="none", outer_scale="tensor"),

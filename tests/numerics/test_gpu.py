@@ -5,10 +5,11 @@ import torch
 from gemms import linear, tensor_cast
 
 from mxstudy.config import PRECISIONS
+from mxstudy.config.casts import Cast
 from mxstudy.kernels import native
 from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics import FORMATS, quantize
-from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.cast import BlockCast, block_cast, quantize_as
 from mxstudy.numerics.formats import ROUNDINGS, SCALE_RULES
 from mxstudy.numerics.gemms import mx_linear
 from mxstudy.numerics.norm_linear import norm_cast, rms_estimate, rms_exact
@@ -69,8 +70,9 @@ def parts(quantized):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("regime", ["gaussian", "spread", "with NaN"])
 def test_casts_with_fp32_scales(regime, axis):
-    """NVFP4 with one tensor scale and with one a row, and FP8 with one a tensor."""
+    """NVFP4 with one tensor scale, in both chains, and with one a row, and FP8 with one a tensor."""
     torch._dynamo.reset()
+    training = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training").filled(BlockCast(16))
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(512, 256, generator=generator)
     if regime == "spread":
@@ -82,6 +84,7 @@ def test_casts_with_fp32_scales(regime, axis):
     def casts(x, rows):
         found = [*parts(quantize(x, "NVFP4", axis=axis)), *parts(quantize(x, "NVFP4", rounding="away"))]
         found += parts(quantize(x, "NVFP4", tensor_scale=rows))
+        found += parts(quantize_as(x, training, axis))
         for fmt in ("E4M3", "E5M2"):
             found += tensor_cast(x, fmt)
         return found

@@ -10,8 +10,9 @@ import torch
 from each import each
 from reference import dequantize_array, quantize_array
 
+from mxstudy.config.casts import Cast
 from mxstudy.numerics import BlockCast, Quantized, quantize
-from mxstudy.numerics.cast import block_cast
+from mxstudy.numerics.cast import block_cast, quantize_as
 from mxstudy.numerics.quality import (
     max_fraction,
     overflow_fraction,
@@ -134,6 +135,17 @@ def test_underflow_counts_what_was_not_zero() -> None:
     x = torch.zeros(1, 32)
     x[0, :4] = torch.tensor([448.0, 2.0**-11, -(2.0**-10), 2.0**-9])  # of scale 1 the smallest is 2^-9; ties go to zero
     assert underflow_fraction(quantize(x, "E4M3"), x).item() == 2 / 32
+
+
+def test_a_block_scale_of_zero_underflows_and_clamps_nothing() -> None:
+    x = torch.full((1, 32), 2.0**-20)
+    x[0, 0] = 1.0
+    cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training").filled(BlockCast(16))
+    got = quantize_as(x, cast, -1)
+    assert got.scales.float().tolist() == [[448.0, 0.0]]
+    assert underflow_fraction(got, x).item() == 31 / 32
+    assert max_fraction(got).item() == 1 / 32
+    assert overflow_fraction(got, x).item() == 0
 
 
 def test_of_nvfp4_both_scales_count() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 E4M3, E2M1 = Cast(format="E4M3"), Cast(format="E2M1")
 NVFP4 = Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor")
+TRAINING = replace(NVFP4, chain="training")
 RECIPES = {
     "stochastic, square, transformed": Gemms(
         forward_x=Cast(format="E4M3", scale_rule="even", pre_round=True, rounding="away"),
@@ -33,8 +34,8 @@ RECIPES = {
         forward_x=Cast(
             format="E2M1", block_size=16, scale="E4M3", outer_scale="row", candidates=(1.0, 1.5), mask_clipped=True
         ),
-        forward_w=Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor", candidates=(1.0, 1.5)),
-        dgrad_dh=NVFP4,
+        forward_w=replace(TRAINING, candidates=(1.0, 1.5), largest_scale=256.0),
+        dgrad_dh=TRAINING,
         dgrad_w=Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor", source="forward"),
         wgrad_dh=NVFP4,
         wgrad_x=Cast(format="E2M1", scale_rule="floor", source="forward"),

@@ -13,3 +13,9 @@ def test_a_choice_gives_what_its_file_and_those_below_it_say() -> None:
     clean = given("fidelity", "clean") or {}
     assert (clean["precision.rounding"], clean["precision.scale_rule"]) == ("even", "floor")  # the second by paper_text
     assert "mxnorm_p1" in choices_of("norm")
+
+
+def test_another_value_of_the_same_file_is_looked_up() -> None:
+    nvfp4, olmo = given("precision", "nvfp4") or {}, given("model", "olmo") or {}
+    assert nvfp4["precision.recipes.nvfp4.wgrad_dh.rounding"] == "stochastic"
+    assert olmo["model.hidden_size"] == "${times:64,${.num_heads}}"  # that is for Hydra to work out

@@ -1,4 +1,4 @@
-"""Every row of PRECISIONS and every norm trains, and evaluates sequences that no block divides."""
+"""Every row of PRECISIONS, recipe of conf/precision and norm trains, and evaluates sequences that no block divides."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from each import slow_but
+from precision_files import FILES, of_file
 from tiny import CONFIG, MXNORM, RMSNORM, build, precision
 
 from mxstudy import config
+from mxstudy.blocks.operands import ANY
+from mxstudy.config.casts import Gemms
+from mxstudy.model.describe_precision import describe
 from mxstudy.model.precision import evaluated
-from mxstudy.train.loop import train
+from mxstudy.train.loop import set_precision, train
 from mxstudy.train.signals import Leave
 
 NORMS = {"rmsnorm": RMSNORM, "mxnorm_p2": MXNORM, "mxnorm_postround": config.PostRoundMXNorm()}
@@ -21,18 +25,21 @@ IN_MAKE_TEST = [
     ("nvfp4_forward_only", "mxnorm_p2"),
 ]
 ROWS = [name for name in config.PRECISIONS if name != "fp32"]
+FORWARD_IN_BF16 = ("bf16", "mxfp8_backward_only", "mxfp4_rht_sr")
 
 
 def settings(row: str, norm: config.Norm) -> config.Pretrain:
     block_size = 16 if row.startswith("nvfp4") else 32
     plan = replace(precision((0, row)), block_size=block_size, operand_pre_round=row == "mxfp6_e2m3")
-    return replace(CONFIG, norm=norm, precision=plan, optimizer=config.AdamW(lr=3e-3))
+    plan = of_file(row) if row in FILES else plan
+    model = replace(CONFIG.model, ffn_size=128)
+    return replace(CONFIG, model=model, norm=norm, precision=plan, optimizer=config.AdamW(lr=3e-3))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("row", "norm"),
-    slow_but(IN_MAKE_TEST, [(row, "rmsnorm") for row in ROWS] + IN_MAKE_TEST[-2:]),
+    slow_but(IN_MAKE_TEST, [(row, "rmsnorm") for row in (*ROWS, *FILES)] + IN_MAKE_TEST[-2:]),
 )
 def test_it_learns_and_evaluates(row: str, norm: str) -> None:
     run, memory = build(settings(row, NORMS[norm]))
@@ -46,7 +53,47 @@ def test_it_learns_and_evaluates(row: str, norm: str) -> None:
         difference = (logits - plain(tokens)).norm() / logits.norm()
     assert logits.shape == (1, 37, 128)
     assert difference < 0.5
-    assert (difference == 0) == (row in ("bf16", "mxfp8_backward_only"))
+    assert (difference == 0) == (row in FORWARD_IN_BF16)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", slow_but(["nvfp4", "quartet"], FILES))
+def test_the_plan_and_the_probes_know_a_recipe_of_a_file(name: str) -> None:
+    """Linears have the file's recipe, and a block is fused, or says which part no kernel computes."""
+    scheduled = config.Probes(
+        saturation=config.Saturation(every_steps=1), gradient_bias=config.GradientBias(every_steps=1)
+    )
+    given = replace(settings(name, RMSNORM), probe=scheduled)
+    run, memory = build(given, steps=1)
+    recipe = given.precision.recipe(name).filled(given.precision.settings)
+    assert run.model.layers[0].attention.wo.gemms == recipe
+    assert (run.model.layers[1].attention.wo.gemms == Gemms()) == (given.precision.skip_blocks == "tail")
+    plan = set_precision(run.model, given, 0, run.device)
+    reason = ANY.why_not(recipe)
+    assert plan["backends"]["layers.0"] == ("reference" if reason else "fused")
+    said = describe(run.model, plan["precision"])
+    assert (reason or "fused") in said
+    assert ("not quantised: block 1 of 0 to 1, 50% of the linears" in said) == (given.precision.skip_blocks == "tail")
+    assert train(run, 0, Leave()) == "finished"
+    measured = {row["probe"]: row["values"] for row in memory.rows if "probe" in row}
+    errors = {key: value for key, value in measured["saturation"].items() if key.endswith("sqnr_db")}
+    assert len(errors) == 4 * len([*recipe.casts()]) * (1 if given.precision.skip_blocks == "tail" else 2)
+    assert all(5 < value < 60 for value in errors.values())
+    assert measured["gradient_bias"]["layers.0.attention.wqkv.weight/cosine"] > 0.6
+
+
+def test_each_part_of_nvfp4_is_turned_off_by_one_override() -> None:
+    """As the flags of Transformer Engine do, and nothing else changes."""
+    own = "precision.recipes.nvfp4"
+    on = of_file("nvfp4").recipe("nvfp4")
+    for word, expected in {
+        f"{own}.dgrad_dh.rounding=even": {name: {"rounding": "even"} for name in ("dgrad_dh", "wgrad_dh")},
+        f"{own}.forward_w.two_dimensional=false": {n: {"two_dimensional": False} for n in ("forward_w", "dgrad_w")},
+    }.items():
+        changed = {name: replace(getattr(on, name), **values) for name, values in expected.items()}
+        assert of_file("nvfp4", word).recipe("nvfp4") == replace(on, **changed) != on
+    assert of_file("nvfp4", f"{own}.wgrad_transform=null").recipe("nvfp4") == replace(on, wgrad_transform=None)
+    assert of_file("nvfp4", "precision.skip_blocks=[2,8]").skip_blocks == (2, 8)
 
 
 @pytest.mark.slow

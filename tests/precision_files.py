@@ -1,0 +1,17 @@
+"""The files of conf/precision that have recipes of their own."""
+
+from __future__ import annotations
+
+from composing import compose_job
+
+from mxstudy import cli, config
+from mxstudy.reader import read
+
+FILES = sorted(path.stem for path in (cli.CONF / "precision").glob("*.yaml") if "\nrecipes:" in path.read_text())
+NEEDS = {"fp8_blockwise": ["precision.pad_blocks=true"]}  # its blocks do not divide small sizes
+
+
+def of_file(name: str, *words: str) -> config.Precision:
+    """The precision of that file, with these overrides."""
+    values = compose_job("+experiment=quickstart", f"precision={name}", *NEEDS.get(name, []), *words).values
+    return read(config.Precision, values["precision"])
