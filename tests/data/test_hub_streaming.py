@@ -41,6 +41,7 @@ def test_what_is_streamed_is_what_a_mirror_gives(tmp_path, name):
     assert len(later) == len(files) - 1  # the first file is not asked for again
 
 
+@pytest.mark.slow
 def test_a_revision_that_is_not_known_is_refused(tmp_path):
     data = choice("starcoder", revision="v9")
     known, unknown = stream(

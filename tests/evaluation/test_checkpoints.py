@@ -30,6 +30,7 @@ def run(trained: RunFolder) -> RunFolder:
     return trained
 
 
+@pytest.mark.slow
 def test_each_name_of_a_run_finds_its_newest_checkpoint(run: RunFolder) -> None:
     newest, runs_dir = run.checkpoints / "step_00000010", run.path.parents[1]
     names = [run.path, newest, run.status().fingerprint, run.status().fingerprint[:6], "abcdef" * 5]

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 TEXT = "A text that is longer than sixty-five bytes, so that it fills a sequence of sixty-four and one more."
 
 
+@pytest.mark.slow
 def test_an_mxnorm_model_goes_out_with_how_far_it_is_off(
     trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,7 +149,7 @@ def test_code_is_copied_once_and_found_before_all_other(tmp_path: Path) -> None:
     assert said.stdout.strip() == str(code / "mxstudy/reader.py")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_job_knows_no_hydra() -> None:
     code = "import sys, mxstudy.launch.__main__; sys.exit(bool({'hydra', 'omegaconf'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)

@@ -46,6 +46,7 @@ def test_torchrun_of_a_sweep_trains_each_run_once(tmp_path: Path) -> None:
     assert [starts(run) for run in runs] == [[2], [2]]
 
 
+@pytest.mark.slow
 def test_what_several_processes_cannot_share_is_refused_before_it_has_a_folder(tmp_path: Path) -> None:
     words = [*SMALL, *OWN_TEXT, corpus(tmp_path)]
     students = ["+experiment=student_teacher", "+debug=tiny", "runs_dir=runs", "tracking=none"]

@@ -25,7 +25,7 @@ def beside(values: Array) -> np.ndarray:
     return from_bits(values.astype(np.float32).view(np.int32)[..., None] + ULPS)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @every_format
 @every_rule
 @every_rounding

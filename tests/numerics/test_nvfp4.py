@@ -85,7 +85,7 @@ def test_axes(shape: tuple[int, ...], axis: int) -> None:
     assert got.scales.shape == tuple(want)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @every_rounding
 def test_every_pair_of_bf16_mantissas(rounding: str) -> None:
     """128 of a block's maximum x 128 of its values; blocks 0, 8 and 20 binades below one of 32 tensor maxima."""

@@ -23,6 +23,7 @@ def quality() -> pd.DataFrame:
     return pd.DataFrame(TABLES["quality"](Approximation(draws=3, elements=65_536))).set_index(cell).sort_index()
 
 
+@pytest.mark.slow
 def test_every_format_rule_and_rounding_is_there(quality: pd.DataFrame) -> None:
     mx = itertools.product(("E4M3", "E5M2", "E3M2", "E2M3", "E2M1"), ("floor", "ceil", "rceil", "even"))
     casts = [*mx, ("NVFP4", "E4M3")]
