@@ -46,7 +46,7 @@ def watched(evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory, tol
     return found
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_training_is_the_same(watched: RunFolder, trained: RunFolder) -> None:
     assert losses(watched) == losses(trained)
     assert watched.status().fingerprint == trained.status().fingerprint

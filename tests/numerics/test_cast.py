@@ -136,7 +136,7 @@ def test_non_finite_blocks_keep_to_themselves(fmt: str) -> None:
     assert_same_bits(decoded[~bad], rest.dequantize())
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @every_format
 @each("dtype", [torch.bfloat16, torch.float16])
 @every_rounding

@@ -177,7 +177,7 @@ TRANSFORM_CASES = [
 ]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @each("gemm", TRANSFORMS)
 @each("transform", TRANSFORM_CASES, ids=str)
 def test_transforms_of_each_gemm(gemm: str, transform: Hadamard) -> None:

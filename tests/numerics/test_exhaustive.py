@@ -41,7 +41,7 @@ def test_every_pair_of_bf16_mantissas(fmt: str, rule: str, rounding: str) -> Non
     assert_cast(torch.tensor(blocks.reshape(-1, 32), dtype=torch.float32), fmt, scale_rule=rule, rounding=rounding)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @every_format
 @every_rule
 @every_rounding

@@ -73,7 +73,7 @@ def mild(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple((torch.sign(t) * t.abs().float() ** (1 / 3)).to(t.dtype) for t in tensors)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @every_row
 @every_dtype
 def test_a_replica_of_a_linear_is_the_linear_alone(row: str, dtype: torch.dtype) -> None:

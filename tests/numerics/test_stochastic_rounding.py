@@ -221,7 +221,7 @@ def test_two_micro_batches_draw_what_one_does(operand: str) -> None:
     assert torch.equal(torch.cat(parts), linear.arithmetic.operand(x, operand, axis, torch.float32).values)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [None, Hadamard(size=32, signs="call")])
 def test_the_mean_of_dw_is_dw(transform: Hadamard | None) -> None:
     """Of 128 steps, within the standard error of each element; with rule floor it is not."""

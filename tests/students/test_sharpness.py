@@ -99,6 +99,7 @@ def test_the_largest_eigenvalue_is_that_of_the_explicit_hessian(options: dict[st
         assert found.residual[r] < 0.03
 
 
+@pytest.mark.slow
 def test_preconditioned_it_is_that_of_the_scaled_hessian() -> None:
     model = tiny()
     draw = torch.Generator().manual_seed(4)

@@ -145,6 +145,7 @@ def test_a_twin_is_needed_where_one_is_asked_for() -> None:
         StackProbes(run.probe, Stack(run, CPU))
 
 
+@pytest.mark.slow
 def test_sharpness_with_adam_and_without() -> None:
     """Preconditioned by what Adam divided the last update by: from the first one on, and not with SGD."""
     run = settings()

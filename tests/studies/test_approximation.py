@@ -107,7 +107,7 @@ def the_run(folder: Path) -> RunFolder:
     return one
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_leaves_its_tables_with_where_they_come_from(said: str, folder: Path) -> None:
     one = the_run(folder)
     assert one.status().state == "finished"

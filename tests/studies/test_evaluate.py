@@ -218,6 +218,7 @@ def test_missing_data_is_left_out_on_request(asked: list[str], evaluation_sets: 
     assert set(results.load([found.path], "scores")["task"]) == {"csqa"}
 
 
+@pytest.mark.slow
 def test_a_hugging_face_llama_with_our_norm_in_our_formats(
     asked: list[str], trained: RunFolder, evaluated: RunFolder, tmp_path: Path
 ) -> None:

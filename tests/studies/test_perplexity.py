@@ -288,7 +288,7 @@ def test_the_training_run_has_the_loss_in_mlflow(asked: list[str], uri: str, cac
     assert "perplexity.json" in files
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_another_corpus_or_checkpoint_is_another_run(asked: list[str], trained: RunFolder, tmp_path: Path) -> None:
     first = STUDY.identity(settings(*asked))
     earlier = settings(

@@ -73,6 +73,7 @@ def test_killed_and_on(tmp_path: Path, mirror: str, moment: str) -> None:
     assert folder.status().state == "finished"
 
 
+@pytest.mark.slow
 def test_a_training_finds_what_was_prepared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for number in range(20):
         (tmp_path / f"{number}.txt").write_text(f"text {number} " * 50)
@@ -86,6 +87,7 @@ def test_a_training_finds_what_was_prepared(tmp_path: Path, capfd: pytest.Captur
     assert len(find_runs(tmp_path / "runs")) == 2
 
 
+@pytest.mark.slow
 def test_the_corpora_of_a_blend_are_prepared_for_the_training_that_mixes_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, blended: tuple[str, ..
     return ran(folder, made(folder, *blended, MICRO))
 
 
+@pytest.mark.slow
 def test_the_journal_has_the_shards_and_what_was_taken_of_each_corpus(undisturbed: Path) -> None:
     rows = read_journal(undisturbed / "metrics.jsonl")
     manifests = json.loads((undisturbed / "shards.json").read_text())["corpora"]
