@@ -181,7 +181,7 @@ def test_operands(tmp_path: Path) -> None:
 
 
 def test_head_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several chunks, beside whole logits, with the same loss and gradients."""
+    """Measure several chunks beside whole logits, which have the same loss and gradients."""
     monkeypatch.setattr(head_loss, "AT_ONCE", [2**12, 2**13])
     path = tmp_path / "head_loss.json"
     words = ["--tokens", "64", "--hidden", "32", "--vocabulary", "256", "--seconds", "0", "--device", "cpu", "--eager"]

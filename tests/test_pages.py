@@ -140,7 +140,7 @@ def test_a_mark_that_is_wrong_is_refused(page: str, said: str) -> None:
 
 
 def test_a_step_beside_its_baseline_and_the_readings_of_its_gpu(tmp_path: Path, monkeypatch) -> None:
-    """As of files that name their baseline; those in results/ may be older."""
+    """Read rows of a file that names its baseline; those in results/ may be older."""
     older = json.loads((ROOT / RESULTS / "train_step_llama_125m.json").read_text())
     (base, *_), read = older["rows"], {"sm_mhz": 1400, "power_w": 690, "temperature_c": 61}
     readings = {f"{key}_{which}": value for key, value in read.items() for which in ("min", "median", "max")}

@@ -1,4 +1,4 @@
-"""Where nothing is cast, kernels take any number of rows and any sizes: no block has to be whole."""
+"""Take any number of rows and any sizes where nothing is cast: no block has to be whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing(shape, row=None, column=UNREAD):
 
 
 def both(launch, operator, inputs, *options):
-    """By the kernel, and by the operator's arithmetic on CPU."""
+    """Return what the kernel computes, or on CPU the operator's arithmetic."""
     there = (None if x is None else x.to(DEVICE) for x in inputs)
     got, want = launch(*there, *options), operator(*inputs, *options)
     return [x.cpu() for x in got], want

@@ -166,7 +166,7 @@ def test_the_training_chain_with_all_else(values: dict[str, Any]) -> None:
 
 
 def test_the_two_chains_differ_in_small_scales_and_in_ties() -> None:
-    """In the training chain small scales are subnormal or 0; above 2^-6 one in a thousand is, by the order, another."""
+    """Compare the chains: small scales are subnormal or 0 in training; above 2^-6 the order changes few of them."""
     x = torch.tensor(wide(20, 4096)).bfloat16()
     one, other = (
         quantized_operand(x, training(chain=chain, outer_scale="row"), -1).scales.float()

@@ -83,7 +83,7 @@ def test_the_plan_and_the_probes_know_a_recipe_of_a_file(name: str) -> None:
 
 
 def test_each_part_of_nvfp4_is_turned_off_by_one_override() -> None:
-    """As the flags of Transformer Engine do, and nothing else changes."""
+    """Turn off what a flag of Transformer Engine turns off, and nothing else."""
     own = "precision.recipes.nvfp4"
     on = of_file("nvfp4").recipe("nvfp4")
     for word, expected in {
