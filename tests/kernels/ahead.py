@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,23 @@ def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding:
     constants = known(tile, columns, rows, RowNorm(p), fmt, BlockCast(block_size, rounding=rounding))
     if not branch:
         constants |= {"branch_ptr": None, "total_ptr": None}
-    types = (
-        POINTERS | {"rms_ptr": "*fp32", "rows": "i32", "tensor_scale": "fp32"} | dict.fromkeys(constants, "constexpr")
-    )
-    names = norm_codes_kernel.arg_names
+    types = POINTERS | {"rms_ptr": "*fp32", "rows": "i32", "tensor_scale": "fp32"}
+    return compile_ahead(norm_codes_kernel, types, constants, tile.warps)
+
+
+def compile_ahead(kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int) -> Any:
+    """Return a kernel compiled for its arguments' types, pointers aligned to 16 bytes, and for these constants."""
+    names, types = kernel.arg_names, types | dict.fromkeys(constants, "constexpr")
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(norm_codes_kernel, {name: types[name] for name in names}, values, aligned)
+    source = ASTSource(kernel, {name: types[name] for name in names}, values, aligned)
     return triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps, "enable_fp_fusion": False}
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": False}
     )
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """By the disassembler that Triton brings."""
+    """Return what the disassembler that Triton brings says of a kernel."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
@@ -53,6 +57,10 @@ def resources(kernel: Any) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", found.stdout)}
 
 
-if __name__ == "__main__":
-    kernels = [compiled(*variant) for variant in json.load(sys.stdin)]
+def print_all(compile_one: Callable[..., Any]) -> None:
+    kernels = [compile_one(*variant) for variant in json.load(sys.stdin)]
     print(json.dumps([resources(kernel) | {"ptx": kernel.asm["ptx"]} for kernel in kernels]))
+
+
+if __name__ == "__main__":
+    print_all(compiled)

@@ -57,7 +57,7 @@ def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]
 
 def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
     """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns."""
-    for cast, found in zip(CASTS, ahead("ahead_cast_any.py", [pack(cast) for cast in CASTS], tmp_path), strict=True):
+    for cast, found in zip(CASTS, ahead("ahead_cast_any.py", [(pack(cast),) for cast in CASTS], tmp_path), strict=True):
         assert found["STACK"] == 0
         assert "st.shared" not in found["ptx"]
         vector = "v4.b32" if cast.axis == -1 else "v2.b32"
