@@ -141,9 +141,11 @@ class Mirror:
 
     def _follow(self) -> None:
         pause_s = None  # until there is something to do
-        while not self._gave_up:
+        while True:
             self._wake.wait(pause_s)
             self._wake.clear()
+            if self._gave_up:
+                return
             final = self._final
             self._calling = True
             try:
