@@ -179,6 +179,11 @@ class Intervention:
     FP32 teacher with noise added twice, redrawn takes those of another teacher. `new_optimizer`: start without the
     parent's moments, at step one. The version that the code's intervention scripts name has redrawn and new_optimizer,
     its last version disk.
+
+    `perturbed_weight`: flip one bit of this element of the first linear's weight, counted row by row: the last bit of
+    the mantissa that E4M3 keeps, so that the GEMMs see the change. A fork with this change alone is the parent's run
+    drawn anew, and the control for all forks that compute otherwise. The table of forks says whether its first step
+    differs from the parent's.
     """
 
     plan: dict[str, str] | None = None
@@ -190,3 +195,4 @@ class Intervention:
     targets: Literal["disk", "redrawn"] | None = None
     new_optimizer: bool = False
     compute: Literal["bf16", "fp32"] | None = None
+    perturbed_weight: int | None = None

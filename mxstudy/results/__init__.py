@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from mxstudy.config import StudentTeacher
+from mxstudy.config import AnyRun, StudentTeacher
 from mxstudy.config.deciding import cosmetic_columns as cosmetic_columns
 from mxstudy.evaluation.paired import Difference as Difference
 from mxstudy.evaluation.paired import difference as difference
@@ -188,17 +188,17 @@ def load_runs(folders: Sequence[RunFolder]) -> pd.DataFrame:
 def run_rows(folder: RunFolder) -> list[dict[str, Any]]:
     config = folder.config()
     if isinstance(config, StudentTeacher):
-        shared = {key: value for key, value in config_of(folder).items() if key not in ("seeds", "lrs")}
+        shared = {key: value for key, value in config_of(folder, config).items() if key not in ("seeds", "lrs")}
         return replica_rows(folder, config, about_row(folder, flatten(shared)))
-    return [run_row(folder)]
+    return [run_row(folder, config)]
 
 
-def config_of(folder: RunFolder) -> dict[str, Any]:
+def config_of(folder: RunFolder, config: AnyRun) -> dict[str, Any]:
     """Return a run's config as plain data, with experiment and baseline of the sweep that asked for it."""
-    return plain(folder.config()) | folder.membership().in_config
+    return plain(config) | folder.membership().in_config
 
 
-def run_row(folder: RunFolder) -> dict[str, Any]:
+def run_row(folder: RunFolder, config: AnyRun) -> dict[str, Any]:
     rows = rows_of(folder)
     steps = [row for row in rows if "loss" in row]
     losses = [row["loss"] for row in steps]
@@ -216,7 +216,7 @@ def run_row(folder: RunFolder) -> dict[str, Any]:
         "mfu": pd.Series([row.get("mfu") for row in steps], dtype=float).median(),
         "memory_gib": pd.Series([row.get("memory_gib") for row in steps], dtype=float).max(),
     }
-    return about_row(folder, flatten(config_of(folder))) | figures
+    return about_row(folder, flatten(config_of(folder, config))) | figures
 
 
 def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:

@@ -168,16 +168,19 @@ class RunFolder:
         replace_file(self.path / "provenance.json", json.dumps(about, indent=2))
 
     def config(self) -> schemas.AnyRun:
-        values = self.config_values()
+        """Return the run's config. Raises ConfigError if it was changed, or if today's schema cannot read it."""
+        values = read_yaml(self.config_path, MOVE_AWAY)
         try:
-            return schemas.read_run(values)
+            config = schemas.read_run(values)
         except ConfigError as error:
             raise ConfigError(f"{self.config_path}: {error}") from None
+        unchanged.check_unchanged(self.config_path, config, self.provenance())
+        return config
 
     def config_values(self) -> dict[str, Any]:
         """Return the run's config as plain data, perhaps of an earlier schema. Raises ConfigError if it was changed."""
         values = read_yaml(self.config_path, MOVE_AWAY)
-        unchanged.check_unchanged(self.config_path, values, self.provenance())
+        unchanged.check_values(self.config_path, values, self.provenance())
         return values
 
     def config_of(self, kind: type[C]) -> C:

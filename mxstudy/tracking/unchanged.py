@@ -25,20 +25,25 @@ def digest_of(config: schemas.Run) -> dict[str, Any]:
     return {"schema": SCHEMA_VERSION, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def check_unchanged(path: Path, values: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Raise ConfigError if these values of a config.yaml are not those that its run was made with.
+def check_values(path: Path, values: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Raise the same as `check_unchanged` for a config's values, unless today's schema cannot read them."""
+    try:
+        config = schemas.read_run(values)
+    except ConfigError:
+        return
+    check_unchanged(path, config, about)
 
-    `about`: the run's provenance. A config that today's schema cannot read, or of an earlier version, is not compared.
+
+def check_unchanged(path: Path, config: schemas.Run, about: Mapping[str, Any]) -> None:
+    """Raise ConfigError if this config, read from a config.yaml, is not the one that its run was made with.
+
+    `about`: the run's provenance. A digest of an earlier version of the schema is not compared.
     """
     recorded = about.get(KEY)
     if recorded is None or recorded["schema"] != SCHEMA_VERSION:
         return
-    try:
-        found = digest_of(schemas.read_run(values))
-    except ConfigError:
-        return
     require(
-        found == recorded,
+        digest_of(config) == recorded,
         f"{path}: is not the config that this run was made with (its digest is not that in provenance.json); restore "
         "it, or move the folder away to train this run again",
     )

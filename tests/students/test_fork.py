@@ -78,6 +78,7 @@ def test_the_control_is_its_parent(tmp_path: Path, at_step: int) -> None:
         ({"norm_ops": "code_skipped", "gain": "fp32"}, False),
         ({"targets": "disk"}, False),
         ({"targets": "redrawn"}, False),
+        ({"perturbed_weight": 40}, False),
         ({"gain": "fp32"}, True),  # all gains are 1 at step 0
         ({"plan": {"layers.*": "mxfp8_forward_only"}}, True),
     ],
@@ -138,6 +139,10 @@ def test_what_cannot_be_forked(parent: RunFolder, tmp_path: Path) -> None:
         "intervention: the changed run fails: precision.schedule: plan for layers.0.up: 'mxfp9'": {
             "at_step": 3,
             "intervention": {"plan": {"layers.*": "mxfp9"}},
+        },
+        "intervention.perturbed_weight: must be from 0 to 4095, the elements of layers.0.up.weight, not 4096": {
+            "at_step": 3,
+            "intervention": {"perturbed_weight": 4096},
         },
         "parent: 'abcdefabcdef' is not a run's folder": {"parent": "abcdefabcdef"},
     }

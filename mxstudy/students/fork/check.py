@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from mxstudy.config import Fork, StudentTeacher
+from mxstudy.config import Fork, Intervention, StudentTeacher
 from mxstudy.reader import ConfigError, require
+from mxstudy.students.fork.points import PERTURBED
+from mxstudy.students.stack import build_student
 from mxstudy.tracking.columnar_journal import read_columns
 from mxstudy.tracking.folder import RunFolder, named_run
 
@@ -21,6 +24,17 @@ def parent_of(config: Fork) -> tuple[RunFolder, StudentTeacher]:
     state = parent.status().state
     require(state in ("finished", "diverged"), f"parent: {parent.path} is {state}; let it finish")
     return parent, of_parent
+
+
+def check_perturbed(intervention: Intervention, of_parent: StudentTeacher) -> None:
+    """Raise ConfigError if the element to perturb is not one of the first linear's weight."""
+    element = intervention.perturbed_weight
+    with torch.device("meta"):
+        count = build_student(of_parent).get_parameter(PERTURBED)[0].numel()
+    require(
+        element is None or 0 <= element < count,
+        f"intervention.perturbed_weight: must be from 0 to {count - 1}, the elements of {PERTURBED}, not {element}",
+    )
 
 
 def losses_of(parent: RunFolder, of_parent: StudentTeacher) -> np.ndarray:

@@ -26,6 +26,8 @@ GROUPS = {
     "freeze_norm_bias": "student",
     "compute": "train",
 }
+PERTURBED = "layers.0.up.weight"  # the weight of which `perturbed_weight` names an element
+LAST_KEPT_BIT = 1 << 20  # of an FP32 mantissa of 23 bits, the last of the three that E4M3 keeps
 TARGETS = {"disk": {"quantized": False, "from_disk": True}, "redrawn": {"redrawn": True}}
 
 
@@ -148,11 +150,12 @@ def forked(
     wave: Sequence[ForkPoint],
     states: Sequence[ReplicaState],
     new_optimizer: bool = False,
+    perturbed_weight: int | None = None,
 ) -> Stack:
     """Return a stack of the parent's width that continues from the replicas' states; spare slots repeat the first.
 
     Its teacher is in the parent's precision. `new_optimizer`: start the optimizer anew for all parameters, as is always
-    done for parameters that the parent did not train.
+    done for parameters that the parent did not train. `perturbed_weight`: as in `config.Intervention`.
     """
     width = len(parent.replicas)
     slots = [*range(len(wave)), *[0] * (width - len(wave))]
@@ -164,6 +167,9 @@ def forked(
         for name, tensor in stack.named_state().items():
             if name in states[0] and not (new_optimizer and name.startswith("optimizer.")):
                 tensor.copy_(torch.stack([states[slot][name] for slot in slots]))
+        if perturbed_weight is not None:
+            weight_SNK = stack.named_state()[f"model.{PERTURBED}"]
+            weight_SNK.view(torch.int32).flatten(1)[:, perturbed_weight] ^= LAST_KEPT_BIT
     trained = [name for name, p in stack.model.named_parameters() if p.requires_grad]
     is_new = [new_optimizer or f"optimizer.{name}.0" not in states[0] for name in trained]
     stack.optimizer.starts = [stack.starts if new else None for new in is_new]

@@ -54,7 +54,8 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
     device = resolve_device(config.device, "device")
     parent, of_parent = parent_of(config)
     recorded = read_columns(parent.columns, len(of_parent.replicas))
-    points, of_forks = fork_points(config, recorded[:, 0]), changed(of_parent, config.intervention)
+    how = config.intervention
+    points, of_forks = fork_points(config, recorded[:, 0]), changed(of_parent, how)
     with folder.lock(), folder.heartbeat():
         folder.update(state="running", steps=config.steps, reason=None)
         configure_torch(of_parent.train.compile)
@@ -66,7 +67,7 @@ def run(config: Fork, folder: RunFolder, label: str) -> str:
         parts = []
         for wave in waves(points, len(of_parent.replicas)):
             of_wave = [states[point] for point in wave]
-            forks_of_wave = forked(of_forks, of_parent, wave, of_wave, config.intervention.new_optimizer)
+            forks_of_wave = forked(of_forks, of_parent, wave, of_wave, how.new_optimizer, how.perturbed_weight)
             parts.append(run_on(forks_of_wave, config.steps)[:, :, : len(wave)])
         values = np.concatenate(parts, axis=-1)
         forks = forks_table(points, of_parent, recorded, values)

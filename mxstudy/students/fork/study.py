@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from mxstudy.config import Fork
 from mxstudy.reader import ConfigError
 from mxstudy.students.check import backends_on
-from mxstudy.students.fork.check import losses_of, parent_of
+from mxstudy.students.fork.check import check_perturbed, losses_of, parent_of
 from mxstudy.students.fork.points import changed, fork_points
 from mxstudy.studies.protocol import Identity, Study, on_planned_device
 from mxstudy.tracking.folder import RunFolder
@@ -21,6 +21,7 @@ class ForkStudy(Study[Fork]):
         resolve_device(config.device, "device")
         parent, of_parent = parent_of(config)
         fork_points(config, losses_of(parent, of_parent))
+        check_perturbed(config.intervention, of_parent)
         try:
             backends_on(changed(of_parent, config.intervention))
         except ConfigError as error:

@@ -1,0 +1,27 @@
+"""A norm, its gain and the linear behind it: values and gradients against appendix E of the MXNorm paper in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from appendix_e import IN, RMS, Inputs, assert_fits, inputs, layer_norm_references, references, run
+
+from mxstudy.config import PRECISIONS, Gemms
+
+GIVEN = inputs(torch.float32, spread=3)
+WITH_BIAS = dataclasses.replace(GIVEN, x=GIVEN.x + 2, bias=torch.randn(IN, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("gemms", [PRECISIONS["fp32"], PRECISIONS["mxfp8_e5m2_grad"]], ids=["fp32", "mxfp8"])
+@pytest.mark.parametrize(("rms", "fold_gain"), [("exact", False), ("exact", True), ("p1", True), ("p2", False)])
+def test_of_a_norm_without_centering(rms: str, fold_gain: bool, gemms: Gemms) -> None:
+    assert_fits(run(GIVEN, RMS[rms], fold_gain, gemms), references(GIVEN, RMS[rms], fold_gain, gemms))
+
+
+@pytest.mark.parametrize("given", [WITH_BIAS, dataclasses.replace(WITH_BIAS, bias=None)], ids=["bias", "no bias"])
+def test_of_layer_norm(given: Inputs) -> None:
+    gemms = PRECISIONS["mxfp8"]
+    got = run(given, RMS["exact"], False, gemms, centers=True)
+    assert_fits(got, layer_norm_references(given, RMS["exact"], gemms))
