@@ -23,7 +23,7 @@ from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
 from mxstudy.model.feed_forward import INITS, FeedForward
 from mxstudy.model.fusable import Fusable, Target, linears_in
-from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
+from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block, why_own
 from mxstudy.model.head import Head
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import MixtureOfExperts, Routed, Router, mixtures_of
@@ -156,17 +156,18 @@ class Block(Fusable):
         return out_BTD, norm_inputs | {"ffn_norm": h_BTD}, None
 
     def why_not_fused(self, target: Target) -> str | None:
-        return why_not_fused_block(self, target)
+        return why_own("attention", self.attention, Attention) or why_not_fused_block(self, target)
 
     def set_fused(self, fused: bool) -> None:
         self.fused = fused_block(self) if fused else None
 
     def check_hooks(self) -> None:
-        """Raise ConfigError if a linear has a hook: a fused block does not call its linears, so no hook would run."""
-        for linear in linears_in(self):
+        """Raise ConfigError for a hook of a module that a fused block does not call: the hook would never run."""
+        for module in (self.attention, self.feed_forward, *linears_in(self)):
             require(
-                not has_hooks(linear),
-                "precision.backend: a hook of a linear is never called in a fused block; set it to reference",
+                not has_hooks(module),
+                f"precision.backend: a hook of a {type(module).__name__} is never called in a fused block; set it to "
+                "reference",
             )
 
     def reader(self, norm: str) -> nn.Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY, kernel_settings
@@ -28,10 +29,18 @@ def fused_linears(block: Block) -> tuple[NormLinear, MXLinear, NormLinear, MXLin
 
 def why_not_fused_block(block: Block, target: Target) -> str | None:
     """Return the first reason why a decoder's block cannot run in two fused functions, or None if it can."""
-    if type(block.feed_forward) is not FeedForward:
-        return f"its MLP is a {type(block.feed_forward).__name__}, which has no kernel"
+    if reason := why_own("MLP", block.feed_forward, FeedForward):
+        return reason
     linears = fused_linears(block)
-    wqkv, _, up, w2 = linears
+    wqkv, wo, up, w2 = linears
+    for name, linear, known in (
+        ("wqkv", wqkv, NormLinear),
+        ("wo", wo, MXLinear),
+        ("MLP's first linear", up, NormLinear),
+        ("w2", w2, MXLinear),
+    ):
+        if reason := why_own(name, linear, known):
+            return reason
     if target.compute != torch.bfloat16:
         return f"kernels compute in bf16, and train.compute is {target.compute}"
     if target.compiled and target.device.type == "cpu":
@@ -46,8 +55,8 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
             return f"its gain is rounded ({linear.gain})"
         if reason := why_no_kernel_norm(linear.norm, kernel_settings(linear.cast).block_size):
             return reason
-    if type(wqkv.norm) is not type(up.norm):
-        return "its two norms are of different kinds"
+    if kernel_norm(wqkv.norm) != kernel_norm(up.norm) or wqkv.norm.fold_gain != up.norm.fold_gain:
+        return "its two norms differ"
     if block.feed_forward.activation not in KERNEL_ACTIVATIONS:
         return f"its activation ({block.feed_forward.kind}) has no kernel"
     sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()}
@@ -55,6 +64,16 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         if uneven := [block_size for block_size in sizes if size % block_size]:
             return f"blocks of {uneven[0]} do not divide {what}, {size}"
     return None
+
+
+def why_own(name: str, module: nn.Module, known: type[nn.Module]) -> str | None:
+    """Return why no kernel computes what that module's `forward` does, or None if it is that of the `known` class.
+
+    A subclass is another module, as is one whose instance has a `forward` of its own.
+    """
+    if type(module) is not known:
+        return f"its {name} is a {type(module).__name__}, which has no kernel"
+    return f"its {name} has its own forward, which has no kernel" if "forward" in vars(module) else None
 
 
 def fused_block(block: Block) -> FusedBlock:
