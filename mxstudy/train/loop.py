@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
+from mxstudy.blocks.linear_cross_entropy import one
 from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
@@ -107,7 +108,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         run.mark("data")
         part = run.model(tokens_BT, targets_BT, run.tokens_per_step)
         run.mark("forward")
-        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward()
+        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward(one(part.device))
         run.mark("backward")
         loss_sum += part.detach()
     loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()
