@@ -107,7 +107,7 @@ class Checkpoints:
     def _drop_old(self) -> None:
         for old in sorted(self.folder.glob(f"{CHECKPOINT}*"))[: -self.keep_last]:
             if not (old / PINNED).exists():
-                shutil.rmtree(old)
+                shutil.rmtree(old.rename(self.folder / f".{old.name}"))  # a kill in between leaves no half of it
 
     def pin_latest(self) -> str | None:
         """Keep the newest checkpoint for good; returns its name, or None if there is none yet.

@@ -75,6 +75,23 @@ def names(checkpoints):
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
+def test_a_kill_while_an_old_one_is_dropped_leaves_no_half_of_it(checkpoints, monkeypatch):
+    def delete_one_file(folder, ignore_errors=False):
+        (folder / "checkpoint.json").unlink()
+        raise KeyboardInterrupt
+
+    for step in (1, 2):
+        checkpoints.save(step, {"a": torch.ones(1)})
+    with monkeypatch.context() as killed:
+        killed.setattr(module.shutil, "rmtree", delete_one_file)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(3, {"a": torch.ones(1)})
+    left = sorted(checkpoints.folder.glob("step_*"))
+    assert [checkpoints.load(path, {"a": torch.zeros(1)}) for path in left] == [2, 3]
+    checkpoints.save(4, {"a": torch.ones(1)})
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000003", "step_00000004"]
+
+
 def test_a_pinned_one_is_never_dropped_not_by_another_process_either(checkpoints):
     run = trained()
     checkpoints.save(2, state(run))
