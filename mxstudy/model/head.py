@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mxstudy.blocks.linear_cross_entropy import linear_cross_entropy
+from mxstudy.blocks.linear_cross_entropy import one as one
 from mxstudy.compat.torch_modules import hooks_of
 from mxstudy.model.linear import MXLinear
 from mxstudy.reader import require

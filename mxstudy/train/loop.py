@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
-from mxstudy.blocks.linear_cross_entropy import one
 from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
+from mxstudy.model.head import one
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
