@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY, kernel_settings
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
 from mxstudy.model.feed_forward import FeedForward
-from mxstudy.model.fusable import Target
+from mxstudy.model.fusable import Target, why_own
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 
@@ -64,16 +63,6 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         if uneven := [block_size for block_size in sizes if size % block_size]:
             return f"blocks of {uneven[0]} do not divide {what}, {size}"
     return None
-
-
-def why_own(name: str, module: nn.Module, known: type[nn.Module]) -> str | None:
-    """Return why no kernel computes what that module's `forward` does, or None if it is that of the `known` class.
-
-    A subclass is another module, as is one whose instance has a `forward` of its own.
-    """
-    if type(module) is not known:
-        return f"its {name} is a {type(module).__name__}, which has no kernel"
-    return f"its {name} has its own forward, which has no kernel" if "forward" in vars(module) else None
 
 
 def fused_block(block: Block) -> FusedBlock:
