@@ -4,6 +4,7 @@ bf16, fused: the baseline, in the fused functions that all arms with casts run i
 a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
 recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much: so
 what that arm saves of memory is no merit of casts, nor of kernels. full checkpointing: keeps a block's input alone.
+Every arm computes head and loss in the same chunks.
 mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
 gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the modules one after another, left
 to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a

@@ -345,6 +345,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
+        if followed := re.search(FOLLOWS_NULL, str(error)):
+            return f"{error.full_key}: follows {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
         return f"{error.full_key}: {str(error).splitlines()[0]}"
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
 
@@ -373,6 +375,9 @@ def nothing_to_replace(group: str) -> str:
         return f"no choice is made that this could replace; start from {START}"
     return f"no such group; {suggest(group, groups())}"
 
+
+# OmegaConf's message for '${..dgrad_dh.rounding}' where dgrad_dh=null.
+FOLLOWS_NULL = r"Error trying to access (\S+): node `\w+` is not a container"
 
 # Patterns of Hydra's messages, with the text that follows the group's name in our message.
 ADVICE: dict[str, Callable[[str], str]] = {

@@ -73,6 +73,10 @@ VALUES = [
     ("train.steps=${nope}", "train.steps: Interpolation key 'nope' not found"),
     ("train.steps=${oc.env:NOPE_X}", "train.steps: KeyError raised while resolving interpolation"),
     ("train.steps=${train.steps}", "train.steps: Recursive interpolation detected"),
+    (
+        "precision=nvfp4 precision.recipes.nvfp4.dgrad_dh=null",
+        "precision.recipes.nvfp4.wgrad_dh.rounding: follows dgrad_dh.rounding, which is gone; write precision.recipes",
+    ),
     ("train.batch_size=1000000000000", "train.batch_size: 1,000,000,000,000 sequences are"),
     ("train.sequence_length=1000000000000", "must be at most 2,147,483,648"),
     ("train.micro_batch_size=3", "train.micro_batch_size: batch_size 4 does not divide into micro-batches of 3"),

@@ -24,6 +24,7 @@ from mxstudy.results import (
     plus_minus,
     read_table,
     smoothed,
+    with_arms,
     write_table,
 )
 from mxstudy.tracking.folder import RunFolder, RunStatus
@@ -177,6 +178,13 @@ def test_on_which_backends_a_run_ran(tmp_path: Path) -> None:
     for frame in (runs, load([tmp_path / "two"], "runs")):
         assert frame["backend"].isna().tolist() == [True, False]
         assert frame["backend"].iloc[1] == "fused, reference"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_wide_frame_is_sorted_into_arms_without_a_word() -> None:
+    """As of recipes with all their fields, numbers between words."""
+    runs = pd.DataFrame([{f"config.k{i}": "text" if i % 3 else 1.0 for i in range(500)}])
+    assert len(with_arms(runs, {"precision": "nvfp4"})) == 1
 
 
 def test_two_runs_of_one_fingerprint_and_different_code_are_told_apart() -> None:

@@ -11,6 +11,7 @@ by a step's tokens after they were rounded, runs on GPUs alone, ignores targets 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -32,9 +33,10 @@ def linear_cross_entropy(
     """Return the sum of the tokens' cross-entropies in nats, over `divisor`: float32 [].
 
     Logits are x times weight transposed, rounded to x's dtype. The gradients are those of the result itself: where it
-    is multiplied further, they are rounded once more. A recipe that is not empty takes all tokens as one chunk, because
-    a scale or a random number may depend on all of them. `most`: the elements of a chunk's logits, by default
-    LOGITS_AT_ONCE.
+    is multiplied further, they are rounded once more. A backward that begins with `one` returns them as they are; any
+    other reads and writes both once more, because whether its factor is 1 only the GPU knows. A recipe that is not
+    empty takes all tokens as one chunk, because a scale or a random number may depend on all of them. `most`: the
+    elements of a chunk's logits, by default LOGITS_AT_ONCE.
     """
     size = tokens_at_once(linear, len(x_TI), len(weight_VI), most or LOGITS_AT_ONCE)
     return _LinearCrossEntropy.apply(x_TI, weight_VI, targets_T, linear, divisor, size, torch.is_grad_enabled())
@@ -79,7 +81,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dx_TI, dweight_VI = ctx.saved_tensors
-        return dx_TI * dloss, dweight_VI * dloss, None, None, None, None, None
+        if dloss is not one(dloss.device):
+            dx_TI, dweight_VI = dx_TI * dloss, dweight_VI * dloss
+        return dx_TI, dweight_VI, None, None, None, None, None
+
+
+@functools.cache
+def one(device: torch.device) -> Tensor:
+    """Return 1, float32 [], always the same tensor, to begin a backward with: `loss.backward(one(loss.device))`."""
+    return torch.ones((), device=device)
 
 
 def total(nats_T: Tensor) -> Tensor:

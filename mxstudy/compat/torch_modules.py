@@ -13,3 +13,8 @@ def has_hooks(module: nn.Module) -> bool:
     Why: a module has methods that add a hook, and none that says whether there is one.
     """
     return any(getattr(module, hooks) for hooks in HOOKS)
+
+
+def hooks_of(module: nn.Module) -> frozenset[int]:
+    """Return the numbers of the hooks that calling the module would call; no two hooks of a process share one."""
+    return frozenset(number for hooks in HOOKS for number in getattr(module, hooks))

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from mxstudy import config
 from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_attention, split_heads
-from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
 from mxstudy.model.feed_forward import INITS, FeedForward
-from mxstudy.model.fusable import Fusable, Target, linears_in
+from mxstudy.model.fusable import Fusable, Target, check_hooks, linears_in, why_own
 from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
 from mxstudy.model.head import Head
 from mxstudy.model.linear import MXLinear, NormLinear
@@ -30,7 +29,6 @@ from mxstudy.model.moe import MixtureOfExperts, Routed, Router, mixtures_of
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
 from mxstudy.model.seeds import generator_for
 from mxstudy.numerics.rotary import frequencies, rotate, slowed
-from mxstudy.reader import require
 
 # Called with a norm's module name, the linear that the norm is fused with (or the norm itself), and the norm's input.
 Watcher = Callable[[str, nn.Module, Tensor], None]
@@ -142,7 +140,7 @@ class Block(Fusable):
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
     ) -> tuple[Tensor, dict[str, Tensor], None]:
         """Return what `forward` does, computed from the modules' weights by the two fused functions."""
-        self.check_hooks()
+        check_hooks((self.attention, self.feed_forward, *linears_in(self)))  # none of them is called
         attention, (wqkv, wo, up, w2) = self.attention, fused_linears(self)
         rope, affine = None if attention.turns_late else rope_TH, wqkv.gain_and_bias(x_BTD)
         q, k, v, x_BTD = before_attention(x_BTD, affine, wqkv.weight, rope, keys_of(wqkv), settings)
@@ -156,18 +154,10 @@ class Block(Fusable):
         return out_BTD, norm_inputs | {"ffn_norm": h_BTD}, None
 
     def why_not_fused(self, target: Target) -> str | None:
-        return why_not_fused_block(self, target)
+        return why_own("attention", self.attention, Attention) or why_not_fused_block(self, target)
 
     def set_fused(self, fused: bool) -> None:
         self.fused = fused_block(self) if fused else None
-
-    def check_hooks(self) -> None:
-        """Raise ConfigError if a linear has a hook: a fused block does not call its linears, so no hook would run."""
-        for linear in linears_in(self):
-            require(
-                not has_hooks(linear),
-                "precision.backend: a hook of a linear is never called in a fused block; set it to reference",
-            )
 
     def reader(self, norm: str) -> nn.Module:
         """Return the linear that a norm is fused with, or the norm if it stands on its own."""

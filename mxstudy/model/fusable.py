@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from mxstudy.compat.torch_modules import has_hooks
 from mxstudy.config.casts import Gemms
 from mxstudy.model.linear import MXLinear
+from mxstudy.reader import require
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,23 @@ def linears_in(module: nn.Module) -> list[MXLinear]:
 def is_plain(module: nn.Module) -> bool:
     """Return whether none of the module's linears is quantised."""
     return all(linear.gemms == Gemms() for linear in linears_in(module))
+
+
+def why_own(name: str, module: nn.Module, known: type[nn.Module]) -> str | None:
+    """Return why no kernel computes what that module's `forward` does, or None if it is that of the `known` class.
+
+    A subclass is another module, as is one whose instance has a `forward` of its own.
+    """
+    if type(module) is not known:
+        return f"its {name} is a {type(module).__name__}, which has no kernel"
+    return f"its {name} has its own forward, which has no kernel" if "forward" in vars(module) else None
+
+
+def check_hooks(modules: Iterable[nn.Module]) -> None:
+    """Raise ConfigError for a hook of modules that a fused block does not call: the hook would never run."""
+    for module in modules:
+        require(
+            not has_hooks(module),
+            f"precision.backend: a hook of a {type(module).__name__} is never called in a fused block; set it to "
+            "reference",
+        )

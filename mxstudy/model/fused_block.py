@@ -13,7 +13,7 @@ from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY, kernel_settings
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
 from mxstudy.model.feed_forward import FeedForward
-from mxstudy.model.fusable import Target
+from mxstudy.model.fusable import Target, why_own
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
 
@@ -28,10 +28,18 @@ def fused_linears(block: Block) -> tuple[NormLinear, MXLinear, NormLinear, MXLin
 
 def why_not_fused_block(block: Block, target: Target) -> str | None:
     """Return the first reason why a decoder's block cannot run in two fused functions, or None if it can."""
-    if type(block.feed_forward) is not FeedForward:
-        return f"its MLP is a {type(block.feed_forward).__name__}, which has no kernel"
+    if reason := why_own("MLP", block.feed_forward, FeedForward):
+        return reason
     linears = fused_linears(block)
-    wqkv, _, up, w2 = linears
+    wqkv, wo, up, w2 = linears
+    for name, linear, known in (
+        ("wqkv", wqkv, NormLinear),
+        ("wo", wo, MXLinear),
+        ("MLP's first linear", up, NormLinear),
+        ("w2", w2, MXLinear),
+    ):
+        if reason := why_own(name, linear, known):
+            return reason
     if target.compute != torch.bfloat16:
         return f"kernels compute in bf16, and train.compute is {target.compute}"
     if target.compiled and target.device.type == "cpu":
@@ -46,8 +54,8 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
             return f"its gain is rounded ({linear.gain})"
         if reason := why_no_kernel_norm(linear.norm, kernel_settings(linear.cast).block_size):
             return reason
-    if type(wqkv.norm) is not type(up.norm):
-        return "its two norms are of different kinds"
+    if kernel_norm(wqkv.norm) != kernel_norm(up.norm) or wqkv.norm.fold_gain != up.norm.fold_gain:
+        return "its two norms differ"
     if block.feed_forward.activation not in KERNEL_ACTIVATIONS:
         return f"its activation ({block.feed_forward.kind}) has no kernel"
     sizes = {cast.block_size or 1 for linear in linears for _, cast in linear.gemms.casts()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mxstudy.blocks.linear_cross_entropy import linear_cross_entropy
-from mxstudy.compat.torch_modules import has_hooks
+from mxstudy.blocks.linear_cross_entropy import one as one
+from mxstudy.compat.torch_modules import hooks_of
 from mxstudy.model.linear import MXLinear
 from mxstudy.reader import require
 
@@ -14,15 +15,17 @@ class Head(MXLinear):
     """A linear to the vocabulary: x [..., D] -> logits [..., V], or with targets int64 [...] to the loss, float32 [].
 
     The loss is the sum of the tokens' cross-entropies in nats over `divisor`; the logits of all tokens are then never
-    in memory at once. Raises ConfigError for a loss where a hook waits for logits.
+    in memory at once. Raises ConfigError for a loss where a hook waits for logits. `hooks_of_sharding`: those of FSDP,
+    which want none.
     """
+
+    hooks_of_sharding: frozenset[int] = frozenset()
 
     def forward(self, x: Tensor, targets: Tensor | None = None, divisor: int = 1) -> Tensor:
         if targets is None:
             return super().forward(x)
-        is_sharded = hasattr(self, "reshard")  # by FSDP, whose own hooks want no logits; its import takes a second
         require(
-            is_sharded or not has_hooks(self),
+            hooks_of(self) <= self.hooks_of_sharding,
             "targets: a hook of the head would get the loss for logits; call the model without targets, or remove it",
         )
         return linear_cross_entropy(x.flatten(0, -2), self.weight_as(x), targets.flatten(), self.arithmetic, divisor)

@@ -249,15 +249,19 @@ AXES = {
 
 
 class Divisor(NamedTuple):
-    """A size that must divide an axis (in, out, tokens); `field`: the operand or transform, and its field."""
+    """A size that must divide an axis (in, out, tokens); `field`: the operand or transform, and its field.
+
+    `may_pad`: blocks of that format may be filled up with zeros.
+    """
 
     field: tuple[str, str]
     axis: str
     size: int
+    may_pad: bool = False
 
     @property
     def remedy(self) -> str:
-        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.field[0] in OPERANDS else ""
+        return ", or fill blocks up with zeros: precision.pad_blocks=true" if self.may_pad else ""
 
     def __str__(self) -> str:
         return f"blocks of {self.size}" if self.field[0] in OPERANDS else f"a Hadamard transform of {self.size}"
@@ -269,7 +273,8 @@ def divisors(gemms: Gemms, with_padded: bool = False) -> list[Divisor]:
     for operand, cast in gemms.casts():
         if cast.scale != "none" and (with_padded or not cast.pad):
             axes = AXES[operand] if cast.two_dimensional else AXES[operand][:1]
-            needed += [Divisor((operand, "block_size"), axis, cast.block_size or 1) for axis in axes]
+            may_pad = cast.format != "NVFP4"
+            needed += [Divisor((operand, "block_size"), axis, cast.block_size or 1, may_pad) for axis in axes]
     for axis, name in zip(("in", "out", "tokens"), TRANSFORMS, strict=True):
         transform: Hadamard | None = getattr(gemms, name)
         if transform is not None:

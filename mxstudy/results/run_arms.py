@@ -22,7 +22,8 @@ def with_arms(runs: pd.DataFrame, baseline: Mapping[str, str] | None = None, but
     that the configs name. `but`: further keys, or beginnings of keys, in which runs of one arm may differ.
     """
     if baseline is not None:
-        runs = runs.drop(columns=[column for column in runs if column.startswith(BASELINE)])
+        others = [column for column in runs if not column.startswith(BASELINE)]
+        runs = runs[others].copy()  # pandas warns on every column that is added to views of many
         runs = runs.assign(**{f"{BASELINE}{group}": choice for group, choice in baseline.items()})
     ignored = [column for column in runs if column.startswith(tuple(f"{CONFIG}{key}" for key in but))] if but else []
     described = descriptions(runs.drop(columns=ignored))

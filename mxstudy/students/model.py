@@ -23,7 +23,7 @@ from mxstudy import config
 from mxstudy.blocks.norm_mlp import NormMLP, hold, norm_mlp, why_not
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels.operators import Held
-from mxstudy.model.fusable import Fusable, Target
+from mxstudy.model.fusable import Fusable, Target, check_hooks, why_own
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import Norm, Output, build_norm, kernel_norm, why_no_kernel_norm
 from mxstudy.model.seeds import generator_for
@@ -142,6 +142,7 @@ class StudentBlock(Fusable):
 
     def forward_fused(self, x_TD: Tensor, settings: NormMLP) -> Tensor:
         """Return the MLP's output, residual included, computed by the fused block."""
+        check_hooks((self.up, self.down))  # neither is called
         gain, bias = self.up.gain_and_bias(x_TD) if isinstance(self.up, NormLinear) else (None, None)
         up, down = self.held or (self.up.weight, self.down.weight)
         return norm_mlp(x_TD, gain, bias, up, down, self.bias, settings)
@@ -186,6 +187,9 @@ class StudentBlock(Fusable):
     def why_not_fused_mlp(self) -> str | None:
         """Return why the block's MLP has no fused kernel, or None if it has one."""
         up, down = self.up, self.down
+        for name, linear in (("first linear", up), ("second linear", down)):
+            if reason := why_own(name, linear, NormLinear if isinstance(linear, NormLinear) else MXLinear):
+                return reason
         if up.compute != BF16:
             return f"the fused kernel computes in bf16, and train.compute is {up.compute}"
         if self.activation_name not in KERNEL_ACTIVATIONS:

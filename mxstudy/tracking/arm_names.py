@@ -171,9 +171,8 @@ def text_of(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple):
-        return (
-            f"[{','.join(text_of(part) for _, part in value)}]" if value and isinstance(value[0], tuple) else str(value)
-        )
+        is_sequence = not value or isinstance(value[0], tuple)
+        return f"[{','.join(text_of(part) for _, part in value)}]" if is_sequence else str(value)
     return number_text(value) if isinstance(value, float) else str(value)
 
 

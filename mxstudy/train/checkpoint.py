@@ -107,7 +107,7 @@ class Checkpoints:
     def _drop_old(self) -> None:
         for old in sorted(self.folder.glob(f"{CHECKPOINT}*"))[: -self.keep_last]:
             if not (old / PINNED).exists():
-                shutil.rmtree(old)
+                shutil.rmtree(old.rename(self.folder / f".{old.name}"))  # a kill in between leaves no half of it
 
     def pin_latest(self) -> str | None:
         """Keep the newest checkpoint for good; returns its name, or None if there is none yet.
@@ -186,11 +186,11 @@ def read_about(path: Path) -> dict[str, Any]:
     """Return step, fingerprint, config and checksums (None if older) from checkpoint.json. Raises CheckpointError."""
     try:
         about = json.loads((path / ABOUT).read_text())
-        recorded = about.pop("checksum", None)
-        if recorded is not None and recorded != checksum_of(about):
+        is_older = "checksums" not in about and "checksum" not in about
+        if not is_older and about.pop("checksum", None) != checksum_of(about):
             raise ValueError("it was changed after it was written: its checksum differs")
         return {key: about[key] for key in ("step", "fingerprint", "config")} | {"checksums": about.get("checksums")}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: no readable {ABOUT} ({error}); {_remedy(path)}") from error
 
 
@@ -227,7 +227,7 @@ def _sync(folder: Path) -> None:
 def _reason(error: BaseException) -> str:
     """Return the first line of the error, or of the first failure that DCP wraps together with its traceback."""
     first = _first_of(error)
-    return f"{type(first).__name__}: {first}".splitlines()[0]
+    return f"{type(first).__name__}: {str(first).strip()}".splitlines()[0]
 
 
 def _first_of(error: BaseException) -> BaseException:

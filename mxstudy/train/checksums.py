@@ -75,6 +75,6 @@ def pieces_of(path: Path) -> list[Piece]:
         pieces = [Piece(path, name, data + start, data + stop) for name, (start, stop) in offsets.items()]
     except (ValueError, TypeError, KeyError) as error:
         raise OSError(f"{path.name} is no safetensors file ({error})") from None
-    if not pieces or max(piece.stop for piece in pieces) > size:
-        raise OSError(f"{path.name} is shorter than its header says")
+    if not pieces or max(piece.stop for piece in pieces) != size:
+        raise OSError(f"{path.name} is shorter or longer than its header says")
     return [Piece(path, HEADER, 0, data), *pieces]

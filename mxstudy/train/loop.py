@@ -22,6 +22,7 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
+from mxstudy.model.head import one
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
 from mxstudy.probes.base import Probe, StepView
@@ -107,7 +108,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         run.mark("data")
         part = run.model(tokens_BT, targets_BT, run.tokens_per_step)
         run.mark("forward")
-        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward()
+        routed.with_loss(part, tokens_BT.numel() / run.tokens_per_step).backward(one(part.device))
         run.mark("backward")
         loss_sum += part.detach()
     loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()

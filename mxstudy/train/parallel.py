@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mxstudy import config
 from mxstudy.compat.torch_fsdp import allow_views
+from mxstudy.compat.torch_modules import hooks_of
 from mxstudy.distributed import world_size
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.moe import mixtures_of
@@ -45,7 +46,9 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
         in_fp32 = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
         for block in model.layers:
             fully_shard(block, mesh=mesh, mp_policy=in_fp32 if mixtures_of(block) else policy)
+        others = hooks_of(model.output)
         fully_shard([model.norm, model.output], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        model.output.hooks_of_sharding = hooks_of(model.output) - others
         fully_shard(model, mesh=mesh, mp_policy=in_fp32, reshard_after_forward=False)  # the embedding
         sum_gradients(model)
 

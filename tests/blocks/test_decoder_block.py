@@ -154,7 +154,7 @@ def test_a_linear_with_a_hook_is_refused_and_by_the_reference_called():
     in_two = run(model, tokens())
     hook = model.layers[0].feed_forward.w2.register_forward_hook(lambda module, inputs, h: seen.append(h))
     with pytest.raises(
-        ConfigError, match=r"precision.backend: a hook of a linear is never called .* set it to reference"
+        ConfigError, match=r"precision.backend: a hook of a MXLinear is never called .* set it to reference"
     ):
         run(model, tokens())
     apply_precision(model, precision(backend="reference"), 0, "bf16", CPU)

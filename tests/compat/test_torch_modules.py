@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from mxstudy.compat.torch_modules import HOOKS, has_hooks
+from mxstudy.compat.torch_modules import HOOKS, has_hooks, hooks_of
 
 ADD: dict[str, Callable[[nn.Module], Any]] = {
     "forward": lambda module: module.register_forward_hook(print),
@@ -24,8 +24,13 @@ def test_a_hook_is_seen_until_it_is_removed(kind: str) -> None:
     assert not has_hooks(module)
     handle = ADD[kind](module)
     assert has_hooks(module)
+    assert len(hooks_of(module)) == 1
+    before = hooks_of(module)
     handle.remove()
     assert not has_hooks(module)
+    assert not hooks_of(module)
+    ADD[kind](module)
+    assert not hooks_of(module) & before
 
 
 def test_torch_has_no_other_table_of_hooks_that_a_call_reads() -> None:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import fields, make_dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,6 @@ from mxstudy.kernels.implements import Implements
 from mxstudy.model.activation_functions import swiglu
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Decoder
-from mxstudy.model.feed_forward import FeedForward
 from mxstudy.model.fusable import Backend, Target
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.precision import DTYPES, apply_precision
@@ -264,14 +264,44 @@ def test_an_activation_that_is_added_or_replaced_counts(monkeypatch: pytest.Monk
     assert "activation (swiglu) has no kernel" in str(backend_of(model).why)
 
 
-def test_an_mlp_of_another_class_is_not_fused() -> None:
-    class Experts(FeedForward):
-        """Computes something else, with linears of its own."""
+INNER = {
+    "attention": "attention",
+    "attention.wqkv": "wqkv",
+    "attention.wo": "wo",
+    "feed_forward": "MLP",
+    "feed_forward.w13": "MLP's first linear",
+    "feed_forward.w2": "w2",
+}
 
+
+@each(("place", "said"), [*INNER.items()])
+def test_a_module_of_another_class_is_not_fused(place: str, said: str) -> None:
+    """Its `forward` may compute something else; so may one that an instance has for itself."""
     model = decoder(recipe())
     assert backend_of(model).name == "fused"
-    model.layers[0].feed_forward.__class__ = Experts
-    assert "its MLP is a Experts, which has no kernel" in str(backend_of(model).why)
+    module = model.layers[0].get_submodule(place)
+    module.forward = module.forward
+    assert backend_of(model).why == f"its {said} has its own forward, which has no kernel"
+    del module.forward
+    module.__class__ = type("Own", (type(module),), {})
+    assert backend_of(model).why == f"its {said} is a Own, which has no kernel"
+
+
+@each("change", [{"eps": 1.0}, {"fold_gain": True}])
+def test_two_norms_that_differ_are_not_fused(change: dict[str, Any]) -> None:
+    """A fused block has the settings of one of them."""
+    model = decoder(recipe())
+    vars(model.layers[0].feed_forward.up.norm).update(change)
+    assert backend_of(model).why == "its two norms differ"
+
+
+@each("place", INNER)
+def test_a_hook_that_a_fused_block_would_never_call_is_refused(place: str) -> None:
+    model = decoder(recipe())
+    take(model)
+    model.layers[0].get_submodule(place).register_forward_hook(lambda module, inputs, h: None)
+    with pytest.raises(ConfigError, match=r"precision.backend: a hook of a \w+ is never called .* set it to reference"):
+        step(model)
 
 
 def test_backends_are_those_of_the_block_alone() -> None:

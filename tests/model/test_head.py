@@ -22,6 +22,7 @@ from mxstudy.train.loop import TrainingRun, train_step, validate
 QUANTISED = replace(tiny.CONFIG, precision=replace(tiny.precision((0, "mxfp8")), head=True))
 WORDS = 160  # unlike any other size
 OF_WORDS = replace(tiny.CONFIG, model=replace(tiny.MODEL, vocab_size=WORDS))
+EXPERTS = replace(OF_WORDS, model=replace(OF_WORDS.model, mlp="moe", num_layers=1, moe=config.MoE(balance="loss")))
 RANDOM = replace(
     tiny.CONFIG, precision=replace(tiny.precision((0, "mxfp8")), head=True, rounding="stochastic", backend="reference")
 )
@@ -71,6 +72,28 @@ def test_a_step_has_no_tensor_of_tokens_by_words(monkeypatch: pytest.MonkeyPatch
     assert shapes.found == 0
     assert view.loss == before.loss
     assert view.grad_norm == pytest.approx(before.grad_norm, rel=1e-4)
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of a whole gradient of the head's weight and one number."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mul.Tensor:
+            self.found += args[0].shape == (WORDS, OF_WORDS.model.hidden_size) and args[1].ndim == 0
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [OF_WORDS, EXPERTS], ids=["dense", "with an auxiliary loss"])
+def test_a_step_reads_and_writes_no_gradient_of_the_head_only_to_multiply_it_by_1(settings: config.Pretrain) -> None:
+    run, _ = tiny.build(settings)
+    tokens, targets = first_micro_batch(run)
+    with Products() as products:
+        run.model(tokens, targets).backward()
+        assert products.found == 1  # torch's own 1 is any number, for all that is known without asking the GPU
+        train_step(run, 0)
+    assert products.found == 1
 
 
 def test_a_hook_gets_logits_or_an_error() -> None:

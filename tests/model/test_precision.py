@@ -250,6 +250,12 @@ def test_what_a_recipe_of_ones_own_has_wrong_is_refused_by_the_key_that_has_it(c
         applied({"layers.*": "own"}, recipes={"own": Gemms(forward_x=cast)})
 
 
+def test_blocks_that_cannot_be_filled_up_are_not_advised_to_be():
+    nvfp4 = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", block_size=16)
+    with pytest.raises(ConfigError, match=r"16 does not divide output's output size 50; choose sizes that it divides$"):
+        applied({"output": "own"}, recipes={"own": Gemms(dgrad_w=nvfp4)})
+
+
 def test_a_transform_that_does_not_divide_is_refused_by_its_key():
     own = Gemms(dgrad_dh=Cast(format="E4M3"), dgrad_transform=Hadamard(size=64))
     key = r"precision\.recipes\.own\.dgrad_transform\.size"

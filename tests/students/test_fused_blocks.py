@@ -7,6 +7,7 @@ import torch
 from each import each
 from small_students import BF16, FP32, NORMS, TOKENS, run, samples, small, student
 
+from mxstudy.reader import ConfigError
 from mxstudy.students.model import ACTIVATIONS, VECTOR_OPS, StudentBlock
 from mxstudy.train.runtime import configure_torch
 
@@ -96,6 +97,22 @@ def test_a_norm_that_rounds_every_operation_stays_apart():
     mlp = student(small(), NORMS["layernorm"], [0], "mxfp8", BF16, vector_ops="code")
     mlp.use_kernels()
     assert not any(block.fused for block in blocks(mlp))
+
+
+@each("place", ["up", "down"])
+def test_a_linear_of_another_class_or_with_a_hook_is_not_lost(place):
+    mlp = student(small(), NORMS["layernorm"], [0], "mxfp8", BF16)
+    mlp.use_kernels()
+    first, *_ = blocks(mlp)
+    linear = getattr(first, place)
+    hook = linear.register_forward_hook(lambda module, inputs, h: None)
+    with pytest.raises(ConfigError, match=r"precision.backend: a hook of a \w+ is never called in a fused block"):
+        run(mlp, samples(1, TOKENS, 64), samples(1, TOKENS, 64))
+    hook.remove()
+    linear.__class__ = type("Own", (type(linear),), {})
+    mlp.use_kernels()
+    assert first.fused is None
+    assert "linear is a Own, which has no kernel" in first.why_not_fused_mlp()
 
 
 @pytest.mark.slow

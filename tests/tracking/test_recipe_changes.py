@@ -27,6 +27,8 @@ def test_an_arm_is_named_by_its_file_and_what_departs_from_it() -> None:
         "quartet": ["precision=quartet"],
         "nvfp4 skip_blocks=0": ["precision=nvfp4", "precision.skip_blocks=0"],
         "nvfp4 wgrad_transform=null": ["precision=nvfp4", f"{NVFP4}.wgrad_transform=null"],
+        "nvfp4 wgrad_transform.vector=[]": ["precision=nvfp4", f"{NVFP4}.wgrad_transform.vector=[]"],
+        "nvfp4 dgrad_dh.candidates=[1,1.5]": ["precision=nvfp4", f"+{NVFP4}.dgrad_dh.candidates=[1,1.5]"],
         "nvfp4 dgrad_w.two_dimensional=false,forward_w.two_dimensional=false": [
             "precision=nvfp4",
             f"{NVFP4}.forward_w.two_dimensional=false",

@@ -75,6 +75,23 @@ def names(checkpoints):
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
+def test_a_kill_while_an_old_one_is_dropped_leaves_no_half_of_it(checkpoints, monkeypatch):
+    def delete_one_file(folder, ignore_errors=False):
+        (folder / "checkpoint.json").unlink()
+        raise KeyboardInterrupt
+
+    for step in (1, 2):
+        checkpoints.save(step, {"a": torch.ones(1)})
+    with monkeypatch.context() as killed:
+        killed.setattr(module.shutil, "rmtree", delete_one_file)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(3, {"a": torch.ones(1)})
+    left = sorted(checkpoints.folder.glob("step_*"))
+    assert [checkpoints.load(path, {"a": torch.zeros(1)}) for path in left] == [2, 3]
+    checkpoints.save(4, {"a": torch.ones(1)})
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000003", "step_00000004"]
+
+
 def test_a_pinned_one_is_never_dropped_not_by_another_process_either(checkpoints):
     run = trained()
     checkpoints.save(2, state(run))
@@ -110,14 +127,15 @@ def test_another_run_is_refused(checkpoints):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("size", [0, 4, 1000])
-def test_a_truncated_file_is_named(checkpoints, size):
+@pytest.mark.parametrize("size", [0, 4, 1000, 10**7])
+def test_a_file_of_another_length_is_named(checkpoints, size, caplog):
     run = trained()
     path = checkpoints.save(2, state(run))
     (file,) = path.glob("*.safetensors")
     os.truncate(file, size)
-    with pytest.raises(CheckpointError, match=r"truncated or unreadable .* there is none before it"):
+    with pytest.raises(CheckpointError, match=rf"truncated or unreadable .*{file.name} is .* there is none before it"):
         checkpoints.load(path, state(run))
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]  # torch would log a traceback
 
 
 def flip(path: Path, byte: int) -> None:
@@ -158,13 +176,15 @@ def test_a_changed_header_is_no_checkpoint(checkpoints):
         checkpoints.load(path, state(run))
 
 
-def test_a_changed_step_is_not_believed(checkpoints):
-    run = trained()
-    path = checkpoints.save(2, state(run))
+@pytest.mark.parametrize("name", ["checksum", "chacksum"])
+def test_a_changed_step_is_not_believed(checkpoints, name):
+    """Not even where the checksum itself is gone, and only those of the tensors tell that there was one."""
+    path = checkpoints.save(2, {"a": torch.ones(1)})
     about = json.loads((path / "checkpoint.json").read_text())
+    about[name] = about.pop("checksum")
     (path / "checkpoint.json").write_text(json.dumps(about | {"step": 3}))
     with pytest.raises(CheckpointError, match=r"no readable checkpoint\.json \(it was changed after it was written"):
-        checkpoints.load(path, state(run))
+        checkpoints.load(path, {"a": torch.zeros(1)})
 
 
 def test_a_checkpoint_from_before_there_were_checksums_is_read(checkpoints):
@@ -176,12 +196,18 @@ def test_a_checkpoint_from_before_there_were_checksums_is_read(checkpoints):
     assert checkpoints.load(path, state(fresh)) == 2
 
 
-def test_a_checkpoint_without_its_json_is_named(checkpoints):
-    run = trained()
-    path = checkpoints.save(2, state(run))
-    (path / "checkpoint.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[1]"])
+def test_a_checkpoint_without_its_json_is_named(checkpoints, text):
+    path = checkpoints.save(2, {"a": torch.ones(1)})
+    (path / "checkpoint.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"no readable checkpoint\.json"):
-        checkpoints.load(path, state(run))
+        checkpoints.load(path, {"a": torch.zeros(1)})
+
+
+def test_tensors_that_share_memory_are_refused_with_the_reason(checkpoints):
+    tied = torch.ones(2, 3)
+    with pytest.raises(CheckpointError, match=r"could not be written \(RuntimeError: Some tensors share memory"):
+        checkpoints.save(2, {"a": tied, "b": tied})
 
 
 def test_a_failed_write_leaves_the_last_good_one_and_no_litter(checkpoints, monkeypatch):

@@ -258,6 +258,22 @@ def test_a_model_sharded_over_one_rank_has_the_bits_of_one_that_is_not(tmp_path)
     assert found == [losses_of(sharded(arm)) for arm in arms]
 
 
+def test_a_hook_of_a_sharded_head_gets_logits_or_an_error():
+    """FSDP's own hooks want no logits."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        run, _ = sharded(settings("bf16"), is_alone=True)
+        (tokens, targets), seen = next(run.micro_batches(0)), []
+        run.model(tokens, targets).backward()
+        run.model.output.register_forward_hook(lambda head, inputs, logits: seen.append(logits.shape))
+        run.model(tokens)
+        assert seen == [(4, 64, tiny.MODEL.vocab_size)]
+        with pytest.raises(ConfigError, match="a hook of the head would get the loss for logits"):
+            run.model(tokens, targets)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.slow
 def test_compiled_blocks_are_sharded_too(tmp_path):
     """Contract: 2e-3 nats from one process, which here is eager."""
