@@ -1,9 +1,18 @@
-"""An extension of Sphinx: the contents of the site, and docstrings as the plain text that they are."""
+"""An extension of Sphinx: the contents of the site, the reference of the config, and docstrings as plain text."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+from mxstudy.config.run import Run
+from mxstudy.help.answers import in_words, places
+from mxstudy.help.group_choices import groups, said_of
+from mxstudy.help.meanings import Key, first_sentence, keys, sections
 
 CONTENTS = {
     "Start": ("tutorial", "papers"),
@@ -26,8 +35,58 @@ def contents(name: str, pages: tuple[str, ...]) -> str:
     return f"\n```{{toctree}}\n:caption: {name}\n:hidden:\n\n{listed}\n```\n"
 
 
+def table(head: str, rows: Iterable[Iterable[str]]) -> str:
+    lines = [head, "|---" * (head.count("|") - 1) + "|"]
+    return "\n".join(lines + [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows])
+
+
+def of_keys(rows: Iterable[Key]) -> str:
+    cells = (
+        (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "-", key.unit, key.meaning) for key in rows
+    )
+    return table("| key | type | default | unit | meaning |", cells)
+
+
+def every_key() -> Iterator[str]:
+    """Yield the parts of the page of all keys: those of every run, and a table a class."""
+    common = {key.name for key in keys(Run)}
+    first = {place.cls: place for place in reversed([*places()])}
+    yield f"## Every run\n\n{of_keys(keys(Run))}"
+    for cls, where in sections().items():
+        paths, of = [path for path in where if path], in_words(first[cls])
+        shown = ", ".join(f"`{path}`" for path in paths[:3]) + (" ..." if len(paths) > 3 else "")
+        title = f"## {shown}\n\nIn {of}." if paths else f"## Runs of kind {of}"
+        own = [key for key in keys(cls) if paths or key.name not in common]
+        yield f"{title} {first_sentence(cls)}\n\n{of_keys(own)}"
+
+
+def every_group() -> Iterator[str]:
+    for group, choices in groups().items():
+        rows = ((f"`{choice}`", said_of(group, choice)) for choice in choices)
+        yield f"## {group}\n\n{table('| choice | what it is |', rows)}"
+
+
+def api(module: str) -> str:
+    """Return the directive that documents what a module exports: its own names, and those imported as themselves."""
+    tree = ast.parse(Path(__file__).parents[1].joinpath(f"{module.replace('.', '/')}/__init__.py").read_text())
+    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    imports = (alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names)
+    names = getattr(importlib.import_module(module), "__all__", None) or [
+        *own,
+        *(alias.name for alias in imports if alias.asname and not alias.name.isupper()),
+    ]
+    return f"```{{eval-rst}}\n.. automodule:: {module}\n   :members: {', '.join(names)}\n```"
+
+
+PARTS = {"<!-- every key -->": every_key, "<!-- every group -->": every_group}
+
+
 def fill(app: Any, page: str, source: list[str]) -> None:
-    """Add the contents to the first page, which GitHub shows without them."""
+    """Write what is generated in place of its mark, and the contents on the first page, which elsewhere has none."""
+    for mark, parts in PARTS.items():
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, "\n\n".join(parts()))
+    source[0] = re.sub(r"<!-- api: (\S+) -->", lambda found: api(found[1]), source[0])
     if page == "README":
         source[0] += "".join(contents(name, pages) for name, pages in CONTENTS.items())
     if page == PUBLISHED.lstrip("/"):
@@ -42,14 +101,7 @@ def as_text(app: Any, what: str, name: str, of: Any, options: Any, lines: list[s
             lines[number] = "".join(part if part[:1] == "`" else re.sub(r"([*|_\\`])", r"\\\1", part) for part in parts)
 
 
-def leave_out(app: Any, what: str, name: str, of: Any, skip: bool, options: Any) -> bool | None:
-    """Return True for what a module imports from others than ours, else None: as Sphinx decides."""
-    module = getattr(of, "__module__", None)
-    return True if module and not module.startswith("mxstudy") else None
-
-
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", as_text)
-    app.connect("autodoc-skip-member", leave_out)
     return {"parallel_read_safe": True}
