@@ -25,7 +25,7 @@ CONTENTS = {
     "Explanations": ("numerics", "backends", "runs", "architecture", "glossary"),
     "Reference": tuple(f"reference/{name}" for name in ("config", "groups", "numerics", "model", "results")),
     "Results": ("results", "/results/README"),
-    "Project": ("/CONTRIBUTING",),
+    "Project": ("/CONTRIBUTING", "/CHANGELOG"),
 }
 PUBLISHED = "/results/README"  # the page with the contents of the pages of results/
 

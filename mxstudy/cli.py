@@ -78,6 +78,7 @@ Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
 hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dry_run=true prints their cost.
 
        python -m mxstudy +launch=status|cancel|retry [run=FINGERPRINT] [+experiment=NAME] [GROUP=CHOICE ...]
+       python -m mxstudy figure [NAME] | report | export --runs FOLDER ...
 
 """
 

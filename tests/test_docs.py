@@ -18,10 +18,11 @@ from test_adding import recipes
 from test_glossary import PAGES, ROOT, exists
 
 from mxstudy.config.run import read_run
+from mxstudy.scripts import names
 from mxstudy.tracking.folder import RunFolder
 
 REASON = re.compile(r"<!-- not run: (.+) -->")
-BEGINS = ("python ", "make", "torchrun ", "source ", "apt-get ", "$ ")
+BEGINS = ("python ", "mxstudy ", "make", "torchrun ", "source ", "apt-get ", "$ ")
 INLINE = re.compile(r"`((?:make|python -m) [^`]+)`")
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 SHOWN_ALONE = ("--cfg", "--help", "dry_run=true")  # of a command that trains nothing
@@ -91,12 +92,19 @@ def test_every_target_and_module_of_a_command_exists() -> None:
 def test_every_option_of_a_script_is_one_that_it_has() -> None:
     """Read in the source of its folder, so that no script is started."""
     for command in COMMANDS:
-        if found := re.match(r"python -m (analysis|benchmarks|mxstudy\.evaluation)\.", command.words):
-            folder = ROOT / found[1].replace(".", "/")
+        if found := re.match(
+            r"python -m (benchmarks|mxstudy\.evaluation)\.|mxstudy (?:figure|report|export)", command.words
+        ):
+            folder = ROOT / (found[1] or "analysis").replace(".", "/")
             known = {
                 option for path in folder.rglob("*.py") for option in re.findall(r'"(--[a-z-]+)"', path.read_text())
             }
             assert {word for word in command.words.split() if word.startswith("--")} <= known, command
+
+
+def test_every_figure_of_a_command_exists() -> None:
+    drawn = {name for command in COMMANDS for name in re.findall(r"^mxstudy figure (\S+)", command.words)}
+    assert {"loss_curves"} < drawn <= {*names()}
 
 
 @pytest.mark.slow
