@@ -24,6 +24,7 @@ from mxstudy.tracking.folder import RunFolder
 REASON = re.compile(r"<!-- not run: (.+) -->")
 BEGINS = ("python ", "mxstudy ", "make", "torchrun ", "source ", "apt-get ", "$ ")
 INLINE = re.compile(r"`((?:make|python -m) [^`]+)`")
+PROGRAM = re.compile(r"^```python\n((?:import|from) .*?)^```$", re.MULTILINE | re.DOTALL)  # no block of a guide
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 SHOWN_ALONE = ("--cfg", "--help", "dry_run=true")  # of a command that trains nothing
 SMALLER = ("train.steps=4", "validation.every_steps=2", "validation.sequences=2")
@@ -105,6 +106,15 @@ def test_every_option_of_a_script_is_one_that_it_has() -> None:
 def test_every_figure_of_a_command_exists() -> None:
     drawn = {name for command in COMMANDS for name in re.findall(r"^mxstudy figure (\S+)", command.words)}
     assert {"loss_curves"} < drawn <= {*names()}
+
+
+@pytest.mark.integration
+def test_every_program_runs(trained: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = [program for page in PAGES for program in PROGRAM.findall(page.read_text())]
+    assert len(programs) >= 3
+    monkeypatch.chdir(trained.path.parents[2])  # it has a run in runs/quickstart
+    for program in programs:
+        exec(program, {})
 
 
 @pytest.mark.slow
