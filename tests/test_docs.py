@@ -6,15 +6,17 @@ One of `python -m mxstudy` that is not run is composed and checked all the same.
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from commands import call, corpus, run
 from composing import compose
 from test_adding import recipes
+from test_architecture import HEIGHT
 from test_glossary import PAGES, ROOT, exists
 
 from mxstudy.config.run import read_run
@@ -106,6 +108,13 @@ def test_every_option_of_a_script_is_one_that_it_has() -> None:
 def test_every_figure_of_a_command_exists() -> None:
     drawn = {name for command in COMMANDS for name in re.findall(r"^mxstudy figure (\S+)", command.words)}
     assert {"loss_curves"} < drawn <= {*names()}
+
+
+def test_the_map_is_drawn_from_the_table_of_rooms() -> None:
+    drawing: Any = runpy.run_path(str(ROOT / "docs" / "draw_map.py"))
+    drawn = "\n".join(drawing["picture"](drawing["PAGE"].read_text()))
+    assert drawn == drawing["PICTURE"].read_text(), "run python docs/draw_map.py"
+    assert drawn.count('class="room"') == len(HEIGHT)
 
 
 @pytest.mark.integration
