@@ -79,6 +79,8 @@ def test_commands_are_found() -> None:
     assert len(COMMANDS) > 50
     assert len(RUN) > 15
     assert all(command.reason for command in COMMANDS if command not in RUN and not command.words.startswith("make"))
+    for page in PAGES:
+        assert len(REASON.findall(page.read_text())) == sum(reason is not None for reason, _ in blocks(page)), page
 
 
 def test_every_target_and_module_of_a_command_exists() -> None:
