@@ -41,10 +41,9 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 
 def of_keys(rows: Iterable[Key]) -> str:
-    cells = (
-        (f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "-", key.unit, key.meaning) for key in rows
-    )
-    return table("| key | type | default | unit | meaning |", cells)
+    shown = ((key, f"`{key.default}`" if key.default else "-") for key in rows)
+    cells = ((f"`{key.name}`", key.meaning, key.type, default, key.unit) for key, default in shown)
+    return table("| key | meaning | type | default | unit |", cells)
 
 
 def every_key() -> Iterator[str]:
