@@ -12,7 +12,7 @@ APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_q
 # Images set it; then each process compiles the package anew, and each of pytest's all tests: 6 s of CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report dashboard
+.PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report docs dashboard
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -64,6 +64,10 @@ claims: $(READY)  ## judge what the papers claim by the tables in results/: resu
 RUNS ?= runs/quickstart
 report: $(READY)  ## write an HTML page about a set of runs: RUNS=runs/quickstart
 	$(BIN)/python -m analysis.report --runs $(RUNS)
+
+docs: $(READY)  ## build README, docs/ and the pages of results/ as a site, site/index.html; a warning is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d site/.doctrees . site
 
 dashboard: $(READY)  ## serve MLflow on mlflow.db at http://127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000

@@ -6,9 +6,11 @@ launch_jobs -> mxstudy.launch. No module below this one uses Hydra.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import functools
+import io
 import operator
 import os
 import re
@@ -36,6 +38,8 @@ from mxstudy.compat.hydra import (
     read_files_once,
 )
 from mxstudy.config.conf_folders import CONF, SWEEPS
+from mxstudy.help.answers import answer, commented
+from mxstudy.help.group_choices import groups, visible
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, one_line, suggest
@@ -70,9 +74,11 @@ usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 Several values make a sweep: norm=rmsnorm,mxnorm_p2 optimizer.lr=1e-3,2e-3
 +debug=tiny rehearses any experiment on a laptop; --cfg job prints the composed config and runs nothing.
+--help NAME explains a key, a group, GROUP=CHOICE or a probe: --help optimizer.lr
 hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dry_run=true prints their cost.
 
        python -m mxstudy +launch=status|cancel|retry [run=FINGERPRINT] [+experiment=NAME] [GROUP=CHOICE ...]
+       python -m mxstudy figure [NAME] | report | export --runs FOLDER ...
 
 """
 
@@ -82,7 +88,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     words = {argument.partition("=")[0] for argument in arguments}
     if not words or words & HELP:
-        print(usage())
+        explain_names([argument for argument in arguments if argument not in HELP])
         return
     if words & LAUNCHED:
         sys.exit(after_launch(arguments))
@@ -95,11 +101,20 @@ def main() -> None:
     register(SWEEPS)
     compose_once()
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
+        with beside_keys() if words & {"-c", "--cfg"} else contextlib.nullcontext():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
         sys.exit(explain(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def explain_names(names: Sequence[str]) -> None:
+    """Print what each of these is, or all groups if there is none; exit with a message if one is unknown."""
+    try:
+        print("\n\n".join(map(answer, names)) or usage())
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 def after_launch(arguments: list[str]) -> int | str:
@@ -117,6 +132,15 @@ def after_launch(arguments: list[str]) -> int | str:
         return explain(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+@contextlib.contextmanager
+def beside_keys() -> Iterator[None]:
+    """Add to the config that Hydra prints in this block the meaning of each key."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        yield
+    print(commented(printed.getvalue()))
 
 
 def in_hydras_order(arguments: list[str]) -> list[str]:
@@ -304,17 +328,6 @@ def debug_values(choice: str | None, study: str | None) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------- messages
-
-
-def groups() -> dict[str, list[str]]:
-    """Return every config group with its choices, without the bases, which are not meant to be chosen."""
-    own = {folder.name: folder for folder in sorted(CONF.iterdir()) if folder.is_dir() and folder.name != "hydra"}
-    folders = {"experiment": CONF, "sweep": SWEEPS} | own | {"hydra/launcher": CONF / "hydra" / "launcher"}
-    return {group: visible(sorted(path.stem for path in folder.glob("*.yaml"))) for group, folder in folders.items()}
-
-
-def visible(choices: Iterable[str]) -> list[str]:
-    return [choice for choice in choices if not choice.startswith(("base_", "basic"))]
 
 
 def usage() -> str:

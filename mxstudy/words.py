@@ -13,7 +13,7 @@ from mxstudy.reader import ConfigError, one_line, require, suggest
 STARTS = {"experiment", "sweep", "debug", "evaluation"}  # groups without a default choice
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
-HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "--version", "-sc", "--shell-completion"}
+HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"}
 VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"}
 OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
 SHOWN = 60  # characters of a word in a message

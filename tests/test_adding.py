@@ -1,4 +1,4 @@
-"""README, "Adding to it", followed to the letter: every block of it goes where its first line says, and is run.
+"""The tutorial's end and the guides, followed to the letter: every block goes where its first line says, and is run.
 
 Then three ideas that a new user had before there were recipes: each trains as itself or is refused, never ignored.
 """
@@ -25,8 +25,9 @@ from mxstudy.reader import ConfigError
 
 pytestmark = pytest.mark.slow
 
-SECTION = (ROOT / "README.md").read_text().split("\n## Adding to it\n")[1].split("\n## ")[0]
+PAGES = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("own_*.md"))]
 FENCED = re.compile(r"^```(?:python|yaml)\n# (\S+?)(?:, (in|above) (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BEGINS = re.compile(r"An? ")
 COMMAND = re.compile(r"^    (python -m mxstudy .*)$", re.MULTILINE)
 
 RUN = "python -m mxstudy +experiment=quickstart +debug=tiny tracking=none"
@@ -35,6 +36,7 @@ REFERENCE = "precision.backend=reference"
 # Of each recipe: the choices of a run that differs from it in the idea alone, and what the plan says of its blocks.
 RECIPES = {
     "An experiment": (("precision=mxfp8",), "3 blocks: fused\n"),
+    "A change of your own": ((), "3 blocks: fused\n"),
     "A precision recipe": (("precision=mxfp4", REFERENCE), "3 blocks: fused\n"),
     "A format": (
         ("precision=mxfp4", REFERENCE),
@@ -52,10 +54,10 @@ class Recipe(NamedTuple):
 
 
 def recipes() -> dict[str, Recipe]:
-    """By what is added; a block that no reader could place, or a recipe without one command, is an error."""
+    """By its heading; a block that no reader could place, or a recipe without one command, is an error."""
     found = {}
-    _, *parts = re.split(r"^\*\*(An? [\w ]+)\*\*", SECTION, flags=re.MULTILINE)
-    for name, text in zip(parts[::2], parts[1::2], strict=True):
+    sections = [part for page in PAGES for part in page.read_text().split("\n## ")[1:] if BEGINS.match(part)]
+    for name, text in (section.split("\n", 1) for section in sections):
         blocks = [Block(*groups) for groups in FENCED.findall(text)]
         assert len(blocks) == text.count("```") / 2 > 0, f"{name}: a block does not say where it goes"
         (command,) = COMMAND.findall(text)
@@ -118,6 +120,15 @@ def test_an_experiment_is_the_choices_that_it_makes(copy: Copy, losses_of: Calla
     said = follow("An experiment", copy)
     assert plan in said
     assert losses_of(*choices) != copy.losses() == losses_of("norm=mxnorm_p2", *choices)
+
+
+def test_a_change_of_your_own_is_compared_over_seeds(copy: Copy) -> None:
+    said = follow("A change of your own", copy)
+    assert said.count(RECIPES["A change of your own"][1]) == 12
+    rows = re.findall(r"^ *(rmsnorm|mxnorm_p[24]) +4 +0 +\S+ ± \S+ +(.*?) +[\d,]+ *$", said, re.MULTILINE)
+    assert [name for name, _ in rows] == ["rmsnorm", "mxnorm_p2", "mxnorm_p4"]
+    assert dict(rows)["rmsnorm"] == "baseline"
+    assert " ± " in dict(rows)["mxnorm_p4"] != dict(rows)["mxnorm_p2"]
 
 
 def test_a_rounding_changes_the_numbers_and_another_under_its_name_is_not_skipped_in_silence(

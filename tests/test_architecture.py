@@ -37,7 +37,7 @@ LAYERS = [
     ["mxstudy.studies"],
     ["mxstudy.students"],
     ["mxstudy.launch"],
-    ["mxstudy.words", "mxstudy.rehearsal"],
+    ["mxstudy.words", "mxstudy.rehearsal", "mxstudy.help", "mxstudy.scripts"],
     ["mxstudy.cli"],
     ["mxstudy.__main__", "hydra_plugins"],
 ]

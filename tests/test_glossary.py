@@ -16,12 +16,12 @@ import pytest
 from test_architecture import HEIGHT, MODULES, ROOT, complain, own_imports, room
 
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = {name: path for name, path in MODULES.items() if name.startswith("mxstudy.")}
 
 DOTTED = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins)(?:\.[A-Za-z_]\w*)+")
 FILE = re.compile(r"\b(?:mxstudy|analysis|benchmarks|hydra_plugins|tests|conf|sweeps|docs|results)/[\w./-]*\w")
-MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that "Adding to it" has its reader make
+MADE = re.compile(r"^# (\S+\.\w+)$", re.MULTILINE)  # a file that a guide has its reader make
 
 
 @functools.cache

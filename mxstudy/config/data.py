@@ -29,7 +29,7 @@ class PySource(Corpus):
     """Python source text of the interpreter that runs the job, optionally with the packages installed for it."""
 
     kind: Literal["pysource"] = "pysource"
-    include_site_packages: bool = False
+    include_site_packages: bool = False  # the installed packages' source too
 
 
 @schema
@@ -37,8 +37,8 @@ class Files(Corpus):
     """Local files, as paths or globs: one document per file (text) or per row, in `text_field` (jsonl, parquet)."""
 
     kind: Literal["files"] = "files"
-    format: Literal["text", "jsonl", "parquet"]
-    paths: tuple[str, ...] = named()  # the identity of the corpus is the files' contents, not their paths
+    format: Literal["text", "jsonl", "parquet"]  # text: a document a file; jsonl, parquet: a document a row
+    paths: tuple[str, ...] = named()  # files or globs; the identity of the corpus is their contents
     text_field: str = "text"
 
     def __post_init__(self) -> None:
@@ -59,13 +59,13 @@ class HuggingFace(Corpus):
     """
 
     kind: Literal["hugging_face"] = "hugging_face"
-    name: str = named()  # in the identity of the corpus; a local folder by its contents
-    subset: str | None = None
+    name: str = named()  # on the hub, or a local folder, whose contents are in the identity of the corpus
+    subset: str | None = None  # its configuration of this name
     folder: str | None = None
-    split: str = "train"
-    revision: str = named("main")
+    split: str = "train"  # its part of this name
+    revision: str = named("main")  # a branch, tag or commit of it
     mirror: str | None = cosmetic(None)  # the same text in another place
-    text_field: str = "text"
+    text_field: str = "text"  # the column with a document's text
     max_documents: int | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class TrainedBPE:
     """Byte-level BPE, trained on the first `train_bytes` bytes of the training split in document order, and cached."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab_size: int
+    vocab_size: int  # ids of the tokenizer, the 257 of bytes among them
     train_bytes: int = 100_000_000
 
     def __post_init__(self) -> None:
@@ -172,8 +172,8 @@ class Pretrained:
     """A tokenizer given as a `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub."""
 
     kind: Literal["pretrained"] = "pretrained"
-    name: str = named()  # its contents are in the identity of the corpus
-    eos_token: str | None = None
+    name: str = named()  # a file, a folder or a name on the hub; its contents are in the corpus's identity
+    eos_token: str | None = None  # what ends a document; null: as the tokenizer says
 
 
 Tokenizer = Bytes | TrainedBPE | Pretrained

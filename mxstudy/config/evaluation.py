@@ -16,7 +16,7 @@ SHOTS_SEED = 1234  # OLMES' and lm-eval's
 
 @schema
 class Evaluation:
-    """The questions of `tasks`, in one form: cf scores an option's text, mcf its letter, best asks both.
+    """The questions of `tasks`, in one `form`: cf scores an option's text, mcf its letter, best asks both.
 
     `task_forms`: the form of single tasks. `shots`: solved questions before each question; `task_shots`: the same for
     single tasks. MMLU's are the first of its split dev; those of other tasks are drawn for each question from the

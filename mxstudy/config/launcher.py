@@ -49,12 +49,12 @@ class Slurm:
     """
 
     kind: Literal["slurm"] = "slurm"
-    partition: str | None = None
-    account: str | None = None
+    partition: str | None = None  # as in sbatch
+    account: str | None = None  # as in sbatch
     nodes: int = 1
     gpus_per_node: int = 1
-    cpus_per_task: int | None = None
-    memory_gb: float | None = None
+    cpus_per_task: int | None = None  # as in sbatch
+    memory_gb: float | None = None  # memory of each node
     time_min: int = 1440
     array_parallelism: int = 100
     signal_delay_s: int = 120

@@ -24,8 +24,8 @@ class Llama3RopeScaling:
     """
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
+    low_freq_factor: float  # see `factor`
+    high_freq_factor: float  # see `factor`
     original_length: int
 
     def __post_init__(self) -> None:
@@ -49,14 +49,14 @@ class MoE:
     none does neither.
     """
 
-    num_experts: int = 8
-    top_k: int = 2
-    num_shared: int = 0
+    num_experts: int = 8  # MLPs in place of one
+    top_k: int = 2  # of the experts, for each token
+    num_shared: int = 0  # further experts that see every token
     activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
     gate: Literal["softmax", "sigmoid"] = "sigmoid"
     balance: Literal["bias", "loss", "none"] = "bias"
-    bias_rate: float = 1e-3
-    loss_coefficient: float = 1e-2
+    bias_rate: float = 1e-3  # how far a bias moves in a step
+    loss_coefficient: float = 1e-2  # weight of Switch's loss
 
     def __post_init__(self) -> None:
         require_at_most(self, {"num_experts": MOST_EXPERTS})
@@ -92,22 +92,22 @@ class Decoder:
     """
 
     kind: Literal["decoder"] = "decoder"
-    hidden_size: int
-    ffn_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    vocab_size: int
-    rope_theta: float = 500_000.0
+    hidden_size: int  # size of the residual stream
+    ffn_size: int  # inner size of the MLP
+    num_layers: int  # number of blocks
+    num_heads: int  # heads of queries
+    num_kv_heads: int  # heads of keys and values, each read by as many queries
+    vocab_size: int  # ids that the embedding has
+    rope_theta: float = 500_000.0  # base of the rotary embedding
     rope_scaling: Llama3RopeScaling | None = None
     mlp: Literal["swiglu", "gelu", "relu2", "moe"] = "swiglu"
-    moe: MoE = MoE()
+    moe: MoE = MoE()  # the experts of mlp=moe
     qk_norm: bool = False
     qk_norm_by_head: bool = False
     qkv_bias: bool = False
     head_dim: int | None = None
     init: Literal["llama", "mitchell"] = "llama"
-    init_std: float = 0.02
+    init_std: float = 0.02  # standard deviation of the linears' initial weights
 
     def __post_init__(self) -> None:
         require_at_most(self, dict.fromkeys(("hidden_size", "ffn_size", "vocab_size"), MOST_FEATURES))
@@ -179,7 +179,7 @@ class MXNorm(AnyNorm):
 
     reads = ("block_size",)
     kind: Literal["mxnorm"] = "mxnorm"
-    p: float
+    p: float  # exponent of the p-mean
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,8 +212,8 @@ class PrecisionRow:
     wins; a linear that no pattern matches runs in `train.compute`.
     """
 
-    from_step: int = 0
-    plan: dict[str, str]
+    from_step: int = 0  # the step from which the plan holds
+    plan: dict[str, str]  # pattern of module names, and the recipe of what it matches
 
 
 @schema
@@ -237,12 +237,12 @@ class Precision:
     """
 
     schedule: tuple[PrecisionRow, ...]
-    block_size: Literal[16, 32, 64] = 32
-    scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] = "rceil"
-    rounding: Literal["even", "away", "stochastic"] = "even"
+    block_size: Literal[16, 32, 64] = 32  # elements that share a scale
+    scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] = "rceil"  # how scales are rounded
+    rounding: Literal["even", "away", "stochastic"] = "even"  # of elements: even and away say where a half goes
     operand_pre_round: bool = False
     pad_blocks: bool = False
-    backend: Literal["auto", "emulated", "reference", "fused", "joined", "native"] = "auto"
+    backend: Literal["auto", "emulated", "reference", "fused", "joined", "native"] = "auto"  # what computes a block
     head: bool = False
     skip_blocks: int | tuple[int, int] | Literal["tail"] = 0
     recipes: dict[str, Gemms] = field(default_factory=dict)

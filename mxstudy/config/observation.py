@@ -108,7 +108,7 @@ class Tracking:
     `experiment`: the MLflow experiment that shows the run; null: the one of the run's own name.
     """
 
-    uri: str | None = "sqlite:///mlflow.db"
+    uri: str | None = "sqlite:///mlflow.db"  # the MLflow database, or its server, http://HOST:PORT
     experiment: str | None = None
 
     def __post_init__(self) -> None:

@@ -29,13 +29,13 @@ class Run:
     """The fields that every kind of run has."""
 
     compares: ClassVar[bool] = False  # whether its summary compares the arms of a sweep with a baseline
-    experiment: str = cosmetic("unnamed")
-    runs_dir: str = cosmetic("runs")
-    cache_dir: str = cosmetic(".cache")
+    experiment: str = cosmetic("unnamed")  # the name of the chosen file
+    runs_dir: str = cosmetic("runs")  # where run folders are
+    cache_dir: str = cosmetic(".cache")  # where tokenised corpora and tokenizers are kept
     rerun: bool = cosmetic(False)  # train everything again
     # Of a run that other code has made: ok takes it. Of any that would be refused: rerun trains it again.
     stale: Literal["refuse", "ok", "rerun"] = cosmetic("refuse")
-    wait: bool = cosmetic(False)
+    wait: bool = cosmetic(False)  # stay until all submitted jobs have ended, and sum up
     dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
     replicates: tuple[str, ...] = cosmetic(())  # keys, beside the seeds, in which runs of one arm may differ
@@ -76,19 +76,19 @@ class Run:
 class Pretrain(Run):
     compares = True
     study: Literal["pretrain"] = "pretrain"
-    seed: int = 0
-    data_seed: int = 0
-    model: Decoder
-    norm: Norm
+    seed: int = 0  # draws the initial weights, and the random bits of stochastic casts
+    data_seed: int = 0  # draws the order of the batches
+    model: Decoder  # the sizes of the model
+    norm: Norm  # what divides a row by its RMS, or by an estimate of it
     precision: Precision
-    data: TrainingData
-    tokenizer: Tokenizer
-    optimizer: AdamW
+    data: TrainingData  # the corpus, or a blend of several
+    tokenizer: Tokenizer  # how text becomes ids
+    optimizer: AdamW  # how gradients move the weights
     schedule: Schedule
-    train: Train
+    train: Train  # steps, batches, and how they are computed
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
-    probe: Probes = cosmetic(default_factory=Probes)
+    probe: Probes = cosmetic(default_factory=Probes)  # what is measured, and how often
     evaluation: EvaluationDuringTraining = cosmetic(default_factory=EvaluationDuringTraining)
 
     def __post_init__(self) -> None:
@@ -108,16 +108,16 @@ class Approximation(Run):
     """
 
     study: Literal["approximation"] = "approximation"
-    seed: int = 0
+    seed: int = 0  # draws the random tensors
     draws: int = 8
     rows: int = 256
     hidden_size: int = 4096
     stds: tuple[float, ...] = (0.1, 1.0, 10.0)
     max_blocks: int = 256
     elements: int = 131_072
-    format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"
-    block_size: Literal[16, 32, 64] = 32
-    scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"
+    format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"  # elements of the casts
+    block_size: Literal[16, 32, 64] = 32  # elements that share a scale
+    scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"  # how the exponent of a scale is rounded
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +137,8 @@ class PrepareData(Run):
     """
 
     study: Literal["prepare_data"] = "prepare_data"
-    data: TrainingData
-    tokenizer: Tokenizer
+    data: TrainingData  # the corpus, or a blend of several
+    tokenizer: Tokenizer  # how text becomes ids
     workers: int | None = cosmetic(None)
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class TrainedModelRun(Run):
     norm: Norm | None = None
     precision: Precision | None = None
     compute: Literal["bf16", "fp32"] | None = None
-    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # auto takes a GPU if there is one
     processes: int = cosmetic(1)
 
     def __post_init__(self) -> None:
@@ -187,12 +187,12 @@ class Perplexity(TrainedModelRun):
     """
 
     study: Literal["perplexity"] = "perplexity"
-    data: Data
+    data: Data  # the corpus
     split: Literal["validation", "train", "all"] = "validation"
     documents: int | None = None
     window: int | None = None
     stride: int | None = None
-    tokens_per_batch: int = 16_384
+    tokens_per_batch: int = 16_384  # tokens of a forward, padding included
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,19 +215,19 @@ class StudentTeacher(Run):
     seeds: tuple[int, ...] = (0,)
     lrs: tuple[float, ...] = (6e-4,)
     data_seed: int = 0
-    model: ResidualMLP
-    norm: Norm | None
+    model: ResidualMLP  # the sizes of the student
+    norm: Norm | None  # what divides a row by its RMS, or by an estimate of it
     precision: Precision
     student: Student = Student()
-    teacher: Teacher = Teacher()
-    loss: Literal["mse", "kl"] = "mse"
+    teacher: Teacher = Teacher()  # the fixed function that students learn
+    loss: Literal["mse", "kl"] = "mse"  # mean squared error, or KL divergence
     label_noise: float = 0.005
     own_noise: bool = False
-    optimizer: StudentOptimizer
+    optimizer: StudentOptimizer  # how gradients move the weights
     schedule: Schedule
-    train: StackTrain
+    train: StackTrain  # steps, batches, and how they are computed
     checkpoint: Checkpoint = Checkpoint()
-    probe: StudentProbes = cosmetic(default_factory=StudentProbes)
+    probe: StudentProbes = cosmetic(default_factory=StudentProbes)  # what is measured, and how often
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,7 +285,7 @@ class Fork(Run):
     fractions: tuple[float, ...] = named((0.88,))
     at_step: int | None = named(None)
     steps: int = 1500
-    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # auto takes a GPU if there is one
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,9 +23,9 @@ class ResidualMLP:
     """
 
     kind: Literal["residual_mlp"] = "residual_mlp"
-    hidden_size: int
-    num_layers: int
-    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "gelu"
+    hidden_size: int  # size of the residual stream
+    num_layers: int  # number of blocks
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "gelu"  # between the two linears
     expansion: int = 4
     swiglu_multiple: Literal[1, 32] = 32
     residual: bool = True
@@ -95,8 +95,8 @@ class Teacher:
 @schema
 class Adam:
     kind: Literal["adam"] = "adam"
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)  # decay of the two moments
+    eps: float = 1e-8  # added to the root of the second moment
 
     def __post_init__(self) -> None:
         for beta in self.betas:
@@ -106,7 +106,7 @@ class Adam:
 @schema
 class SGD:
     kind: Literal["sgd"] = "sgd"
-    momentum: float = 0.0
+    momentum: float = 0.0  # share of the last step that is kept; 0: none
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"momentum: must lie in 0 .. 1, not {self.momentum}")
@@ -119,11 +119,12 @@ StudentOptimizer = Adam | SGD
 class StackTrain:
     """`batch_size`: samples per step, shared by all replicas. `compute`: dtype of unquantised operands and results."""
 
-    steps: int
+    steps: int  # updates of the weights
     batch_size: int = 2048
     compute: Literal["bf16", "fp32"] = "bf16"
-    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # the device type that auto resolves to is hashed instead
-    compile: bool = True
+    # auto takes a GPU if there is one; the device type that it resolves to is hashed instead
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
+    compile: bool = True  # compile the step by Inductor
 
     def __post_init__(self) -> None:
         require_at_most(self, {"steps": MOST_STEPS, "batch_size": MOST_FEATURES})
@@ -186,13 +187,13 @@ class Intervention:
     differs from the parent's.
     """
 
-    plan: dict[str, str] | None = None
-    scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] | None = None
-    gain: Literal["fp32", "bf16", "mx"] | None = None
+    plan: dict[str, str] | None = None  # the recipes from then on
+    scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] | None = None  # see precision.scale_rule
+    gain: Literal["fp32", "bf16", "mx"] | None = None  # see student.gain
     vector_ops: Literal["fp32", "bf16", "code"] | None = None
     norm_ops: Literal["fp32", "bf16", "code", "code_skipped"] | None = None
     freeze_norm_bias: bool | None = None
     targets: Literal["disk", "redrawn"] | None = None
     new_optimizer: bool = False
-    compute: Literal["bf16", "fp32"] | None = None
+    compute: Literal["bf16", "fp32"] | None = None  # see train.compute
     perturbed_weight: int | None = None

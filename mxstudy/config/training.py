@@ -14,11 +14,11 @@ MOST_TOKENS = 2**31  # a step; 300 times the largest batch of the papers
 @schema
 class AdamW:
     kind: Literal["adamw"] = "adamw"
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    max_grad_norm: Unbounded = Unbounded(1.0)
+    lr: float  # learning rate at its peak
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of the two moments
+    eps: float = 1e-8  # added to the root of the second moment
+    weight_decay: float = 0.1  # shrinks weights by lr times this a step
+    max_grad_norm: Unbounded = Unbounded(1.0)  # gradients are scaled down to this norm; inf: never
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, f"lr: must be positive and finite, not {self.lr}")
@@ -115,15 +115,16 @@ class Train:
     read, with the same numbers. `verify`: compare the shards with their sha256 before the first step.
     """
 
-    steps: int
+    steps: int  # updates of the weights
     batch_size: int
-    sequence_length: int
+    sequence_length: int  # of every sample
     micro_batch_size: int | None = None
-    compute: Literal["bf16", "fp32"] = "bf16"
-    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")  # the device type that auto resolves to is hashed instead
-    compile: bool = False
-    activation_checkpointing: Literal["none", "full"] = "none"
-    deterministic: bool = False
+    compute: Literal["bf16", "fp32"] = "bf16"  # dtype of unquantised operands and results
+    # auto takes a GPU if there is one; the device type that it resolves to is hashed instead
+    device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
+    compile: bool = False  # compile each block by Inductor
+    activation_checkpointing: Literal["none", "full"] = "none"  # full keeps a block's input and recomputes the rest
+    deterministic: bool = False  # the same bits when it is run or resumed again on the same device
     all_gather: Literal["compute", "mx"] = cosmetic("compute")
     verify: bool = cosmetic(True)
 

@@ -348,8 +348,7 @@ def replaced(folder: Path) -> list[Path]:
 
 
 def number_of(path: Path) -> int:
-    """Return N of FOLDER.old-N."""
-    return int(path.name.rpartition("-")[2])
+    return int(path.name.rpartition("-")[2])  # N of FOLDER.old-N
 
 
 def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:

@@ -124,13 +124,13 @@ def test_a_run_leaves_its_tables_with_where_they_come_from(said: str, folder: Pa
 @pytest.mark.integration
 def test_the_terminal_has_the_tables_in_80_columns_and_how_to_draw_them(said: str, folder: Path) -> None:
     report = said[said.index("formats  ") :]
-    commands = [line for line in report.splitlines() if "python -m analysis." in line]
+    commands = [line for line in report.splitlines() if "python -m mxstudy figure" in line]
     tables = report[: report.index("figures, into figures/")].splitlines()
     assert max(map(len, tables)) <= 80
     assert "…" not in report  # nothing was cut off
     for row in ("E4M3", "NVFP4", "4 features x 1000", "gain 0.95 +- 0.02", "laplace"):
         assert any(line.strip().startswith(row) for line in tables)
-    assert [line.split()[2].removeprefix("analysis.") for line in commands] == list(study.FIGURES)
+    assert [line.split()[4] for line in commands] == list(study.FIGURES)
     path = the_run(folder).path.relative_to(folder)
     assert all(line.endswith(f"--runs {path}") for line in commands)
 

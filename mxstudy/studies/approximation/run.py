@@ -69,7 +69,9 @@ def report(folder: RunFolder) -> None:
 def how_to_draw(*folders: RunFolder) -> str:
     """Return the commands that draw the figures of these runs."""
     paths = " ".join(str(folder.path) for folder in folders)
-    return "\n".join(["figures, into figures/:"] + [f"  python -m analysis.{name} --runs {paths}" for name in FIGURES])
+    return "\n".join(
+        ["figures, into figures/:"] + [f"  python -m mxstudy figure {name} --runs {paths}" for name in FIGURES]
+    )
 
 
 def grid(title: str, *columns: str) -> Table:

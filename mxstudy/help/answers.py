@@ -1,0 +1,149 @@
+"""What `--help NAME` answers in the terminal, for a key, a group, a choice or a probe; and comments beside a config."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, get_args
+
+from mxstudy.config.run import STUDIES
+from mxstudy.help.group_choices import groups, said_of
+from mxstudy.help.meanings import Key, classes, first_sentence, keys, sections
+from mxstudy.reader import ConfigError, suggest, type_hints
+
+WIDTH = 110
+NO_DEFAULT = "none: a choice of the group, an experiment or the command gives it"
+LINE = re.compile(r"(?P<indent> *(?:- )*)(?P<key>[^\s:#'\"-][^:]*):(?: (?P<value>.*))?$")
+Path = tuple[str, ...]  # of a key, from the outside in
+PART = re.compile(r"(?<=[.;])\s")
+
+
+class Place(NamedTuple):
+    """A key at a dotted path, of one class of the schema, in some kinds of run."""
+
+    path: str
+    cls: type
+    key: Key
+    kinds: tuple[str, ...]
+
+
+def places() -> Iterator[Place]:
+    """Yield every key of every kind of run."""
+    for cls, found in sections().items():
+        for path, kinds in found.items():
+            yield from (Place(f"{path}.{key.name}".lstrip("."), cls, key, kinds) for key in keys(cls))
+
+
+def answer(name: str) -> str:
+    """Return what is known of a key, group, GROUP=CHOICE or probe. Raises ConfigError for another name."""
+    chosen, every = groups(), [*places()]
+    group, is_choice, choice = name.partition("=")
+    if is_choice:
+        if choice not in chosen.get(group, ()):
+            raise ConfigError(f"{name}: no such choice; {suggest(choice, chosen.get(group, chosen))}")
+        return f"{name}\n{indented(said_of(group, choice))}"
+    parts = [of_group(name)] if name in chosen else []
+    inside = under(name, every) or under(f"probe.{name}", every)
+    parts += [] if inside else [of_key(place) for place in every if is_at(place.path, name)]
+    parts += [of_section(cls, found) for cls, found in inside.items()]
+    if not parts:
+        near = difflib.get_close_matches(name, [*chosen, *(place.path for place in every)], n=1)
+        raise ConfigError(f"{name}: no such key, group or probe; {suggest(name, near or chosen)}")
+    return "\n\n".join(dict.fromkeys(parts))
+
+
+def is_at(path: str, name: str) -> bool:
+    """Return whether the path is that name; NAME in it stands for any."""
+    return re.fullmatch(re.escape(path).replace("NAME", r"[^.]+"), name) is not None
+
+
+def under(name: str, every: Iterable[Place]) -> dict[type, list[Place]]:
+    """Return the keys right below a name, by class."""
+    found: dict[type, list[Place]] = {}
+    for place in every:
+        if is_at(place.path.rpartition(".")[0], name):
+            found.setdefault(place.cls, []).append(place)
+    return found
+
+
+def indented(text: str, by: int = 2) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=" " * by, subsequent_indent=" " * by)
+
+
+def of_group(group: str) -> str:
+    """Return a group with its choices, and what each is."""
+    lines = [f"{group}: a group; {group}=CHOICE takes one of"]
+    for choice in groups()[group]:
+        lines += [f"  {choice}", *([indented(said, 6)] if (said := said_of(group, choice)) else [])]
+    return "\n".join(lines)
+
+
+def of_key(place: Place) -> str:
+    """Return a key with its type, default, unit and meaning."""
+    key = place.key
+    facts = {"type": key.type, "default": key.default or NO_DEFAULT, "unit": key.unit, "in": in_words(place)}
+    lines = [f"  {name:<9}{fact}" for name, fact in facts.items() if fact]
+    return "\n".join([place.path, indented(key.meaning), *lines])
+
+
+def in_words(place: Place) -> str:
+    """Return the kinds of run that have a key, and of which kind its group is."""
+    kind = next((key.default for key in keys(place.cls) if key.name == "kind" and " or " not in key.type), "")
+    return ", ".join(place.kinds) + (f"; of kind {kind}" if kind else "")
+
+
+def of_section(cls: type, found: Iterable[Place]) -> str:
+    """Return all keys of a class, in short."""
+    found = [*found]
+    head = first_sentence(cls)
+    said = head if not any(head.rstrip(".") in place.key.meaning for place in found) else ""
+    lines = [f"{found[0].path.rpartition('.')[0]}.*, in {in_words(found[0])}", indented(said)]
+    for _, _, key, _ in found:
+        default = f"= {key.default}" if key.default else "(no default)"
+        lines += [f"  {key.name} {default}", indented(key.meaning, 6)]
+    return "\n".join(line for line in lines if line)
+
+
+# ------------------------------------------------------------------------------------------------ comments in a config
+
+
+def commented(text: str) -> str:
+    """Return a config, as Hydra prints it, with the meaning of each key beside it."""
+    lines = text.splitlines()
+    paths = dict(walked(lines))
+    values = {path: lines[number].partition(": ")[2] for number, path in paths.items()}
+    for number, path in paths.items():
+        said = PART.split(meaning_at(path, values))[0].rstrip(".;")
+        below = lines[number + 1] if number + 1 < len(lines) and number + 1 not in paths else "- "
+        if said and below.lstrip().startswith("- "):  # else the value goes on there
+            lines[number] += f"  # {said}"
+    return "\n".join(lines)
+
+
+def walked(lines: Iterable[str]) -> Iterator[tuple[int, Path]]:
+    """Yield the numbers of the lines that begin a key, with its path; items of a list have no part in it."""
+    above: list[tuple[int, str]] = []
+    for number, line in enumerate(lines):
+        if found := LINE.match(line):
+            above = [each for each in above if each[0] < len(found["indent"])]
+            above.append((len(found["indent"]), found["key"]))
+            yield number, tuple(key for _, key in above)
+
+
+def meaning_at(path: Path, values: Mapping[Path, str]) -> str:
+    """Return the meaning of a key of a config with these values; "" if the schema has none of that name."""
+    options: list[type] = [cls for name, cls in STUDIES.items() if name == values.get(("study",))]
+    is_name = False  # one of a mapping's
+    for number, name in enumerate(path[:-1], start=1):
+        if is_name:
+            is_name = False
+            continue
+        hints = [type_hints(cls)[name] for cls in options if name in type_hints(cls)]
+        is_name = any("dict" in str(hint) for hint in hints)
+        kind = values.get((*path[:number], "kind"))
+        inside = [cls for hint in hints for cls in classes(hint)]
+        options = [cls for cls in inside if kind is None or kind in get_args(type_hints(cls).get("kind"))]
+    known = () if is_name else (key for cls in options for key in keys(cls))
+    return next((key.meaning for key in known if key.name == path[-1]), "")
