@@ -6,7 +6,7 @@ PART is a `Part` of mxstudy.kernels.heads.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast_both import store_both, through_bf16
+from mxstudy.kernels.device.cast_both import store_both
 
 
 @triton.jit
@@ -30,6 +30,5 @@ def heads_cast_both_kernel(
         angle = place % positions * HALF + column % HALF
         turned = tl.load(dy_ptr + row * COLUMNS + partner).to(tl.float32) * tl.load(sin_ptr + angle)
         dy = dy * tl.load(cos_ptr + angle) + tl.where(is_first, turned, -turned)
-        dy = through_bf16(dy, True)
     there = row * PART.stride + PART.start + column
-    store_both(dy, row_ptr, column_ptr, there, None, CAST)
+    store_both(dy, row_ptr, column_ptr, there, None, True, CAST)
