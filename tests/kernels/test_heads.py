@@ -74,6 +74,15 @@ def test_gradients_have_the_bits_of_the_reference(head_size, block_size):
             assert_same_bits(got, expected)
 
 
+def test_rows_of_any_number():
+    """Where no block lies along a column."""
+    _, d_qkv, rope = inputs(head_size=64)
+    d_qkv = [d[:, :21] for d in d_qkv]
+    for row in ("E4M3", None):
+        at = rope[:21], row, UNREAD, BlockCast()
+        assert_same_bits(kernel(d_qkv, *at)[0], heads_cast_both(*d_qkv, *at)[0])
+
+
 def kernel(d_qkv, rope, row, column, cast=BlockCast(), tile=None):  # noqa: B008
     casts = checked_casts(flat_shape(*d_qkv), row, column, cast)
     at = (*(d.to(DEVICE) for d in d_qkv), None if rope is None else rope.to(DEVICE))
