@@ -55,10 +55,20 @@ def repair() -> None:
         return SimpleNamespace(get_result=lambda _: handle)
 
     def reduce(self: Any, inputs: Any) -> Any:
-        (x,) = inputs
-        slices = [self.to_tensor(one, x.dtype) for one in np.moveaxis(x.handle.data, self.axis, 0)]
-        found = functools.reduce(self.combine_fn.fn, slices).handle.data
-        return [self.to_tensor(np.expand_dims(found, self.axis) if self.keep_dims else found, x.dtype)]
+        def combined(x: Any, y: Any) -> Any:
+            found = self.combine_fn.fn(*x, *y)
+            return found if isinstance(found, tuple) else (found,)
+
+        axis = 0 if self.axis is None else self.axis
+        arrays = [x.handle.data.ravel() if self.axis is None else x.handle.data for x in inputs]
+        moved = zip(*(np.moveaxis(array, axis, 0) for array in arrays), strict=True)
+        slices = [tuple(self.to_tensor(y, x.dtype) for y, x in zip(one, inputs, strict=True)) for one in moved]
+        found = [x.handle.data for x in functools.reduce(combined, slices)]
+        shape = tuple(1 if i == axis or self.axis is None else n for i, n in enumerate(inputs[0].handle.data.shape))
+        return [
+            self.to_tensor(y.reshape(shape) if self.keep_dims else y, x.dtype)
+            for y, x in zip(found, inputs, strict=True)
+        ]
 
     ReduceOps.generic_reduce = reduce
     InterpreterBuilder.create_inline_asm = assembly
