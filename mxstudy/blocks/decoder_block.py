@@ -38,11 +38,11 @@ from mxstudy.kernels import (
     norm_backward_add,
     norm_cast_both,
     product,
+    rotate_heads_,
 )
 from mxstudy.kernels.operators import UNREAD
 from mxstudy.numerics.gemms import Linear, linear_of
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.rotary import rotate
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -119,9 +119,9 @@ class _BeforeAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = x_BTD.flatten(0, 1)
         qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, linear_of(s.qkv, keys, places), s)
-        q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), s.sizes, s.head_size)
         if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
+            rotate_heads_(qkv, rope, s.sizes[0] + s.sizes[1], s.head_size)
+        q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), s.sizes, s.head_size)
         ctx.save_for_backward(x, mean, rms, gain, bias, weight, rope, keys, places)
         ctx.settings = s
         return q, k, v, x_BTD.view_as(x_BTD)

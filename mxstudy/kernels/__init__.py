@@ -13,7 +13,7 @@ from mxstudy.kernels.cast_any import cast_any
 from mxstudy.kernels.cast_both import cast_both
 from mxstudy.kernels.cast_one import cast_one
 from mxstudy.kernels.cross_entropy import cross_entropy_
-from mxstudy.kernels.heads import heads_cast_both
+from mxstudy.kernels.heads import heads_cast_both, rotate_heads_
 from mxstudy.kernels.matmul_fp32 import linear_fp32
 from mxstudy.kernels.norm_backward import norm_backward_add
 from mxstudy.kernels.norm_cast import NormCast, RowNorm, norm_cast_both
@@ -38,4 +38,5 @@ __all__ = [
     "norm_cast_both",
     "norm_codes",
     "product",
+    "rotate_heads_",
 ]

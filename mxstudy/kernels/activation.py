@@ -26,6 +26,7 @@ from mxstudy.kernels.operators import (
     launch,
     operand,
     tile_of,
+    tile_of_gradient,
     written,
 )
 from mxstudy.kernels.packing import pack, unpack
@@ -210,9 +211,9 @@ def launch_cuda_backward(
     from mxstudy.kernels.device.activation import activation_backward_cast_both_kernel
 
     dz, h = dz.contiguous(), h.contiguous()
-    known, of_casts = unpack(Rounded, activation), constants(casts)
+    known, of_casts, cast_of_z = unpack(Rounded, activation), constants(casts), constants(of_z)
     operands, columns = (*empty_both(h, casts), empty_operand(dz, unpack(Casts, of_z).column)), dz.shape[-1]
-    tile = tile or tile_of(dz.numel() // columns, columns, of_casts.block, elements=2048)
+    tile = tile or tile_of_gradient(dz.numel() // columns, columns, of_casts, cast_of_z)
     launch(
         activation_backward_cast_both_kernel,
         (dz.numel() // (tile.rows * tile.columns),),
@@ -224,6 +225,6 @@ def launch_cuda_backward(
         COLUMNS=columns,
         TILE=tile,
         CAST=of_casts,
-        CAST_OF_Z=constants(of_z),
+        CAST_OF_Z=cast_of_z,
     )
     return operands

@@ -1,4 +1,4 @@
-"""Rotate the gradients of queries and keys back, put them beside that of values, and cast that twice, in one kernel."""
+"""Rotate queries and keys where they are; rotate their gradients back, beside that of values, and cast that twice."""
 
 from __future__ import annotations
 
@@ -7,30 +7,53 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, library
 
+from mxstudy.kernels.cast_both import launch_cuda as launch_cast_both
 from mxstudy.kernels.operators import (
     BF16,
     UNREAD,
+    CastConstants,
+    Casts,
     Tile,
     both,
+    ceil_power_of_two,
     checked_casts,
     constants,
     empty_both,
     launch,
-    tile_of,
+    power_of_two_in,
     written,
 )
+from mxstudy.kernels.packing import pack
 from mxstudy.numerics.cast import BlockCast
-from mxstudy.numerics.rotary import rotate_back
+from mxstudy.numerics.rotary import rotate, rotate_back
 from mxstudy.reader import require
+
+ROUNDED = pack(Casts(None, UNREAD, 32, "rceil", "even", False))  # one operand, which is only rounded to bf16
 
 
 class Part(NamedTuple):
-    """One of dq, dk and dv as the kernel is compiled for it: its columns, and where they start in a row of `stride`."""
+    """Heads as the kernel is compiled for them; strides are those of rows.
 
+    `start`: their first column where they are written. `together`: heads per program. `back`: rotate by the negative
+    angles.
+    """
+
+    read_stride: int
     start: int
     stride: int
     half: int  # half of a head's features
-    columns: int
+    heads: int
+    together: int
+    back: bool
+
+
+def rotate_heads_(qkv: Tensor, rope: Tensor, columns: int, head_size: int) -> None:
+    """Rotate the heads in the first `columns` of qkv [B T, features] bf16, in place; rounded once, as by `rotate`.
+
+    `rope`: the angles, float32 [T, H / 2] or [B, T, H / 2].
+    """
+    require(qkv.dtype == BF16, f"qkv: the kernel takes bfloat16, not {qkv.dtype}")
+    _rotate_heads(qkv, rope, columns, head_size)
 
 
 def heads_cast_both(
@@ -56,6 +79,24 @@ def flat_shape(*parts: Tensor) -> tuple[int, int]:
     return rows, sum(part.shape[2] * part.shape[3] for part in parts)
 
 
+@library.custom_op("mxstudy::rotate_heads_", mutates_args=("qkv",))
+def _rotate_heads(qkv: Tensor, rope: Tensor, columns: int, head_size: int) -> None:
+    heads = qkv[:, :columns].unflatten(-1, (-1, head_size)).unflatten(0, (-1, rope.shape[-2]))
+    heads.copy_(rotate(heads, rope))
+
+
+@_rotate_heads.register_fake
+def _(qkv: Tensor, rope: Tensor, columns: int, head_size: int) -> None:
+    pass
+
+
+@_rotate_heads.register_kernel("cuda")
+def launch_cuda_rotate(qkv: Tensor, rope: Tensor, columns: int, head_size: int, tile: Tile | None = None) -> None:
+    rows, stride = qkv.shape
+    part = Part(stride, 0, stride, head_size // 2, columns // head_size, 1, back=False)
+    launch_part(qkv, turning(rope), (qkv, None), rows, part, constants(ROUNDED), tile)
+
+
 @library.custom_op("mxstudy::heads_cast_both", mutates_args=())
 def _heads_cast_both(dq: Tensor, dk: Tensor, dv: Tensor, rope: Tensor | None, casts: str) -> tuple[Tensor, Tensor]:
     dq, dk = (part if rope is None else rotate_back(part, rope) for part in (dq, dk))
@@ -74,25 +115,58 @@ def launch_cuda(
 ) -> tuple[Tensor, Tensor]:
     """Launch the kernel. `tile`: a tile other than the usual one, with whole blocks.
 
-    The result does not depend on the tile.
+    The result does not depend on the tile. Blocks that span both halves of a head are cast by a kernel of their own.
     """
-    from mxstudy.kernels.device.heads import heads_cast_both_kernel
-
-    shape, known = flat_shape(dq, dk, dv), constants(casts)
-    operands = empty_both(dq.new_empty(shape), casts)
-    turned = (None, None, 1) if rope is None else (rope.cos(), rope.sin(), rope.numel() // rope.shape[-1])
-    start = 0
-    for part, (cos, sin, positions) in ((dq, turned), (dk, turned), (dv, (None, None, 1))):
-        columns = part.shape[2] * part.shape[3]
-        of_part = tile or tile_of(shape[0], columns, known.block, elements=2048)
-        launch(
-            heads_cast_both_kernel,
-            (shape[0] * columns // (of_part.rows * of_part.columns),),
-            (part.contiguous(), cos, sin, *map(written, operands), positions),
-            of_part.warps,
-            PART=Part(start, shape[1], part.shape[3] // 2, columns),
-            TILE=of_part,
-            CAST=known,
-        )
+    (rows, stride), half, known = flat_shape(dq, dk, dv), dq.shape[-1] // 2, constants(casts)
+    if (known.row or known.column) and half % known.block:
+        dqkv, _ = launch_cuda(dq, dk, dv, rope, ROUNDED)
+        return launch_cast_both(dqkv, casts)
+    operands = empty_both(dq.new_empty((rows, stride)), casts)
+    turns, start = None if rope is None else turning(rope), 0
+    for x, turn in ((dq, turns), (dk, turns), (dv, None)):
+        columns = x.shape[2] * x.shape[3]
+        part = Part(columns, start, stride, half, x.shape[2], 1, back=True)
+        launch_part(x.contiguous(), turn, (written(operands[0]), written(operands[1])), rows, part, known, tile)
         start += columns
     return operands
+
+
+def turning(rope: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of the angles, float32 [positions, H / 2]."""
+    return rope.cos().flatten(0, -2), rope.sin().flatten(0, -2)
+
+
+def launch_part(
+    x: Tensor,
+    turns: tuple[Tensor, Tensor] | None,
+    operands: tuple[Tensor | None, Tensor | None],
+    rows: int,
+    part: Part,
+    known: CastConstants,
+    tile: Tile | None,
+) -> None:
+    """Launch the kernel on the heads of x, as many at once as the registers of a program have room for."""
+    from mxstudy.kernels.device.heads import heads_cast_both_kernel
+
+    tile = tile or tile_of_heads(rows, part.half, known)
+    most = 2 if known.row or known.column else 8
+    part = part._replace(together=next(n for n in range(most, 0, -1) if part.heads % n == 0))
+    cos, sin = turns or (None, None)
+    launch(
+        heads_cast_both_kernel,
+        (-(-rows // tile.rows) * (part.half // tile.columns) * (part.heads // part.together),),
+        (x, cos, sin, *operands, rows, 1 if cos is None else len(cos)),
+        tile.warps,
+        PART=part,
+        TILE=tile,
+        CAST=known,
+    )
+
+
+def tile_of_heads(rows: int, half: int, known: CastConstants) -> Tile:
+    """Return a tile of half a head, or a part of it: with casts a warp has whole blocks, if they are not too large."""
+    if known.row or known.column:
+        side = max(known.block, 32)
+        return Tile(side, min(power_of_two_in(half), side), warps=1 if side == 32 else 4)
+    width = min(power_of_two_in(half), 64)
+    return Tile(min(1024 // width, ceil_power_of_two(rows)), width, warps=4)

@@ -64,13 +64,17 @@ class FormatConstants(NamedTuple):
 
 
 class CastConstants(NamedTuple):
-    """`Casts` as a kernel is compiled for them. `row`, `column`: None for an operand that is only rounded or unread."""
+    """`Casts` as a kernel is compiled for them. `row`, `column`: None for an operand that is only rounded or unread.
+
+    `pairs`: whether bf16 values are cast two at a time.
+    """
 
     row: FormatConstants | None
     column: FormatConstants | None
     block: int
     away: bool
     pre_round: bool
+    pairs: bool
 
 
 class Tile(NamedTuple):
@@ -141,6 +145,7 @@ def constants(casts: str) -> CastConstants:
         block=c.block_size,
         away=c.rounding == "away",
         pre_round=c.pre_round,
+        pairs=c.rounding == "even" and is_capable_of(9, 0),
     )
 
 
@@ -180,6 +185,19 @@ def tile_of(rows: int, columns: int, block_size: int, elements: int) -> Tile:
     height = min(power_of_two_in(rows), max(block_size, 32))
     width = max(elements // height, block_size)
     return Tile(height, min(power_of_two_in(columns), width), warps=4)
+
+
+def tile_of_gradient(rows: int, columns: int, *casts: CastConstants) -> Tile:
+    """Return a tile for a kernel that computes much per number, rounds it to bf16, and casts it.
+
+    A warp of its own has all of a block, so that no thread waits for another; without casts a tile is wide.
+    """
+    if not any(cast.row or cast.column for cast in casts):
+        height = min(power_of_two_in(rows), 4)
+        return Tile(height, min(power_of_two_in(columns), 1024 // height), warps=4)
+    if casts[0].pairs and casts[0].block <= 32:
+        return Tile(min(power_of_two_in(rows), 32), min(power_of_two_in(columns), 32), warps=1)
+    return tile_of(rows, columns, casts[0].block, elements=2048)
 
 
 def power_of_two_in(size: int) -> int:

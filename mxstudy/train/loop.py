@@ -13,11 +13,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
-from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
+from mxstudy.distributed import rank, sum_over_ranks, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
@@ -29,7 +28,7 @@ from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.tracking.journal import Row
-from mxstudy.train.optimizer import set_learning_rate
+from mxstudy.train.optimizer import clip_gradients, set_learning_rate
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
@@ -112,7 +111,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         run.mark("backward")
         loss_sum += part.detach()
     loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()
-    grad_norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm))
+    grad_norm = clip_gradients(run.model, run.config.optimizer.max_grad_norm)
     run.mark("clip")
     first_sequence = partial(run.first_sequence, step)
     view = StepView(step, loss.item(), grad_norm.item(), run.model, first_sequence, run.tokens_per_step, routing)

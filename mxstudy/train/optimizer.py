@@ -1,4 +1,4 @@
-"""Build and set up the optimizer, a row of `OPTIMIZERS`."""
+"""Build and set up the optimizer, a row of `OPTIMIZERS`, and clip the gradients that it reads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mxstudy import config
+from mxstudy.distributed import whole
 
 # The optimizer of each config: parameters and config to the optimizer, with its state in FP32.
 OPTIMIZERS: dict[type, Callable[[Iterable[nn.Parameter], Any], torch.optim.Optimizer]] = {
@@ -21,6 +23,20 @@ OPTIMIZERS: dict[type, Callable[[Iterable[nn.Parameter], Any], torch.optim.Optim
 def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.Optimizer:
     """Return the optimizer of all parameters; weight decay is on every one, gains included, as in TorchTitan."""
     return OPTIMIZERS[type(optimizer)](model.parameters(), optimizer)
+
+
+def clip_gradients(model: nn.Module, most: float) -> Tensor:
+    """Scale the gradients so that their norm is at most `most`, as torch's `clip_grad_norm_` does; returns the norm.
+
+    torch multiplies by one where the norm is below that already: here no gradient is then read or written again. The
+    step waits for the norm anyway, to see whether it is finite.
+    """
+    parameters = list(model.parameters())
+    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    norm_of_all = whole(norm)
+    if not most / (norm_of_all + 1e-6) >= 1:  # NaN too
+        clip_grads_with_norm_(parameters, most, norm)
+    return norm_of_all
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

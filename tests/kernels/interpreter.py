@@ -2,11 +2,12 @@
 
 Imported before any kernel is. The interpreter truncates what it converts to small floats, loses their subnormals, and
 rounds a fused product twice. This makes of them what GPUs do: torch's conversions, saturating, and one rounding. What
-kernels have as PTX it does by NumPy.
+kernels have as PTX it does by NumPy, and what they reduce by functions of their own it does not do number by number.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def repair() -> None:
     import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
     small = {  # Triton's type, and torch's, its bits as torch has them, and the largest number if conversions saturate
         tl.bfloat16: (torch.bfloat16, torch.uint16, torch.inf),
@@ -50,9 +51,26 @@ def repair() -> None:
 
     def assembly(self: Any, text: str, constraints: str, operands: Any, types: Any, pure: bool, pack: int) -> Any:
         found = ptx.run(text, [operand.data for operand in operands], pack)
-        handle = TensorHandle(found, tl.uint8 if found.dtype == np.uint8 else tl.int32)
+        handle = TensorHandle(found, {np.uint8: tl.uint8, np.float32: tl.float32}.get(found.dtype.type, tl.int32))
         return SimpleNamespace(get_result=lambda _: handle)
 
+    def reduce(self: Any, inputs: Any) -> Any:
+        def combined(x: Any, y: Any) -> Any:
+            found = self.combine_fn.fn(*x, *y)
+            return found if isinstance(found, tuple) else (found,)
+
+        axis = 0 if self.axis is None else self.axis
+        arrays = [x.handle.data.ravel() if self.axis is None else x.handle.data for x in inputs]
+        moved = zip(*(np.moveaxis(array, axis, 0) for array in arrays), strict=True)
+        slices = [tuple(self.to_tensor(y, x.dtype) for y, x in zip(one, inputs, strict=True)) for one in moved]
+        found = [x.handle.data for x in functools.reduce(combined, slices)]
+        shape = tuple(1 if i == axis or self.axis is None else n for i, n in enumerate(inputs[0].handle.data.shape))
+        return [
+            self.to_tensor(y.reshape(shape) if self.keep_dims else y, x.dtype)
+            for y, x in zip(found, inputs, strict=True)
+        ]
+
+    ReduceOps.generic_reduce = reduce
     InterpreterBuilder.create_inline_asm = assembly
     InterpreterBuilder.create_fp_ext = InterpreterBuilder.create_fp_trunc = convert
     InterpreterBuilder.create_fp_to_fp = lambda self, source, to, rounding: convert(self, source, to)

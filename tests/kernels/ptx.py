@@ -1,4 +1,7 @@
-"""The few PTX instructions that kernels have as text, on NumPy arrays, as PTX's specification (8.8) has them."""
+"""The few PTX instructions that kernels have as text, on NumPy arrays, as PTX's specification (8.8) has them.
+
+A reciprocal, which a GPU approximates, is rounded to nearest.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 Words = np.ndarray  # int32
+NAN = 0x7FFF  # bf16's
 
 
 def pairs(x: Words) -> np.ndarray:
@@ -27,10 +32,45 @@ def permuted(x: Words, y: Words, selector: Words) -> Words:
     return result.view(np.int32)[..., 0]
 
 
+def halves(x: Words) -> list[np.ndarray]:
+    """Both bf16 numbers of a word as float32, the lower first."""
+    x = np.asarray(x, np.int32)
+    return [(half.astype(np.int32)).view(np.float32) for half in (x << 16, x & np.int32(-0x10000))]
+
+
+def word_of(low: np.ndarray, high: np.ndarray) -> Words:
+    """Two numbers, which float64 holds exactly, rounded to bf16. A NaN has one pattern."""
+    bits = []
+    for half in np.broadcast_arrays(low, high):
+        x = torch.from_numpy(np.array(half, np.float64)).to(torch.float32).to(torch.bfloat16)
+        bits.append(np.where(x.isnan().numpy(), NAN, x.view(torch.int16).numpy()).astype(np.int16))
+    return np.ascontiguousarray(np.stack(bits, -1)).view(np.int32)[..., 0]
+
+
+def multiply_add(x: Words, y: Words, z: Words) -> Words:
+    with np.errstate(all="ignore"):
+        of_halves = zip(halves(x), halves(y), halves(z), strict=True)
+        return word_of(*(a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64) for a, b, c in of_halves))
+
+
+def larger_magnitude(x: Words, y: Words) -> Words:
+    """Of each half: the larger magnitude, or NaN, with the product of the signs."""
+    most = np.maximum(pairs(x) & 0x7FFF, pairs(y) & 0x7FFF)
+    signs = (pairs(x) ^ pairs(y)) & np.int16(-0x8000)
+    return (np.where(most > 0x7F80, np.int16(NAN), most) | signs).astype(np.int16).view(np.int32)
+
+
 INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "add.s16x2": lambda x, y: (pairs(x) + pairs(y)).view(np.int32),
     "max.s16x2": lambda x, y: np.maximum(pairs(x), pairs(y)).view(np.int32),
     "min.s16x2.relu": lambda x, y: np.maximum(np.minimum(pairs(x), pairs(y)), 0).view(np.int32),
+    "min.s16x2": lambda x, y: np.minimum(pairs(x), pairs(y)).view(np.int32),
+    "fma.rn.bf16x2": multiply_add,
+    "max.NaN.xorsign.abs.bf16x2": larger_magnitude,
+    "cvt.rn.bf16x2.f32": lambda high, low: word_of(low, high),
+    "rcp.approx.ftz.f32": lambda x: np.float32(1) / x,
+    "mov.b32": lambda x: x,
+    "lop3.b32": lambda x, y, mask, table: {0xE4: (x & mask) | (y & ~mask)}[int(table)],
     "and.b32": np.bitwise_and,
     "or.b32": np.bitwise_or,
     "mul.lo.u32": lambda x, y: (x.astype(np.int64) * y).astype(np.uint32).view(np.int32),

@@ -89,6 +89,38 @@ def test_every_mantissa(fmt, rule, rounding):
     assert_same_bits(column.T, row)
 
 
+@pytest.mark.parametrize(("fmt", "rule"), [("E4M3", "rceil"), ("E2M1", "floor")])
+def test_every_bf16_number(fmt, rule):
+    """Beside a largest number from its own binade up to where it is lost: bf16 is cast in another way than float32."""
+    magnitudes = torch.arange(1, 0x7F80).to(torch.int16).view(torch.bfloat16)
+    numbers = torch.nn.functional.pad(magnitudes, (0, -len(magnitudes) % 31)).view(-1, 31).repeat(3, 1)
+    exponent = numbers.float().amax(1, keepdim=True).frexp().exponent
+    binades = torch.tensor([0, 3, 18]).repeat_interleave(len(numbers) // 3)[:, None]
+    largest = torch.ldexp(torch.tensor(1.75), (exponent - 1 + binades).clamp(max=127))
+    blocks = torch.cat((numbers * torch.tensor([1.0, -1.0] * 16)[:31], largest), dim=1).bfloat16()
+    blocks = torch.nn.functional.pad(blocks, (0, 0, 0, 4096 - len(blocks)))
+    expected = block_cast(blocks, fmt, -1, BlockCast(32, rule)).dequantize(torch.bfloat16)
+    row, _ = kernel(blocks, fmt, None, BlockCast(32, rule), Tile(4096, 32, 4))
+    assert_same_bits(row, expected)
+    _, column = kernel(blocks.T.contiguous(), None, fmt, BlockCast(32, rule), Tile(32, 4096, 4))
+    assert_same_bits(column.T, expected)
+
+
+def test_columns_alone_may_be_of_any_number():
+    x = torch.randn(64, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
+    row, column = kernel(x, None, "E4M3", BlockCast())
+    assert_same_bits(row, x)
+    assert_same_bits(column, quantize(x, "E4M3", axis=-2).dequantize(torch.bfloat16))
+
+
+def test_a_gpu_that_has_no_arithmetic_for_pairs(monkeypatch):
+    x = regimes("E4M3").bfloat16()
+    expected = kernel(x, "E4M3", "E4M3", BlockCast(), WHOLE)
+    monkeypatch.setattr(operands, "is_capable_of", lambda *_: False)
+    for one, other in zip(kernel(x, "E4M3", "E4M3", BlockCast(), WHOLE), expected, strict=True):
+        assert_same_bits(one, other)
+
+
 @pytest.mark.parametrize("shape", [(5, 64, 96), (2, 32, 160), (160, 32), (96, 1024), (32, 4096)])
 def test_usual_tiles_and_stacks(shape):
     """A stack is its replicas one after another; of a size every tile is a power of two that divides it."""

@@ -78,6 +78,18 @@ def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -
         assert ("min.s16x2.relu" in found["ptx"]) == (fmt == "E2M1")
 
 
+def test_gradients_of_swiglu_and_of_heads_have_threads_that_wait_for_no_other(tmp_path: Path) -> None:
+    most = {("swiglu", True): 192, ("swiglu", False): 48, ("heads", True): 240, ("heads", False): 128}  # registers
+    variants = [(what, *c) for what in ("swiglu", "heads") for c in (("E4M3", "E4M3"), (None, "unread"))]
+    for (what, row, _), found in zip(variants, ahead("ahead_gradients.py", variants, tmp_path), strict=True):
+        assert found["STACK"] == 0
+        assert found["REG"] <= most[what, bool(row)]
+        assert not any(word in found["ptx"] for word in ("bar.sync", "st.shared", "div."))
+        assert ("fma.rn.bf16x2" in found["ptx"]) == bool(row)
+        assert "cvt.rn.satfinite" not in found["ptx"]
+        assert all(moved.endswith(".v4.b32") for moved in re.findall(r"(?:ld|st)\.global\S*", found["ptx"]))
+
+
 def test_cross_entropy_meets_only_at_the_end_of_a_row(tmp_path: Path) -> None:
     """Its loops have no barrier and no shuffle, and move 16 bytes at a time."""
     variants = [(128_256, True), (128_256, False), (32_000, True)]

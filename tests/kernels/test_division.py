@@ -1,4 +1,4 @@
-"""Three operations that give the bits of a division."""
+"""What gives the bits of a division in fewer operations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from interpreter import DEVICE, triton
 
+from mxstudy.kernels.device.activation import one_over
 from mxstudy.kernels.device.division import quotient
 
 pytestmark = pytest.mark.integration
@@ -36,3 +37,26 @@ def test_quotients_of_float32():
     y = torch.empty_like(x)
     quotient_kernel[(count // SIZE,)](x, rms, y, SIZE)
     assert torch.equal(y.view(torch.int32), (x / rms).view(torch.int32))
+
+
+@triton.jit
+def one_over_kernel(x_ptr, d_ptr, y_ptr, divided_ptr, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    x, d = tl.load(x_ptr + at), tl.load(d_ptr + at)
+    r, s = one_over(d)
+    tl.store(y_ptr + at, r * (x * s))
+    tl.store(divided_ptr + at, x / d)
+
+
+def test_what_is_divided_by_one_and_more():
+    """On a GPU, where a division is approximate, every bit; the interpreter rounds both of them correctly."""
+    generator = torch.Generator().manual_seed(0)
+    count = 2**14
+    x = torch.randn(count, generator=generator) * 100
+    d = 1 + (torch.randn(count, generator=generator) * 40).exp()
+    d[:4] = torch.tensor([1.0, torch.inf, torch.nan, 2.0**127])
+    x, d = x.to(DEVICE), d.to(DEVICE)
+    y, divided = torch.empty_like(x), torch.empty_like(x)
+    one_over_kernel[(count // SIZE,)](x, d, y, divided, SIZE, enable_fp_fusion=False)
+    steps = 0 if x.is_cuda else 2.0**-22
+    torch.testing.assert_close(y, divided, rtol=steps, atol=2.0**-149, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Gradients of queries, keys and values: beside autograd through the rotation, and every bit of the cast."""
+"""Heads: every bit of rotation and cast; gradients of queries, keys and values also beside autograd."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from bits import assert_same_bits
 from fused import BF16, FP32
 from interpreter import DEVICE
 
-from mxstudy.kernels.heads import flat_shape, launch_cuda
+from mxstudy.kernels.heads import flat_shape, heads_cast_both, launch_cuda, launch_cuda_rotate, rotate_heads_
 from mxstudy.kernels.operators import UNREAD, Tile, checked_casts
 from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.rotary import rotate
 
 pytestmark = pytest.mark.integration
 B, T, N, K, H = 2, 32, 4, 2, 16
@@ -40,6 +41,48 @@ def gradient(qkv, d_qkv, rope):
     return torch.cat([g.flatten(2).flatten(0, 1) for g in grads], dim=-1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "head_size", "sequences_differ"),
+    [((2, 32), 16, True), ((3, 7), 48, True), ((1, 5), 6, False), ((2, 40), 128, False)],
+)
+def test_queries_and_keys_are_rotated_where_they_are(shape, head_size, sequences_differ):
+    """Every bit is that of the module-by-module road: split, rotate; values and what is beside them stay."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = (torch.randn(shape[0] * shape[1], 7 * head_size, generator=generator) * 8).to(BF16)
+    qkv[0, 0], qkv[-1, -1] = torch.inf, torch.nan
+    positions = torch.arange(shape[1], dtype=FP32)
+    positions = torch.stack([positions + 3 * i for i in range(shape[0])]) if sequences_differ else positions
+    rope = positions[..., None] * 10.0 ** -torch.linspace(0, 3, head_size // 2)
+    heads = qkv.unflatten(0, shape).unflatten(-1, (-1, head_size))
+    expected = torch.cat((rotate(heads[:, :, :5], rope), heads[:, :, 5:]), dim=2).flatten(2).flatten(0, 1)
+    by_kernel, by_reference = qkv.to(DEVICE, copy=True), qkv.clone()
+    launch_cuda_rotate(by_kernel, rope.to(DEVICE), 5 * head_size, head_size)
+    rotate_heads_(by_reference, rope, 5 * head_size, head_size)
+    assert_same_bits(by_kernel.cpu(), expected)
+    assert_same_bits(by_reference, expected)
+
+
+@pytest.mark.parametrize(("head_size", "block_size"), [(16, 16), (32, 16), (64, 32), (128, 64)])
+def test_gradients_have_the_bits_of_the_reference(head_size, block_size):
+    """In one pass where half a head has whole blocks, else in two."""
+    _, d_qkv, rope = inputs(head_size=head_size)
+    cast = BlockCast(block_size)
+    for row, column in (("E4M3", "E5M2"), (None, UNREAD)):
+        for got, expected in zip(
+            kernel(d_qkv, rope, row, column, cast), heads_cast_both(*d_qkv, rope, row, column, cast), strict=True
+        ):
+            assert_same_bits(got, expected)
+
+
+def test_rows_of_any_number():
+    """Where no block lies along a column."""
+    _, d_qkv, rope = inputs(head_size=64)
+    d_qkv = [d[:, :21] for d in d_qkv]
+    for row in ("E4M3", None):
+        at = rope[:21], row, UNREAD, BlockCast()
+        assert_same_bits(kernel(d_qkv, *at)[0], heads_cast_both(*d_qkv, *at)[0])
+
+
 def kernel(d_qkv, rope, row, column, cast=BlockCast(), tile=None):  # noqa: B008
     casts = checked_casts(flat_shape(*d_qkv), row, column, cast)
     at = (*(d.to(DEVICE) for d in d_qkv), None if rope is None else rope.to(DEVICE))
@@ -62,7 +105,7 @@ def test_the_gradient(rotates, sequences_differ, head_size):
         assert_same_bits(row, expected)
 
 
-@pytest.mark.parametrize("tile", [None, Tile(32, 32, 4)])
+@pytest.mark.parametrize("tile", [None, Tile(32, 8, 4)])
 def test_its_casts(tile):
     _, d_qkv, rope = inputs()
     dqkv, nothing = kernel(d_qkv, rope, None, UNREAD)

@@ -33,6 +33,7 @@ from mxstudy.kernels import (
     heads_cast_both,
     norm_cast_both,
     norm_codes,
+    rotate_heads_,
 )
 from mxstudy.kernels.activation import ACTIVATIONS, Rounded
 from mxstudy.kernels.norm_cast import Normed
@@ -123,6 +124,13 @@ def test_heads_cast_both_is_an_operator(with_rope):
 
     for one, other in zip(torch.compile(cast, fullgraph=True)(dq, dk, dv), cast(dq, dk, dv), strict=True):
         assert_same_bits(one, other)
+
+
+def test_rotate_heads_is_an_operator():
+    qkv, rope = torch.randn(14, 64).bfloat16(), torch.randn(7, 8)
+    library.opcheck(torch.ops.mxstudy.rotate_heads_, (qkv, rope, 48, 16))
+    with pytest.raises(ConfigError, match="qkv: the kernel takes bfloat16"):
+        rotate_heads_(qkv.float(), rope, 48, 16)
 
 
 def test_heads_of_bad_input():

@@ -14,6 +14,8 @@ from mxstudy.kernels.device.cast_both import operand, store_both, through_bf16, 
 SQRT_HALF = tl.constexpr(math.sqrt(0.5))
 SQRT_TWO_OVER_PI = tl.constexpr(math.sqrt(2 / math.pi))
 SQRT_HALF_OVER_PI = tl.constexpr(math.sqrt(0.5 / math.pi))
+HUGE = tl.constexpr(2.0**126)
+RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 CUBIC = tl.constexpr(0.044715)  # of tanh's argument: Hendrycks and Gimpel 2016
 
 
@@ -34,8 +36,7 @@ def activation_cast_both_kernel(
     z = PHI(tl.load(h_ptr + read).to(tl.float32))
     if ACTIVATION.gated:
         z = through_bf16(z, ACTIVATION.round_gate) * tl.load(h_ptr + read + COLUMNS).to(tl.float32)
-    z = through_bf16(z, ACTIVATION.round_output)
-    store_both(z, row_ptr, column_ptr, tile_offsets(COLUMNS, COLUMNS, TILE), None, CAST)
+    store_both(z, row_ptr, column_ptr, tile_offsets(COLUMNS, COLUMNS, TILE), None, ACTIVATION.round_output, CAST)
 
 
 @triton.jit
@@ -69,15 +70,12 @@ def activation_backward_cast_both_kernel(
         there = offsets + COLUMNS
         up = tl.load(h_ptr + there).to(tl.float32)
         z = through_bf16(z, ACTIVATION.round_gate)
-        dup = through_bf16(dphi * z, True)
+        store_both(dphi * z, row_ptr, column_ptr, there, None, True, CAST)
         z = z * up
         dphi = through_bf16(dphi * up, ACTIVATION.round_gate)
-        store_both(dup, row_ptr, column_ptr, there, None, CAST)
     if again_ptr is not None:
-        z = through_bf16(z, ACTIVATION.round_output)
-        tl.store(again_ptr + inner, operand(z, 0, CAST_OF_Z))
-    dh = through_bf16(PHI_BACKWARD(dphi, h), True)
-    store_both(dh, row_ptr, column_ptr, offsets, None, CAST)
+        tl.store(again_ptr + inner, operand(z, 0, ACTIVATION.round_output, CAST_OF_Z))
+    store_both(PHI_BACKWARD(dphi, h), row_ptr, column_ptr, offsets, None, True, CAST)
 
 
 @triton.jit
@@ -106,13 +104,25 @@ def relu2_backward(dy, x):
 
 
 @triton.jit
+def one_over(x):
+    """Return r and s of x >= 1 such that r * (a * s) is a / x for any a, with the bits of Triton's own division.
+
+    A division is expanded to this, and to a case for small x, anew for each a.
+    """
+    s = tl.where(x > HUGE, 0.25, 1.0)
+    return tl.inline_asm_elementwise(RECIPROCAL, "=f,f", [x * s], dtype=tl.float32, is_pure=True, pack=1), s
+
+
+@triton.jit
 def silu(x):
-    return x / (1 + tl.exp(-x))
+    r, s = one_over(1 + tl.exp(-x))
+    return r * (x * s)
 
 
 @triton.jit
 def silu_backward(dy, x):
-    gate = sigmoid(x)
+    r, s = one_over(1 + tl.exp(-x))
+    gate = r * s
     return dy * gate * (1 + x * (1 - gate))
 
 

@@ -52,4 +52,4 @@ def adam_kernel(
     tl.store(v_ptr + offsets, v)
     tl.store(p_ptr + offsets, p)
     if row_ptr is not None:
-        store_both(p, row_ptr, column_ptr, offsets, None, CAST)
+        store_both(p, row_ptr, column_ptr, offsets, None, False, CAST)

@@ -8,6 +8,8 @@ and everything else is elementwise.
 import triton
 import triton.language as tl
 
+from mxstudy.kernels.device.cast_pairs import cast_pairs
+
 MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
 SIGN_MASK = tl.constexpr(-0x80000000)
 EXPONENT_MASK = tl.constexpr(0x7F800000)  # also the bits of infinity
@@ -19,8 +21,8 @@ HALF_MIN_NORMAL_BITS = tl.constexpr(0x00400000)  # 2^-127: the scale of code 0
 def cast_both_kernel(x_ptr, row_ptr, column_ptr, COLUMNS: tl.constexpr, TILE: tl.constexpr, CAST: tl.constexpr):
     """Cast x [rows, COLUMNS], float32 or bf16, for the contraction along the rows and along the columns: bf16."""
     offsets = tile_offsets(COLUMNS, COLUMNS, TILE)
-    x = tl.load(x_ptr + offsets).to(tl.float32)
-    store_both(x, row_ptr, column_ptr, offsets, None, CAST)
+    x = tl.load(x_ptr + offsets)
+    store_both(x.to(tl.float32), row_ptr, column_ptr, offsets, None, x.dtype == tl.bfloat16, CAST)
 
 
 @triton.jit
@@ -43,6 +45,8 @@ def cast_one_kernel(
     column = tl.program_id(0) % across * TILE.columns + tl.arange(0, TILE.columns)[None, :]
     offsets = row * COLUMNS + column
     x = through_bf16(tl.load(x_ptr + offsets).to(tl.float32), ROUND_FIRST)
+    ALONE: tl.constexpr = mean_ptr is None and rms_ptr is None and gain_ptr is None
+    IS_BF16: tl.constexpr = ALONE and (ROUND_FIRST or x_ptr.dtype.element_ty == tl.bfloat16)
     if mean_ptr is not None:
         x = x - tl.load(mean_ptr + row)
     if rms_ptr is not None:
@@ -51,7 +55,7 @@ def cast_one_kernel(
         x = x * tl.load(gain_ptr + column).to(tl.float32)
         if bias_ptr is not None:
             x = x + tl.load(bias_ptr + column).to(tl.float32)
-    tl.store(operand_ptr + offsets, operand(x, AXIS, CAST))
+    tl.store(operand_ptr + offsets, operand(x, AXIS, IS_BF16, CAST))
 
 
 @triton.jit
@@ -64,23 +68,29 @@ def tile_offsets(COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE: tl.constexpr
 
 
 @triton.jit
-def store_both(x, row_ptr, column_ptr, offsets, mask, CAST: tl.constexpr):
+def store_both(x, row_ptr, column_ptr, offsets, mask, ROUND: tl.constexpr, CAST: tl.constexpr):
     """Store x [R, C] float32 cast in blocks along the rows and in blocks along the columns, each decoded to bf16.
 
-    A pointer that is None leaves its operand out.
+    A pointer that is None leaves its operand out. ROUND: round x to bf16 before it is cast.
     """
     if row_ptr is not None:
-        tl.store(row_ptr + offsets, operand(x, 1, CAST), mask=mask)
+        tl.store(row_ptr + offsets, operand(x, 1, ROUND, CAST), mask=mask)
     if column_ptr is not None:
-        tl.store(column_ptr + offsets, operand(x, 0, CAST), mask=mask)
+        tl.store(column_ptr + offsets, operand(x, 0, ROUND, CAST), mask=mask)
 
 
 @triton.jit
-def operand(x, AXIS: tl.constexpr, CAST: tl.constexpr):
-    """Return x [R, C] float32 quantised in blocks along AXIS and decoded to bf16, or rounded to it without a format."""
+def operand(x, AXIS: tl.constexpr, ROUND: tl.constexpr, CAST: tl.constexpr):
+    """Return x [R, C] float32 quantised in blocks along AXIS and decoded to bf16, or rounded to it without a format.
+
+    ROUND: round x to bf16 first.
+    """
     FORMAT: tl.constexpr = CAST.column if AXIS == 0 else CAST.row
     BLOCK: tl.constexpr = CAST.block
-    if FORMAT is not None:
+    if FORMAT is not None and ROUND and CAST.pairs and x.shape[1] > 1:
+        x = cast_pairs(x, AXIS, BLOCK, FORMAT)
+    elif FORMAT is not None:
+        x = through_bf16(x, ROUND)
         if CAST.pre_round:
             x = round_to_bf16_away(x)
         ROWS: tl.constexpr = x.shape[0]

@@ -12,7 +12,7 @@ NORM is a `NormConstants` of mxstudy.kernels.norm_cast.
 import triton
 import triton.language as tl
 
-from mxstudy.kernels.device.cast_both import magnitude_bits, store_both, through_bf16
+from mxstudy.kernels.device.cast_both import magnitude_bits, store_both
 
 
 @triton.jit
@@ -73,8 +73,7 @@ def norm_cast_both_kernel(
             y = y * tl.load(gain_ptr + feature).to(tl.float32)
             if bias_ptr is not None:
                 y = y + tl.load(bias_ptr + feature).to(tl.float32)
-        y = through_bf16(y, NORM.round_output)
-        store_both(y, row_ptr, column_ptr, offsets + start, mask, CAST)
+        store_both(y, row_ptr, column_ptr, offsets + start, mask, NORM.round_output, CAST)
 
 
 @triton.jit
