@@ -34,6 +34,7 @@ from benchmarks import (
     operands,
     probes,
     scaling,
+    side_by_side,
     soak,
     student_teacher,
     tracking,
@@ -109,6 +110,19 @@ def test_student_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert row["of_ceiling"] == pytest.approx(row["study"] / row["ceiling"])
         assert (row["equal_steps"], row["largest_difference"]) == (20, 0)  # on CPU a replica is the student alone
     assert "of_ceiling" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "llama_tiny", "--batch", "2", "--sequence", "64", "--seconds", "0.5", "--eager"]
+    words += ["--runs", "1", "2", "--sharing", "slices", "--device", "cpu", "--json", str(tmp_path / "side.json")]
+    side_by_side.main(words)
+    one, two = json.loads((tmp_path / "side.json").read_text())["rows"]
+    assert (one["runs"], two["runs"]) == (1, 2)
+    assert one["same_bits"]
+    assert 0 < two["least_of_one"] <= two["most_of_one"] < two["tokens_per_s"]
+    assert two["tokens_per_s"] == pytest.approx(two["least_of_one"] + two["most_of_one"])
+    assert "the same bits in all" in capsys.readouterr().out
 
 
 @pytest.mark.slow

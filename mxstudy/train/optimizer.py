@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mxstudy import config
 
@@ -26,6 +26,15 @@ def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.Op
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def step_unless(optimizer: torch.optim.Optimizer, diverged: Tensor) -> None:
+    """Do the optimizer's step unless `diverged`, bool []; a fused one asks on the device, for others the host waits."""
+    if all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not diverged.item():
+        optimizer.step()
 
 
 def materialize_state(optimizer: torch.optim.Optimizer) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.train.optimizer import OPTIMIZERS, build_optimizer
+from mxstudy.train.optimizer import OPTIMIZERS, build_optimizer, step_unless
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,19 @@ def test_another_optimizer_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build_optimizer(nn.Linear(2, 2), Plain())  # type: ignore[arg-type]
     assert isinstance(built, torch.optim.SGD)
     assert built.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_step_is_done_once_the_run_has_diverged(fused: bool) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.5, fused=fused)
+    weight.grad = torch.ones(3)
+    step_unless(optimizer, torch.tensor(False))
+    (state,) = optimizer.state.values()
+    after, moments = weight.detach().clone(), state["exp_avg"].clone()
+    assert (after < 1).all()
+    weight.grad = torch.full((3,), torch.nan)
+    step_unless(optimizer, torch.tensor(True))
+    assert torch.equal(weight, after)
+    assert torch.equal(state["exp_avg"], moments)
+    assert state["step"] == 1
