@@ -20,13 +20,13 @@ Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 class StepView:
     """A read-only view of a step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
 
-    `read` waits until the device has both numbers, and returns them. `first_sequence` returns the first sequence of the
-    step's batch, on the model's device. `tokens`: number of tokens of that batch, over which the loss is a mean.
+    `read` waits until both numbers are there, and returns them, [2] on CPU. `first_sequence` returns the first sequence
+    of the step's batch, on the model's device. `tokens`: number of tokens of that batch, over which the loss is a mean.
     `routing`: what the routers did; None in a dense model.
     """
 
     step: int
-    read: Callable[[], list[float]]
+    read: Callable[[], Tensor]
     model: nn.Module
     first_sequence: Callable[[], Sequence]
     tokens: int
@@ -34,7 +34,7 @@ class StepView:
 
     @cached_property
     def loss_and_norm(self) -> list[float]:
-        return self.read()
+        return self.read().tolist()
 
     @property
     def loss(self) -> float:

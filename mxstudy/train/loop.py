@@ -30,6 +30,7 @@ from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.tracking.journal import Row
+from mxstudy.train.host_copies import to_device, to_host
 from mxstudy.train.optimizer import set_learning_rate, step_unless
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
@@ -98,10 +99,8 @@ class TrainingRun:
             clock.mark(phase, self.device)
 
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        if self.device.type == "cuda":  # a copy of memory that is not pinned would wait for the GPU
-            batch = batch[0].pin_memory(), batch[1].pin_memory()
         tokens_BT, targets_BT = batch
-        return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
+        return to_device(tokens_BT, self.device), to_device(targets_BT, self.device)
 
 
 def set_precision(model: Decoder, config: config.Pretrain, step: int, device: torch.device) -> Row:
@@ -127,7 +126,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
     run.mark("clip")
     measured = torch.stack((loss, grad_norm))
     first_sequence = partial(run.first_sequence, step)
-    view = StepView(step, read_later(measured), run.model, first_sequence, run.tokens_per_step, routing)
+    view = StepView(step, to_host(measured), run.model, first_sequence, run.tokens_per_step, routing)
     run.diverged |= ~measured.isfinite().all()
     set_learning_rate(run.optimizer, learning_rate(run.config, step))
     step_unless(run.optimizer, run.diverged)
@@ -135,23 +134,6 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         move_biases(run.model, routing)
     run.mark("optimizer")
     return view
-
-
-def read_later(x: Tensor) -> Callable[[], list[float]]:
-    """Begin to copy x to the host; return the function that waits for the copy, but for no later work, and returns it.
-
-    The host sleeps meanwhile, because it may share its cores with other runs.
-    """
-    if x.device.type != "cuda":
-        return x.tolist
-    copy, copied = x.to("cpu", non_blocking=True), torch.cuda.Event(blocking=True)
-    copied.record(torch.cuda.current_stream(x.device))
-
-    def read() -> list[float]:
-        copied.synchronize()
-        return copy.tolist()
-
-    return read
 
 
 def learning_rate(config: config.Pretrain, step: int) -> float:
