@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import gc
 import operator
 import os
 import re
@@ -30,10 +31,12 @@ from mxstudy import config as schemas
 from mxstudy.compat.hydra import (
     CHOSEN_ALREADY,
     NOTHING_TO_OVERRIDE,
+    Family,
     Override,
     compose_once,
     parse,
     read_files_once,
+    stands_alone,
 )
 from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.launch.composed import Composed
@@ -164,6 +167,7 @@ def launch_jobs(
     """Compose, plan and launch the jobs, called by our Hydra launcher; exit with the exit code if it is not 0."""
     from mxstudy.launch.start import launch  # imports torch
 
+    gc.freeze()  # what was imported stays: to look for garbage in it takes a tenth of a launch
     if code := launch(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
@@ -172,26 +176,35 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     """Yield each job with its config as plain data, or with the ConfigError that says why it has none.
 
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ only in
-    values share one composition, and their values are set on it. Only what these can move is resolved again.
+    values share one composition, and their values are set on it. So do jobs that differ in choices which stand alone:
+    each of these is composed once, and its section taken. Only what can move is resolved again.
     """
     read_files_once(loader)
     parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
     choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))
 
+    alone = functools.cache(functools.partial(stands_alone, loader))
+
     def sets_a_value(override: Override) -> bool:
         return override.changes and not isinstance(override.value, dict | list) and not is_group(override.key)
 
-    shared: dict[Any, tuple[DictConfig, dict[str, str], dict[str, Any]]] = {}
+    def chooses_alone(override: Override) -> bool:
+        is_choice = override.changes and isinstance(override.value, str) and is_group(override.key)
+        return is_choice and alone(override.key, override.value)
+
+    shared: dict[Any, Family] = {}
     for job in jobs:
         overrides = [parsed(line) for line in job]
         values = [o for o in overrides if sets_a_value(o)]
-        key = (tuple(o.line for o in overrides if o not in values), tuple(o.key for o in values))
+        own = {o.key: o for o in overrides if chooses_alone(o)}
+        rest = tuple(o.line for o in overrides if o not in values and o.key not in own)
+        key = (rest, tuple(own), tuple(o.key for o in values))
         try:
             if key not in shared:
-                config, choices = compose_fully(loader, master, job)  # all overrides, so that Hydra reports the errors
-                shared[key] = config, choices, unmoved(config, {o.key.partition(".")[0] for o in values})
-            config, choices, same = shared[key]
+                moved = {o.key.partition(".")[0] for o in values}
+                shared[key] = Family(functools.partial(compose_fully, loader, master), job, moved)
+            config, choices, same = shared[key].composed(job, {group: str(o.value) for group, o in own.items()})
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
             check_baseline(config.get("baseline"), choices_of)
@@ -250,12 +263,6 @@ def without_blends(loader: ConfigLoader, master: DictConfig, choices: Sequence[s
     """Return those of the choices of the group data that are a corpus, for a blend has none but these."""
     found = loader.load_sweep_config(master, [f"+data@choices.{name}={name}" for name in choices]).choices
     return [name for name in choices if found[name].kind != "blend"]
-
-
-def unmoved(config: DictConfig, moved: set[str]) -> dict[str, Any]:
-    """Return as plain data the sections of a config, but for those moved, in which nothing refers to another value."""
-    values: Any = OmegaConf.to_container(config)
-    return {key: value for key, value in values.items() if key not in moved and "${" not in repr(value)}
 
 
 def resolved(config: DictConfig, key: str) -> Any:
