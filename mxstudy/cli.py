@@ -95,7 +95,7 @@ def main() -> None:
         sys.exit(str(error))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
-    register(SWEEPS)
+    register(SWEEPS, arguments)
     compose_once()
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
@@ -132,9 +132,23 @@ def _never_called(config: DictConfig) -> None:
     """Stand in for the task function that Hydra requires; our launcher does not call it."""
 
 
+def register(sweeps: Path, arguments: Iterable[str]) -> None:
+    """Register with Hydra the bases, and the sweeps that a command line names; to read all takes 0.3 s."""
+    register_bases()
+    asked = ",".join(word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep="))
+    for path in sweeps.glob("*.yaml"):
+        if path.stem in asked.split(",") or path.stem.startswith("base_"):
+            register_sweep(path)
+
+
+@functools.cache
+def register_sweep(path: Path) -> None:
+    ConfigStore.instance().store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+
+
 @functools.cache  # Hydra's store lives as long as the process
-def register(sweeps: Path) -> None:
-    """Register with Hydra the base of every group (the schema's defaults), the group `sweep`, and two resolvers.
+def register_bases() -> None:
+    """Register with Hydra the base of every group (the schema's defaults), and two resolvers.
 
     ${times:A,B} multiplies sizes. ${of:STUDY,A,B} is A in that kind of run (`study`) and B in all others.
     """
@@ -149,8 +163,6 @@ def register(sweeps: Path) -> None:
     ours = {"_target_": "hydra_plugins.mxstudy_launcher.StudyLauncher", "_convert_": "all"}
     for name, settings in schemas.LAUNCHERS.items():
         store(group="hydra/launcher", name=f"base_{name}", node=ours | defaults(settings))
-    for path in sweeps.glob("*.yaml"):
-        store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
 
 def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) -> Any:
