@@ -57,7 +57,7 @@ def dynamic(function: Callable[..., object], fmt: str, block_size: int) -> Plain
 
 # Without graphs of its own, because calls are measured in ours.
 autotuned = partial(static, mode="max-autotune-no-cudagraphs")
-MODES = {"dynamic": dynamic, "static": static, "autotuned": autotuned, "eager": eager}
+MODES: dict[str, Callable[..., Plain]] = {"dynamic": dynamic, "static": static, "autotuned": autotuned, "eager": eager}
 
 
 def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str], device: str) -> None:
