@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing import get_context
 from types import FunctionType
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.plain_norms import EPS, NORMS
+from benchmarks.plain_norms import EPS, PEERS
 from mxstudy.kernels import RowNorm, norm_codes
 from mxstudy.numerics.cast import BlockCast
 
@@ -22,12 +23,12 @@ Plain = Callable[[Tensor], object]
 
 
 def compiled(fmt: str, block_size: int, modes: Sequence[str]) -> dict[str, Plain]:
-    """Return {"NORM MODE": function of x [rows, columns] bf16} for every norm and mode; resets the compiler first."""
+    """Return {"PEER MODE": function of x [rows, columns] bf16} for every peer and mode; resets the compiler first."""
     import torch._inductor.config
 
     torch._dynamo.reset()
     torch._inductor.config.autotune_local_cache = False  # compilers that run side by side disturb each other's tuning
-    return {f"{norm} {mode}": MODES[mode](own(NORMS[norm], mode), fmt, block_size) for norm in NORMS for mode in modes}
+    return {f"{peer} {mode}": MODES[mode](own(PEERS[peer], mode), fmt, block_size) for peer in PEERS for mode in modes}
 
 
 def own(function: Callable[..., object], name: str) -> Callable[..., object]:
@@ -39,8 +40,8 @@ def eager(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
     return lambda x: function(x, fmt, block_size)
 
 
-def static(function: Callable[..., object], fmt: str, block_size: int) -> Plain:
-    compiled_function = torch.compile(function, dynamic=False)
+def static(function: Callable[..., object], fmt: str, block_size: int, mode: str = "default") -> Plain:
+    compiled_function = torch.compile(function, dynamic=False, mode=mode)
     return lambda x: compiled_function(x, fmt, block_size)
 
 
@@ -54,7 +55,9 @@ def dynamic(function: Callable[..., object], fmt: str, block_size: int) -> Plain
     return call
 
 
-MODES = {"dynamic": dynamic, "static": static, "eager": eager}
+# Without graphs of its own, because calls are measured in ours.
+autotuned = partial(static, mode="max-autotune-no-cudagraphs")
+MODES: dict[str, Callable[..., Plain]] = {"dynamic": dynamic, "static": static, "autotuned": autotuned, "eager": eager}
 
 
 def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Sequence[str], device: str) -> None:
@@ -68,7 +71,7 @@ def compile_group(group: tuple[str, int, int], tokens: Sequence[int], modes: Seq
         return torch.randn(rows, hidden_size, device=device, dtype=torch.bfloat16)
 
     for name, call in compiled(fmt, block_size, modes).items():
-        for number in tokens if name.endswith("static") else tokens[:1]:
+        for number in tokens[:1] if name.endswith("dynamic") else tokens:
             call(x(number))
     for norm in OURS.values():
         norm_codes(x(tokens[-1]), norm, fmt, BlockCast(block_size))

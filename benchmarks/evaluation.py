@@ -1,8 +1,9 @@
 """Zero-shot scoring: requests per second of our scorer, of lm-eval's HFLM on the exported model, and of forwards alone.
 
-All of them answer the same questions through lm-eval, HFLM at several batch sizes. Only RMSNorm is exported exactly, so
-the checkpoint must have RMSNorm. HFLM runs in bf16, our scorer as trained and in bf16. The floor is the forward passes
-of our batches alone: no tokenizer, no lm-eval, no output head.
+All of them answer the same questions through lm-eval, HFLM at several batch sizes, each once; the fastest of these, and
+all others, then take turns for some rounds. Only RMSNorm is exported exactly, so the checkpoint must have RMSNorm. HFLM
+runs in bf16, our scorer as trained and in bf16. The floor is the forward passes of our batches alone: no tokenizer, no
+lm-eval, no output head. over_hflm is the quotient of the median rates; its least and most are those within a round.
 
 python -m benchmarks.evaluation --checkpoint RUN [--data-dir DIR] [--limit 200] [--batch-sizes 64 256] [--json PATH]
 """
@@ -35,6 +36,7 @@ from mxstudy.reader import ConfigError, read, require
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 Asked = dict[str, dict[str, list[Question]]]  # {task: {subject: questions}}
+Answering = Callable[[Asked], dict[str, Any]]
 BF16 = read(config.Precision, {"schedule": [{"plan": {"layers.*": "bf16"}}]})
 
 
@@ -85,7 +87,7 @@ class Timed(torch.nn.Module):
 
 def contenders(
     path: Path, trained: Trained, device: torch.device, settings: config.Evaluation, batch_sizes: Sequence[int]
-) -> Iterator[tuple[str, Callable[[Asked], dict[str, Any]]]]:
+) -> Iterator[tuple[str, Answering]]:
     """Yield the name and the answering function of each contender; each is built when its turn comes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "exported"
@@ -113,7 +115,7 @@ def forwards(
 
 
 def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Return a row per contender: the median, fastest and slowest round, and its rate over HFLM's best rate."""
+    """Return a row per contender; of HFLM's batch sizes, all but the fastest have one round."""
     device = resolve_device("auto")
     configure_torch()
     trained = checkpoints.describe(path)
@@ -122,23 +124,55 @@ def measure(path: Path, settings: config.Evaluation, batch_sizes: Sequence[int],
     trained = replace(trained, norm=replace(trained.norm, fold_gain=False))
     asked = {name: questions.build_questions(name, "cf", settings) for name in questions.at_hand(settings)}
     warm_up = {name: {group: own[:4] for group, own in groups.items()} for name, groups in asked.items()}
-    rows: list[dict[str, Any]] = []
+    found: dict[str, Answering] = {}
+    trials: list[dict[str, Any]] = []  # of HFLM's batch sizes
     for name, answers in contenders(path, trained, device, settings, batch_sizes):
-        torch.cuda.empty_cache()
-        try:
+        if not name.startswith("HFLM"):
             answers(warm_up)
-            times = sorted((answers(asked) for _ in range(rounds)), key=lambda result: result["seconds"])
-        except torch.OutOfMemoryError:
-            require(
-                name.startswith("HFLM") and bool(rows),
-                f"{name}: does not fit into the GPU's memory; give smaller --batch-sizes or --tokens-per-batch",
-            )
-            print(f"{name}: does not fit into the GPU's memory")
+        elif (trial := tried(name, answers, warm_up, asked)) is not None:
+            trials.append(trial)
+        else:
             continue
-        spread = {"least_s": times[0]["seconds"], "most_s": times[-1]["seconds"]}
-        rows.append({"who": name} | times[len(times) // 2] | spread)
-    best = max(each["requests_per_s"] for each in rows if each["who"].startswith("HFLM"))
-    return [each | {"over_hflm": each["requests_per_s"] / best} for each in rows]
+        found[name] = answers
+    require(bool(trials), "--batch-sizes: HFLM fits into the GPU's memory with none of them; give smaller ones")
+    best = max(trials, key=lambda trial: trial["requests_per_s"])["who"]
+    found = {name: answers for name, answers in found.items() if name == best or not name.startswith("HFLM")}
+    torch.cuda.empty_cache()
+    times: dict[str, list[dict[str, Any]]] = {name: [] for name in found}
+    for number in range(rounds):
+        for name, answers in found.items():
+            times[name].append(answers(asked))
+        print(
+            f"round {number}: " + ", ".join(f"{name} {own[-1]['seconds']:.2f} s" for name, own in times.items()),
+            flush=True,
+        )
+    rows = [row_of(name, own, times[best]) for name, own in times.items()]
+    reached = next(each["requests_per_s"] for each in rows if each["who"] == best)
+    others = [trial | {"over_hflm": trial["requests_per_s"] / reached} for trial in trials if trial["who"] != best]
+    return others + rows
+
+
+def tried(name: str, answers: Answering, warm_up: Asked, asked: Asked) -> dict[str, Any] | None:
+    """Return the row of one round of HFLM, or None if its batches do not fit into the GPU's memory."""
+    torch.cuda.empty_cache()
+    try:
+        answers(warm_up)
+        once = answers(asked)
+    except torch.OutOfMemoryError:
+        print(f"{name}: does not fit into the GPU's memory", flush=True)
+        return None
+    print(f"{name}: {once['requests_per_s']:,.0f} requests/s in one round", flush=True)
+    return {"who": name, **once, "least_s": once["seconds"], "most_s": once["seconds"], "rounds": 1}
+
+
+def row_of(name: str, times: Sequence[dict[str, Any]], of_hflm: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a contender's row: the median round, the extremes, and its rate over HFLM's in the same rounds."""
+    middle = sorted(times, key=lambda result: result["seconds"])[len(times) // 2]
+    theirs = sorted(each["seconds"] for each in of_hflm)[len(of_hflm) // 2]
+    over = [other["seconds"] / own["seconds"] for own, other in zip(times, of_hflm, strict=True)]
+    seconds = [each["seconds"] for each in times]
+    spread = {"least_s": min(seconds), "most_s": max(seconds), "over_hflm": theirs / middle["seconds"]}
+    return {"who": name} | middle | spread | {"least_over": min(over), "most_over": max(over), "rounds": len(times)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=200, help="questions per task")
     parser.add_argument("--tokens-per-batch", type=int, default=65_536)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 128, 256, 512], help="of HFLM")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
     json_option(parser, "evaluation")
     chosen = parser.parse_args(arguments)
     try:

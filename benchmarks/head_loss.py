@@ -10,7 +10,8 @@
 The floor is the time of the three GEMMs alone, over chunks as ours, and of one read and one write of all logits at a
 copy's bandwidth. All arms take turns. Peak memory is what a call needs beside its inputs. Losses and gradients are
 compared with those of whole logits in eager mode. A second table has the kernel of cross-entropies alone, on one chunk:
-`of_copy` is the share of a copy's bandwidth that one read, and with a gradient one write, of the chunk reach.
+`of_copy` is the share of a copy's bandwidth that one read, and with a gradient one write, of the chunk reach. sm_mhz,
+power_w and temperature_c: least, median and largest reading within the arm's calls.
 
 python -m benchmarks.head_loss [--tokens 32768] [--hidden 2048] [--vocabulary 128256 32000] [--json PATH]
 """
@@ -29,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu_log import GpuLog, Span, shown
 from benchmarks.report import json_option, measured, show
 from benchmarks.student_teacher import bandwidth
 from benchmarks.timing import synchronize
@@ -125,8 +127,18 @@ def step(inputs: Inputs, loss_of: Loss) -> tuple[Tensor, Tensor, Tensor]:
     return loss.detach(), dx_TI, dweight_VI
 
 
-def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Return a call's seconds from idle GPU to idle GPU, and the GiB that it needs beside what is there (0 on CPU)."""
+class Timed(NamedTuple):
+    """A call, from idle GPU to idle GPU, and the GiB that it needs beside what is there, 0 on CPU."""
+
+    span: Span
+    peak_gib: float
+
+    @property
+    def seconds(self) -> float:
+        return self.span.ended_s - self.span.began_s
+
+
+def timed(call: Callable[[], object], device: torch.device) -> Timed:
     synchronize(device)
     before = 0
     if device.type == "cuda":
@@ -135,8 +147,8 @@ def timed(call: Callable[[], object], device: torch.device) -> tuple[float, floa
     began_s = time.perf_counter()
     call()
     synchronize(device)
-    seconds = time.perf_counter() - began_s
-    return seconds, (torch.cuda.max_memory_allocated(device) - before) / GIB if device.type == "cuda" else 0.0
+    span = Span(began_s, time.perf_counter())
+    return Timed(span, (torch.cuda.max_memory_allocated(device) - before) / GIB if device.type == "cuda" else 0.0)
 
 
 def floor_gemms(inputs: Inputs, gradient_VI: Tensor) -> None:
@@ -159,16 +171,18 @@ def measure(inputs: Inputs, arms: dict[str, Loss], copied_per_s: float, least_s:
     calls: dict[str, Callable[[], object]] = {name: partial(step, inputs, loss_of) for name, loss_of in arms.items()}
     calls["GEMMs alone"] = partial(floor_gemms, inputs, gradient_VI)
     errors = errors_of(inputs, arms)
-    rounds: list[list[tuple[float, float]]] = []
+    rounds: list[list[Timed]] = []
     began_s = time.perf_counter()
-    while len(rounds) < LEAST_ROUNDS or time.perf_counter() - began_s < least_s * len(calls):
-        rounds.append([timed(call, device) for call in calls.values()])
-    seconds, peaks = np.array(rounds).transpose(2, 1, 0)  # [arms, rounds]
+    with GpuLog(device) as log:
+        while len(rounds) < LEAST_ROUNDS or time.perf_counter() - began_s < least_s * len(calls):
+            rounds.append([timed(call, device) for call in calls.values()])
+    of_arms = [list(own) for own in zip(*rounds, strict=True)]
+    seconds = np.array([[each.seconds for each in own] for own in of_arms])  # [arms, rounds]
     (tokens, hidden), vocabulary = inputs.x_TI.shape, len(inputs.weight_VI)
     floor_s = seconds[-1] + 2 * 2 * tokens * vocabulary / copied_per_s
     before_s = seconds[list(calls).index("whole, compiled" if "whole, compiled" in calls else "whole, eager")]
     rows = []
-    for name, own_s, peak in zip(arms, seconds, peaks, strict=False):
+    for name, own_s, own in zip(arms, seconds, of_arms, strict=False):
         middle_s, spread_s = median_and_spread(own_s)
         rows.append(
             {
@@ -182,9 +196,10 @@ def measure(inputs: Inputs, arms: dict[str, Loss], copied_per_s: float, least_s:
                 "over_floor": median_and_spread(own_s / floor_s)[0],
                 "floor_ms": float(np.median(floor_s)) * 1e3,
                 "gemms_ms": float(np.median(seconds[-1])) * 1e3,
-                "peak_gib": float(peak.max()) if device.type == "cuda" else None,
+                "peak_gib": max(each.peak_gib for each in own) if device.type == "cuda" else None,
                 **errors[name],
                 "rounds": len(rounds),
+                **log.over([each.span for each in own]),
             }
         )
     return rows
@@ -215,7 +230,7 @@ def kernel_rows(vocabulary: int, device: torch.device, copied_per_s: float) -> l
         for scale in (None, 1.0):
             call = partial(launch_cuda, logits_TV, targets_T, scale, tile)
             call()
-            seconds = float(np.median([timed(call, device)[0] for _ in range(LEAST_ROUNDS)]))
+            seconds = float(np.median([timed(call, device).seconds for _ in range(LEAST_ROUNDS)]))
             floor_s = (1 + (scale is not None)) * 2 * logits_TV.numel() / copied_per_s
             about = {"vocabulary": vocabulary, "tokens": tokens, "width": tile.columns, "warps": tile.warps}
             rows.append(about | {"gradient": scale is not None, "ms": seconds * 1e3, "of_copy": floor_s / seconds})
@@ -240,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += measure(drawn(chosen.tokens, chosen.hidden, vocabulary, device), arms, copied_per_s, chosen.seconds)
         if device.type == "cuda":
             kernels += kernel_rows(vocabulary, device, copied_per_s)
-    show(rows)
+    show([shown(row) for row in rows])
     if kernels:
         show(kernels)
     measured(rows, chosen.json, kernels=kernels, copied_bytes_per_s=copied_per_s, tokens_at_once=ours.LOGITS_AT_ONCE)

@@ -7,13 +7,15 @@ The grid is that of the MXNorm paper, appendix H.1. Columns are in microseconds:
     ..._one_pass      `mxstudy.kernels.norm_codes`
     ..._compiled      plain PyTorch (`benchmarks.plain_norms`) under torch.compile, the fastest mode of --compile:
                       "dynamic" compiles once per hidden size, block size and format for any number of tokens, and tunes
-                      on the largest number; "static" compiles and tunes for every number of tokens; "eager" does not
-                      compile. The work per row is the same, so dynamic is the default.
+                      on the largest number; "static" compiles and tunes for every number of tokens, "autotuned" with
+                      Inductor's max-autotune; "eager" does not compile. dynamic, the default, compiles in minutes.
+    torchao_compiled  torch's RMSNorm and torchao's cast, compiled in the same modes
 
 A finished case is written at once, beside the JSON, and not measured again with the same code, GPU and --compile, so
 another call continues where --seconds cut off. Compilers run side by side before anything is measured.
 
 python -m benchmarks.kernels [--json runs/kernels.json] [--formats E4M3 E2M1] [--blocks 16 32 64] [--seconds 500]
+                             [--compile dynamic static autotuned] [--hidden 1024 4096 16384] [--tokens 4096 65536]
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ RATIOS = {  # the median of one column over that of another
     "over_one_pass_rmsnorm": ("rmsnorm_one_pass", "mxnorm_one_pass"),
     "one_pass_rmsnorm_over_compiled": ("rmsnorm_compiled", "rmsnorm_one_pass"),
     "compiled_over_compiled_rmsnorm": ("rmsnorm_compiled", "mxnorm_compiled"),
+    "over_torchao": ("torchao_compiled", "mxnorm_one_pass"),
+    "one_pass_rmsnorm_over_torchao": ("torchao_compiled", "rmsnorm_one_pass"),
 }
 
 
@@ -62,7 +66,7 @@ class Group(NamedTuple):
 
 
 def measure_case(group: Group, x: torch.Tensor, peers: Mapping[str, Plain], budget_s: float) -> dict[str, Any]:
-    """Return a row of the table for x [tokens, hidden] bf16; `peers`: {"NORM MODE": function}."""
+    """Return a row of the table for x [tokens, hidden] bf16; `peers`: {"PEER MODE": function}."""
     fmt, block_size = group.format, group.block_size
     floors, moved = copies(x, fmt, block_size), moved_bytes(x, fmt, block_size)
     alike = fastest_of({name: call for name, call in floors.items() if name != EVEN} or floors, x, moved)

@@ -1,12 +1,16 @@
 """Norm and MX cast in plain PyTorch for torch.compile: the baseline of our kernels.
 
 They compute the same as the package, with its rules for casts (rceil, half to even), but round x / rms less carefully.
-MXNorm takes the scales from the same block absmax as its RMS, so nothing is reduced twice.
+MXNorm takes the scales from the same block absmax as its RMS, so nothing is reduced twice. torchao's cast of torch's
+RMSNorm is what a user of both has; it rounds x / rms to bf16 first, unless the compiler drops that.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mxstudy.numerics.formats import FORMATS, SCALE_RULES
@@ -24,6 +28,17 @@ def rmsnorm_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
 def mxnorm_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
     """Return the same as `rmsnorm_cast` with MXNorm's estimate of the RMS, p = 2 (MXNorm paper, algorithm 2)."""
     return mx_cast(*normalised("mxnorm", x, block_size), fmt)
+
+
+def torchao_cast(x: Tensor, fmt: str, block_size: int) -> tuple[Tensor, Tensor]:
+    """Return the same as `rmsnorm_cast`, by torch's RMSNorm and torchao's cast."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+    element = {"E4M3": torch.float8_e4m3fn, "E2M1": torch.float4_e2m1fn_x2}[fmt]
+    y = F.rms_norm(x, x.shape[-1:], eps=EPS)
+    made: Any = MXTensor.to_mx(y, element, block_size, ScaleCalculationMode.RCEIL)
+    return made.qdata.view(torch.uint8), made.scale.view(torch.uint8)
 
 
 def normalised(norm: str, x: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
@@ -68,3 +83,4 @@ def e2m1_codes(x: Tensor) -> Tensor:
 
 
 NORMS = {"rmsnorm": rmsnorm_cast, "mxnorm": mxnorm_cast}
+PEERS = NORMS | {"torchao": torchao_cast}

@@ -25,7 +25,7 @@ from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.build import PROBES, build_probes, build_spikes
 from mxstudy.tracking.journal import Journal
-from mxstudy.train.loop import TrainingRun, recorded_step, set_precision
+from mxstudy.train.loop import TrainingRun, begin_step, record_steps, set_precision
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
@@ -133,7 +133,8 @@ def step_s(run: TrainingRun, step: int) -> float:
     """Do one step of the training loop, journal included; returns its seconds."""
     synchronize(run.device)
     began_s = time.perf_counter()
-    recorded_step(run, step)
+    begin_step(run, step)
+    record_steps(run)
     synchronize(run.device)
     return time.perf_counter() - began_s
 

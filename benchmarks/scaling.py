@@ -138,8 +138,8 @@ def timed_step(run: TrainingRun, step: int) -> tuple[float, float]:
     The GPU may still be working then; the next step waits for it.
     """
     began_s = time.perf_counter()
-    view = train_step(run, step)
-    return view.loss, time.perf_counter() - began_s
+    loss = train_step(run, step).loss
+    return loss, time.perf_counter() - began_s
 
 
 def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:

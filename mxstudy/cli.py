@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import functools
+import gc
 import io
 import operator
 import os
-import re
 import signal
 import sys
 import textwrap
@@ -24,27 +23,28 @@ from typing import Any, get_args
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from mxstudy import config as schemas
 from mxstudy.compat.hydra import (
-    CHOSEN_ALREADY,
-    NOTHING_TO_OVERRIDE,
+    Family,
     Override,
     compose_once,
     parse,
     read_files_once,
+    stands_alone,
 )
 from mxstudy.config.conf_folders import CONF, SWEEPS
+from mxstudy.explain import AS_TRAINED, WHOLE, as_a_whole, explain, nothing_to_run
 from mxstudy.help.answers import answer, commented
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
-from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, one_line, suggest
+from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, without_foreign
-from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, STARTS, check_shape, check_words
+from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, check_shape, check_words
 
 # The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {
@@ -62,10 +62,6 @@ BASES: dict[str, dict[str, Any]] = {
     "tracking": {"tracking": schemas.Tracking},
 }
 ADDED = "+data.corpora."  # how an override of a blend's corpus begins
-AS_TRAINED = "as_trained"
-# Groups with the choice as_trained, and a key that each of their other choices sets.
-WHOLE = {"precision": "schedule", "norm": "kind"}
-START = "+experiment=NAME or +sweep=NAME"
 LAUNCHED = {"launch", "+launch"}
 
 USAGE = """\
@@ -98,7 +94,7 @@ def main() -> None:
         sys.exit(str(error))
     sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
-    register(SWEEPS)
+    register(SWEEPS, arguments)
     compose_once()
     try:
         with beside_keys() if words & {"-c", "--cfg"} else contextlib.nullcontext():
@@ -153,9 +149,23 @@ def _never_called(config: DictConfig) -> None:
     """Stand in for the task function that Hydra requires; our launcher does not call it."""
 
 
+def register(sweeps: Path, arguments: Iterable[str]) -> None:
+    """Register with Hydra the bases, and the sweeps that a command line names; to read all takes 0.3 s."""
+    register_bases()
+    asked = ",".join(word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep="))
+    for path in sweeps.glob("*.yaml"):
+        if path.stem in asked.split(",") or path.stem.startswith("base_"):
+            register_sweep(path)
+
+
+@functools.cache
+def register_sweep(path: Path) -> None:
+    ConfigStore.instance().store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
+
+
 @functools.cache  # Hydra's store lives as long as the process
-def register(sweeps: Path) -> None:
-    """Register with Hydra the base of every group (the schema's defaults), the group `sweep`, and two resolvers.
+def register_bases() -> None:
+    """Register with Hydra the base of every group (the schema's defaults), and two resolvers.
 
     ${times:A,B} multiplies sizes. ${of:STUDY,A,B} is A in that kind of run (`study`) and B in all others.
     """
@@ -170,8 +180,6 @@ def register(sweeps: Path) -> None:
     ours = {"_target_": "hydra_plugins.mxstudy_launcher.StudyLauncher", "_convert_": "all"}
     for name, settings in schemas.LAUNCHERS.items():
         store(group="hydra/launcher", name=f"base_{name}", node=ours | defaults(settings))
-    for path in sweeps.glob("*.yaml"):
-        store(group="sweep", name=path.stem, node=OmegaConf.load(path), package="_global_")
 
 
 def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) -> Any:
@@ -188,6 +196,7 @@ def launch_jobs(
     """Compose, plan and launch the jobs, called by our Hydra launcher; exit with the exit code if it is not 0."""
     from mxstudy.launch.start import launch  # imports torch
 
+    gc.freeze()  # what was imported stays: to look for garbage in it takes a tenth of a launch
     if code := launch(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
 
@@ -196,26 +205,35 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     """Yield each job with its config as plain data, or with the ConfigError that says why it has none.
 
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ only in
-    values share one composition, and their values are set on it. Only what these can move is resolved again.
+    values share one composition, and their values are set on it. So do jobs that differ in choices which stand alone:
+    each of these is composed once, and its section taken. Only what can move is resolved again.
     """
     read_files_once(loader)
     parsed = functools.cache(functools.partial(parse, loader))
     is_group = functools.cache(lambda key: bool(loader.get_group_options(key, results_filter=None)))
     choices_of = functools.cache(lambda group: visible(loader.get_group_options(group)))
 
+    alone = functools.cache(functools.partial(stands_alone, loader))
+
     def sets_a_value(override: Override) -> bool:
         return override.changes and not isinstance(override.value, dict | list) and not is_group(override.key)
 
-    shared: dict[Any, tuple[DictConfig, dict[str, str], dict[str, Any]]] = {}
+    def chooses_alone(override: Override) -> bool:
+        is_choice = override.changes and isinstance(override.value, str) and is_group(override.key)
+        return is_choice and alone(override.key, override.value)
+
+    shared: dict[Any, Family] = {}
     for job in jobs:
         overrides = [parsed(line) for line in job]
         values = [o for o in overrides if sets_a_value(o)]
-        key = (tuple(o.line for o in overrides if o not in values), tuple(o.key for o in values))
+        own = {o.key: o for o in overrides if chooses_alone(o)}
+        rest = tuple(o.line for o in overrides if o not in values and o.key not in own)
+        key = (rest, tuple(own), tuple(o.key for o in values))
         try:
             if key not in shared:
-                config, choices = compose_fully(loader, master, job)  # all overrides, so that Hydra reports the errors
-                shared[key] = config, choices, unmoved(config, {o.key.partition(".")[0] for o in values})
-            config, choices, same = shared[key]
+                moved = {o.key.partition(".")[0] for o in values}
+                shared[key] = Family(functools.partial(compose_fully, loader, master), job, moved)
+            config, choices, same = shared[key].composed(job, {group: str(o.value) for group, o in own.items()})
             for override in values:
                 OmegaConf.update(config, override.key, override.value)
             check_baseline(config.get("baseline"), choices_of)
@@ -276,12 +294,6 @@ def without_blends(loader: ConfigLoader, master: DictConfig, choices: Sequence[s
     return [name for name in choices if found[name].kind != "blend"]
 
 
-def unmoved(config: DictConfig, moved: set[str]) -> dict[str, Any]:
-    """Return as plain data the sections of a config, but for those moved, in which nothing refers to another value."""
-    values: Any = OmegaConf.to_container(config)
-    return {key: value for key, value in values.items() if key not in moved and "${" not in repr(value)}
-
-
 def resolved(config: DictConfig, key: str) -> Any:
     """Return a section or value of a config as plain data, with what it refers to."""
     value = MISSING if OmegaConf.is_missing(config, key) else config[key]
@@ -334,66 +346,3 @@ def usage() -> str:
     wrap = functools.partial(textwrap.fill, width=100, subsequent_indent=" " * 18)
     lines = [wrap(f"  {group:<16}{', '.join(choices)}") for group, choices in groups().items()]
     return USAGE + "\n".join(["groups and their choices:", *lines])
-
-
-def explain(error: Exception) -> str:
-    """Return what is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
-    cause = error.__cause__
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
-        group, _, part = key.partition(".")
-        if not names and group in WHOLE and part and "." not in part:
-            return as_a_whole(group, key)
-        if not names and "." in key:
-            return f"{key}: not in the config yet; write +{key}=VALUE"
-        own = [name for name in names if name != "hydra"] or list(groups())
-        return f"{key}: no such key; {suggest(str(cause.key), own)}"
-    for pattern, advice in ADVICE.items():
-        match = re.search(pattern, str(error))
-        if match:
-            return f"{match[1]}: {advice(match[1])}"
-    if isinstance(error, ConfigError):
-        return str(error)
-    if isinstance(error, OmegaConfBaseException) and error.full_key:
-        if followed := re.search(FOLLOWS_NULL, str(error)):
-            return f"{error.full_key}: follows {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
-        return f"{error.full_key}: {str(error).splitlines()[0]}"
-    return " ".join(one_line(part) for part in (error, cause) if part is not None)
-
-
-def as_a_whole(group: str, key: str) -> str:
-    """Return the message that a part of an as_trained group can be changed only by choosing the whole group."""
-    return (
-        f"{key}: {group}={AS_TRAINED} takes the checkpoint's own as a whole; choose one by name, then change its "
-        f"values: {group}=NAME {key}=VALUE"
-    )
-
-
-def nothing_to_run(values: Iterable[str]) -> str:
-    """Return the message for a command without a run; for `+experimant=NAME`, name the group that was meant."""
-    for key in values:
-        for near in difflib.get_close_matches(key, STARTS, n=1):
-            return f"{key}: no such key; did you mean '+{near}'?"
-    return f"nothing to run; start from {START}"
-
-
-def nothing_to_replace(group: str) -> str:
-    """Return what to write in place of an override of a group that nothing has chosen."""
-    if group in STARTS:
-        return f"write +{group}=NAME, with a plus"
-    if group in groups():
-        return f"no choice is made that this could replace; start from {START}"
-    return f"no such group; {suggest(group, groups())}"
-
-
-# OmegaConf's message for '${..dgrad_dh.rounding}' where dgrad_dh=null.
-FOLLOWS_NULL = r"Error trying to access (\S+): node `\w+` is not a container"
-
-# Patterns of Hydra's messages, with the text that follows the group's name in our message.
-ADVICE: dict[str, Callable[[str], str]] = {
-    NOTHING_TO_OVERRIDE: nothing_to_replace,
-    CHOSEN_ALREADY: lambda group: f"is chosen already; write {group}=NAME, without a plus",
-}

@@ -1,10 +1,11 @@
-"""Read the small JSON and YAML files that a run leaves; one that is empty, torn or unreadable is named in the error.
+"""The small JSON and YAML files of a run: read, and named in the error if empty, torn or unreadable; YAML written.
 
 `remedy`: what to do then; it ends the message.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ import yaml
 
 from mxstudy.reader import ConfigError, one_line, read, require
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast, if PyYAML has it
+# libyaml is ten times as fast, if PyYAML has it
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -55,3 +58,13 @@ def _parsed(path: Path, parse: Callable[[str], Any], remedy: str) -> Any:
         return parse(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ConfigError is a ValueError
         raise ConfigError(f"{path}: cannot be read ({one_line(error)}); {remedy}") from error
+
+
+def yaml_of(values: dict[str, Any]) -> str:
+    """Return a config as YAML; a section that many runs share is written once."""
+    return "".join(_yaml_of_section(json.dumps({key: value})) for key, value in values.items())
+
+
+@functools.lru_cache(1000)
+def _yaml_of_section(text: str) -> str:
+    return str(yaml.dump(json.loads(text), Dumper=DUMPER, sort_keys=False))

@@ -2,4 +2,4 @@
 
 from mxstudy import cli
 
-cli.register(cli.SWEEPS)
+cli.register(cli.SWEEPS, [f"+sweep={path.stem}" for path in cli.SWEEPS.glob("*.yaml")])

@@ -38,6 +38,7 @@ LAYERS = [
     ["mxstudy.students"],
     ["mxstudy.launch"],
     ["mxstudy.words", "mxstudy.rehearsal", "mxstudy.help", "mxstudy.scripts"],
+    ["mxstudy.explain"],
     ["mxstudy.cli"],
     ["mxstudy.__main__", "hydra_plugins"],
 ]
@@ -45,8 +46,8 @@ HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 
 # Who may import what from outside; what is not named here may be imported anywhere.
 THIRD_PARTY = {
-    "hydra": {"mxstudy.cli", "mxstudy.words", "hydra_plugins", "mxstudy.compat"},
-    "omegaconf": {"mxstudy.cli", "hydra_plugins", "mxstudy.compat"},
+    "hydra": {"mxstudy.cli", "mxstudy.explain", "mxstudy.words", "hydra_plugins", "mxstudy.compat"},
+    "omegaconf": {"mxstudy.cli", "mxstudy.explain", "hydra_plugins", "mxstudy.compat"},
     "mlflow": {"mxstudy.tracking", "mxstudy.compat"},
     "datasets": {"mxstudy.data"},
     "tokenizers": {"mxstudy.data"},

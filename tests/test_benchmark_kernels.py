@@ -14,7 +14,7 @@ from each import each
 from analysis.mxnorm import fig08_kernels
 from benchmarks import compilers, kernel_tiles, kernels
 from benchmarks.compilers import Compilers
-from benchmarks.plain_norms import NORMS
+from benchmarks.plain_norms import NORMS, PEERS
 from mxstudy import results
 from mxstudy.kernels import norm_codes
 from mxstudy.kernels.norm_codes import row_tile
@@ -65,7 +65,8 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert row["over_compiled_rmsnorm"] == pytest.approx(row["rmsnorm_compiled_us"] / row["mxnorm_one_pass_us"])
         assert row["mxnorm_of_floor"] == pytest.approx(row["floor_us"] / row["mxnorm_one_pass_us"])
         assert 0 < row["floor_q1_us"] <= row["floor_us"] <= row["floor_q3_us"]
-        assert row["rmsnorm_compiled_by"] == "eager"
+        assert row["rmsnorm_compiled_by"] == row["torchao_compiled_by"] == "eager"
+        assert row["over_torchao"] == pytest.approx(row["torchao_compiled_us"] / row["mxnorm_one_pass_us"])
     assert [mean["cases"] for mean in written["settings"]["geometric_means"]] == [4] * 4
     assert "over_compiled_rmsnorm" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
@@ -77,7 +78,8 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     panels = fig08_kernels.draw(frame).axes
     assert [axes.get_title()[:13] for axes in panels] == [f"{f}, B = {b}:" for f in ("E2M1", "E4M3") for b in (16, 32)]
     drawn = {(x, y) for axes in panels for line in axes.lines[1:] for x, y in line.get_xydata().tolist()}
-    assert {(row["hidden_size"], row["over_compiled_rmsnorm"]) for row in written["rows"]} <= drawn
+    for speedup in ("over_compiled_rmsnorm", "over_one_pass_rmsnorm", "compiled_over_compiled_rmsnorm"):
+        assert {(row["hidden_size"], row[speedup]) for row in written["rows"]} <= drawn
 
 
 def test_what_was_compiled_otherwise_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +124,12 @@ def test_the_grid_of_kernels_is_the_papers() -> None:
 
 def test_means_of_kernels_are_geometric_and_of_large_shapes() -> None:
     times = {"floor copy_": 1.0, "floor 1024 x 4": 1.5, "alike": 1.5}
-    times |= {"rmsnorm_one_pass": 2.0, "mxnorm_one_pass": 2.0, "mxnorm_compiled eager": 3.0}
+    times |= {
+        "rmsnorm_one_pass": 2.0,
+        "mxnorm_one_pass": 2.0,
+        "mxnorm_compiled eager": 3.0,
+        "torchao_compiled eager": 5.0,
+    }
     rows = []
     for tokens, compiled in ((2**10, 2.0), (2**15, 8.0)):
         us = {name: kernels.Microseconds(at, at, at) for name, at in times.items()}
@@ -149,6 +156,16 @@ def test_plain_norms_are_those_of_the_kernels(norm: str, fmt: str) -> None:
     assert codes.shape == expected.codes.shape
     assert (codes != expected.codes).float().mean() < 1e-3
     assert (scales != expected.scales).float().mean() < 1e-3
+
+
+@each("fmt", ["E4M3", "E2M1"])
+def test_torchao_casts_the_same_but_for_the_rounding_to_bf16(fmt: str) -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    codes, scales = PEERS["torchao"](x, fmt, 32)
+    expected, of_blocks = NORMS["rmsnorm"](x, fmt, 32)
+    assert codes.shape == expected.shape
+    assert (codes != expected).float().mean() < 0.05
+    assert (scales != of_blocks).float().mean() < 0.01
 
 
 def test_tiles_of_kernels_have_whole_vectors_and_few_chunks(

@@ -13,6 +13,7 @@ from each import slow_but
 from omegaconf import OmegaConf
 
 from mxstudy import cli
+from mxstudy.compat.hydra import unmoved
 from mxstudy.launch.composed import Composed
 from mxstudy.reader import ConfigError
 
@@ -185,6 +186,37 @@ def test_shared_compositions_equal_full_ones() -> None:
     assert {value(one, "runs_dir") for one in shared} == {"a/runs", "b/runs"}
 
 
+@pytest.mark.integration
+def test_choices_that_stand_alone_are_composed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a value in a section that they change, one that refers to another section, and a choice that does not."""
+    words = (
+        "+experiment=student_teacher",
+        "fidelity=public_code,paper_text",
+        "schedule=cosine,linear,wsd",
+        "optimizer=adam,sgd",
+        "schedule.warmup_fraction=0.2,0.3",
+        "cache_dir='${optimizer.kind}'",
+    )
+    loader, master, jobs = handed_over(*words)
+    composed: list[object] = []
+    fully = cli.compose_fully
+    monkeypatch.setattr(cli, "compose_fully", lambda *given: [composed.append(given[2]), fully(*given)][1])
+    shared = list(cli.compose(loader, master, jobs))
+    assert (len(shared), len(composed)) == (24, 2 * (1 + 2 + 1))  # by fidelity: a first, and the other choices
+    loader, master, _ = handed_over(*words)
+    for job, one in list(zip(jobs, shared, strict=True))[::7]:
+        config, choices = fully(loader, master, job)
+        assert one == cli.finish(config, choices, one.overrides, {})
+    assert {value(one, "cache_dir") for one in shared} == {"adam", "sgd"}
+
+
+@pytest.mark.integration
+def test_a_choice_that_lacks_a_value_is_refused_alone() -> None:
+    composed = compose("+experiment=student_teacher", "optimizer=adam,sgd", "schedule=cosine,wsd", "optimizer.eps=1e-6")
+    errors = [str(one.values) for one in composed if isinstance(one.values, ConfigError)]
+    assert errors == ["optimizer.eps: no such key; choose from kind, momentum"] * 2
+
+
 def test_without_arguments_the_usage_names_experiments_and_sweeps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,4 +260,4 @@ def test_what_jobs_share_is_resolved_once_and_what_an_override_moves_again() -> 
     config = OmegaConf.create(
         {"seed": 0, "data_seed": "${seed}", "model": {"sizes": [1, "${seed}"]}, "probe": {"p": [1]}}
     )
-    assert cli.unmoved(config, {"seed"}) == {"probe": {"p": [1]}}
+    assert unmoved(config, {"seed"}) == {"probe": {"p": [1]}}

@@ -26,9 +26,9 @@ from mxstudy import cli
 from mxstudy.config import Decoder, read_run
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
+from mxstudy.small_files import yaml_of
 from mxstudy.studies.pretrain import study as pretrain
 from mxstudy.studies.pretrain.check import build_model
-from mxstudy.tracking.folder import DUMPER
 from mxstudy.tracking.unchanged import digest_of
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
@@ -140,7 +140,7 @@ def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callabl
     full = validated(compose_job(f"+experiment={name}", *given))
     assert full.experiment == name
     assert recorded(f"experiment/{name}") == [fingerprint_of(full)]
-    stored = yaml.safe_load(yaml.dump(plain(full), Dumper=DUMPER, sort_keys=False))
+    stored = yaml.safe_load(yaml_of(plain(full)))
     assert digest_of(read_run(stored)) == digest_of(full)  # else no run of it could be read again
     words = GIVES_WAY.get(full.study, [])
     tiny = flatten(plain(validated(compose_job(f"+experiment={name}", "+debug=tiny", *given, *words))))

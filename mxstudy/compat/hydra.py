@@ -6,14 +6,18 @@ Hydra imports this file when it starts, through hydra_plugins, so it imports onl
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ConfigDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 # Patterns of Hydra's messages with the group they name, for which its errors have no field.
 NOTHING_TO_OVERRIDE = r"Could not override '([^'@]+)"
@@ -91,6 +95,7 @@ class Remembered:
     def __init__(self, repository: Any) -> None:
         self.repository = repository
         self.loaded: dict[str, Any] = {}
+        self.names: dict[str, str] = {}  # what the defaults list of each file holds
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.repository, name)
@@ -101,10 +106,87 @@ class Remembered:
     def initialize_sources(self, config_search_path: Any) -> None:
         """Forget the files that were read, because the search path may be another now."""
         self.loaded.clear()
+        self.names.clear()
         self.repository.initialize_sources(config_search_path)
 
     def load_config(self, config_path: str) -> Any:
         """Return a copy of the file's config, because composing changes it."""
         if config_path not in self.loaded:
-            self.loaded[config_path] = self.repository.load_config(config_path=config_path)
+            self.loaded[config_path] = found = self.repository.load_config(config_path=config_path)
+            self.names[config_path] = repr([vars(default) for default in (found and found.defaults_list) or ()])
         return copy.deepcopy(self.loaded[config_path])
+
+
+def stands_alone(loader: ConfigLoader, group: str, choice: str) -> bool:
+    """Return whether a choice puts values into its group's own section alone, and decides no other group's choice.
+
+    For choices of several such groups, each section is the one that its choice has beside any choice of the others.
+
+    Why: Hydra composes each combination of choices anew. It merges the files of a defaults list in order, so a section
+    depends only on the files that put values into it. Of a choice, these are a file without a package and, by its
+    defaults list, files beside it: no other group, no override. A name in any such list that refers to another choice
+    ends this; so may a loader of another class.
+    """
+    files: Any = getattr(loader, "repository", None)
+    if not isinstance(files, Remembered) or any("${" in names for names in files.names.values()):
+        return False
+    found = files.load_config(f"{group}/{choice}") if "/" not in group else None
+    if found is None or found.header.get("package"):
+        return False
+    for default in found.defaults_list or ():
+        if not isinstance(default, ConfigDefault) or default.package is not None or "/" in str(default.path):
+            return False
+        if not default.is_self() and not stands_alone(loader, group, str(default.path)):
+            return False
+    return True
+
+
+class Family:
+    """Jobs that differ in values and in choices that stand alone: composed once, and once more for each other choice.
+
+    `compose` returns a job's config and choices, or raises what Hydra does. `moved`: sections that values may change.
+    """
+
+    def __init__(
+        self, compose: Callable[[Sequence[str]], tuple[DictConfig, dict[str, str]]], job: Sequence[str], moved: Set[str]
+    ) -> None:
+        self.compose, self.job, self.moved = compose, job, moved
+        self.config, self.choices = compose(job)
+        self.same = unmoved(self.config, moved)
+        self.others: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}  # section of a choice, and what is the same
+
+    def composed(
+        self, job: Sequence[str], chosen: Mapping[str, str]
+    ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
+        """Return config and choices of a job, and as plain data what its values do not move; the config is ours.
+
+        `chosen`: by group, those of its choices that stand alone.
+        """
+        for group, choice in chosen.items():
+            if choice != (before := self.choices[group]):
+                own = {key: value for key, value in self.same.items() if key == group}
+                self.others.setdefault((group, before), (self.config[group], own))
+                try:
+                    section, own = self.section(group, choice)
+                except (HydraException, OmegaConfBaseException):
+                    return *self.compose(job), {}  # which says what is wrong with this very job
+                with open_dict(self.config):
+                    self.config[group] = section
+                self.choices = self.choices | {group: choice}
+                self.same = {key: value for key, value in self.same.items() if key != group} | own
+        return self.config, self.choices, self.same
+
+    def section(self, group: str, choice: str) -> tuple[Any, dict[str, Any]]:
+        """Return a group's section for a choice, and as plain data by its name if nothing moves it."""
+        if (group, choice) not in self.others:
+            words = [f"{group}={choice}" if line.partition("=")[0] == group else line for line in self.job]
+            config, _ = self.compose(words)
+            own = {key: value for key, value in unmoved(config, self.moved).items() if key == group}
+            self.others[group, choice] = config[group], own
+        return self.others[group, choice]
+
+
+def unmoved(config: DictConfig, moved: Set[str]) -> dict[str, Any]:
+    """Return as plain data the sections of a config, but for those moved, in which nothing refers to another value."""
+    values: Any = OmegaConf.to_container(config)
+    return {key: value for key, value in values.items() if key not in moved and "${" not in repr(value)}

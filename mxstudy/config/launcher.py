@@ -21,21 +21,27 @@ class Inline:
 class Local:
     """Run jobs in processes on this machine, started by a queue that outlives the command.
 
-    `gpus_per_node`: GPUs of each job; null: one if the machine has a GPU. `array_parallelism`: jobs that run at once;
-    null: as many as the GPUs suffice for, or one on a CPU. `cpus_per_task`: threads of a process; null: torch's
-    default. `setup`: shell lines to run before each job.
+    `gpus_per_node`: GPUs of each job; null: one if the machine has a GPU. `jobs_per_gpu`: jobs that share a GPU, so
+    that one trains while another starts, validates or saves. `array_parallelism`: jobs that run at once; null: as many
+    as the GPUs suffice for, or one on a CPU. `cpus_per_task`: threads of a process; null: torch's default. `setup`:
+    shell lines to run before each job.
     """
 
     kind: Literal["local"] = "local"
     nodes: ClassVar[int] = 1
     gpus_per_node: int | None = None
+    jobs_per_gpu: int = 1
     array_parallelism: int | None = None
     cpus_per_task: int | None = None
     setup: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         at_least(self, 0, "gpus_per_node")
-        at_least(self, 1, "array_parallelism", "cpus_per_task")
+        at_least(self, 1, "jobs_per_gpu", "array_parallelism", "cpus_per_task")
+        require(
+            self.jobs_per_gpu == 1 or self.gpus_per_node in (None, 1),
+            f"jobs_per_gpu: only jobs of one GPU share it, not of gpus_per_node={self.gpus_per_node}; leave one out",
+        )
 
 
 @schema

@@ -13,11 +13,9 @@ from pathlib import Path
 import torch
 
 from mxstudy.evaluation.checkpoints import Trained, load
-from mxstudy.evaluation.scorer import BatchRow, Scored, Scorer
+from mxstudy.evaluation.scorer import BatchRow, Found, Scorer
 from mxstudy.reader import require
 from mxstudy.train.runtime import configure_torch, gpus_there
-
-Found = list[tuple[int, Scored]]
 
 _own: ContextVar[Scorer] = ContextVar("own")  # set when a process of the pool starts
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mxstudy.model.decoder import Decoder, Tree
 from mxstudy.reader import ConfigError
+from mxstudy.train.host_copies import to_device, to_host
 
 Tokens = tuple[int, ...]
 
@@ -27,6 +28,9 @@ Tokens = tuple[int, ...]
 # that is repeated for further branches takes at most half of the row.
 LONGEST_BRANCHES = 256
 LOGITS_AT_ONCE = 2**28  # 1 GiB in FP32
+# A batch of so many tokens is worth a forward of its own, and ends where the next row is shorter by a fifth. Of OLMES'
+# tasks, a fifth of the tokens is then padding; in batches as large as memory allows, more than half would be.
+WORTH_A_FORWARD = 2**13
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Scored:
 
     nats: float
     is_greedy: bool
+
+
+Found = list[tuple[int, Scored]]  # index of the request, its score
 
 
 class Branch(NamedTuple):
@@ -107,7 +114,9 @@ def batches(by_length: Iterable[BatchRow], tokens_per_batch: int) -> Iterator[li
     """Yield batches of neighbouring rows; `by_length` is sorted by length, longest first, to keep the padding small."""
     batch: list[BatchRow] = []
     for row in by_length:
-        if batch and (len(batch) + 1) * batch[0].length > tokens_per_batch:
+        longest = batch[0].length if batch else 0
+        is_full = (len(batch) + 1) * longest > tokens_per_batch
+        if batch and (is_full or (len(batch) * longest >= WORTH_A_FORWARD and row.length < 0.8 * longest)):
             yield batch
             batch = []
         batch.append(row)
@@ -139,23 +148,42 @@ class Scorer:
                 done(len(found))
         return [scored[index] for index in range(len(requests))]
 
-    def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[list[tuple[int, Scored]]]:
-        """Return what `run` returns for each batch, in any order."""
-        return map(self.run, batches)
+    def run_all(self, batches: Sequence[Sequence[BatchRow]]) -> Iterator[Found]:
+        """Yield what `run` returns for each batch, in any order."""
+        before: Callable[[], Found] | None = None
+        for batch in batches:
+            begun = self.begin(batch)
+            if before is not None:
+                yield before()
+            before = begun
+        if before is not None:
+            yield before()
+
+    def run(self, batch: Sequence[BatchRow]) -> Found:
+        """Return (index of the request, its score) for each request in the batch."""
+        return self.begin(batch)()
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[BatchRow]) -> list[tuple[int, Scored]]:
-        """Return (index of the request, its score) for each request in the batch."""
+    def begin(self, batch: Sequence[BatchRow]) -> Callable[[], Found]:
+        """Launch a batch; return the function that waits for it and returns its scores.
+
+        So a GPU works on a batch while the host prepares the next one.
+        """
         device, packed = self.model.tok_embeddings.weight.device, pack(batch)
         tokens_BT, row_P, column_P, wanted_P = (
-            torch.from_numpy(ids).to(device)
+            to_device(torch.from_numpy(ids), device)
             for ids in (packed.tokens_BT, packed.row_P, packed.column_P, packed.wanted_P)
         )
         features_BTD = self.model.features(tokens_BT, packed.tree(device))
         nats_P, greedy_P = self.predicted(features_BTD[row_P, column_P], wanted_P)
-        nats, greedy = torch.stack((nats_P.double(), greedy_P.double())).cpu().numpy()  # the only copy to the CPU
-        sums, alls = np.add.reduceat(nats, packed.begins), np.minimum.reduceat(greedy, packed.begins) == 1
-        return list(zip(packed.indices, map(Scored, sums.tolist(), alls.tolist()), strict=True))
+        wait = to_host(torch.stack((nats_P.double(), greedy_P.double())))  # the only copy to the CPU
+
+        def found() -> Found:
+            nats, greedy = wait().numpy()
+            sums, alls = np.add.reduceat(nats, packed.begins), np.minimum.reduceat(greedy, packed.begins) == 1
+            return list(zip(packed.indices, map(Scored, sums.tolist(), alls.tolist()), strict=True))
+
+        return found
 
     def predicted(self, features_PD: Tensor, wanted_P: Tensor) -> tuple[Tensor, Tensor]:
         """Return the wanted tokens' log-probabilities, FP32 [P], and whether each is the likeliest token, bool [P].
@@ -195,7 +223,9 @@ class Packed(NamedTuple):
         """
         if (self.position_BT == np.arange(self.position_BT.shape[1])).all():
             return None
-        branch_BT, position_BT = (torch.from_numpy(ids).to(device) for ids in (self.branch_BT, self.position_BT))
+        branch_BT, position_BT = (
+            to_device(torch.from_numpy(ids), device) for ids in (self.branch_BT, self.position_BT)
+        )
         reader_BT1, read_B1T = branch_BT[:, :, None], branch_BT[:, None, :]
         return Tree(position_BT, ((read_B1T == 0) | (read_B1T == reader_BT1)).tril())
 

@@ -42,7 +42,9 @@ def samples_of(lm: LM, task: str, form: str, asked: Mapping[str, Sequence[Questi
     by_name = {group: OlmesTask(group, metric, questions) for group, questions in asked.items()}
     before = truncated_by(lm)
     found = evaluate(lm, {"tasks": by_name, "groups": {}, "group_map": {}}, bootstrap_iters=0)
-    samples = pd.DataFrame([row_of(group, sample) for group in by_name for sample in found["samples"][group]])
+    answers = ((group, sample) for group in by_name for sample in found["samples"][group])
+    rows = [row_of(group, by_name[group].question_of(sample["doc"]), sample) for group, sample in answers]
+    samples = pd.DataFrame(rows)
     return samples.assign(**{"task": task, "form": form, TRUNCATED: truncated_by(lm) - before})
 
 
@@ -51,17 +53,16 @@ def truncated_by(lm: LM) -> int:
     return lm.scorer.truncated if isinstance(lm, NativeLM) else 0
 
 
-def row_of(group: str, sample: dict[str, Any]) -> dict[str, Any]:
-    doc = sample["doc"]
+def row_of(group: str, question: Question, sample: dict[str, Any]) -> dict[str, Any]:
     nats = [nats for nats, _ in sample["filtered_resps"]]
-    options = len(doc["continuations"])
+    options = len(question.continuations)
     return {
         "group": group,
         "document": sample["doc_id"],
-        "contexts": list(dict.fromkeys(doc["contexts"])),
-        "continuations": list(doc["continuations"]),
-        "gold": doc["gold"],
-        "shots": doc["shots"],
+        "contexts": list(dict.fromkeys(question.contexts)),
+        "continuations": list(question.continuations),
+        "gold": question.gold,
+        "shots": list(question.shots),
         "nats": nats[:options],
         "alone": nats[options:],
         "right": sample["acc"],

@@ -18,7 +18,8 @@ Answer = tuple[float, bool]  # lm-eval's answer: log-likelihood in nats, whether
 class OlmesTask(NamedTask):
     """A task of lm-eval. `name`: its name in the results. `metric`: the entry of METRICS that decides `acc`.
 
-    A document is a question whose contexts already contain shots and description, so that lm-eval adds nothing.
+    A question's contexts already contain shots and description, so that lm-eval adds nothing. A document is no more
+    than its question's number, because lm-eval writes each as JSON and hashes it.
     """
 
     VERSION = 1
@@ -27,15 +28,7 @@ class OlmesTask(NamedTask):
     def __init__(self, name: str, metric: str, questions: Sequence[Question]) -> None:
         super().__init__(name, self.OUTPUT_TYPE)
         self.metric = metric
-        self.documents = [
-            {
-                "contexts": list(q.contexts),
-                "continuations": list(q.continuations),
-                "gold": q.gold,
-                "shots": list(q.shots),
-            }
-            for q in questions
-        ]
+        self.questions = questions
 
     def download(self, *_: Any, **__: Any) -> None:
         """Do nothing: the questions are already loaded."""
@@ -50,13 +43,18 @@ class OlmesTask(NamedTask):
         return True
 
     def test_docs(self) -> list[dict[str, Any]]:
-        return self.documents
+        return [{"question": number} for number in range(len(self.questions))]
+
+    def question_of(self, doc: dict[str, Any]) -> Question:
+        return self.questions[doc["question"]]
 
     def doc_to_text(self, doc: dict[str, Any]) -> str:
-        return str(doc["contexts"][doc["gold"]])
+        question = self.question_of(doc)
+        return question.contexts[question.gold]
 
     def doc_to_target(self, doc: dict[str, Any]) -> str:
-        return str(doc["continuations"][doc["gold"]])
+        question = self.question_of(doc)
+        return question.continuations[question.gold]
 
     def fewshot_context(self, doc: dict[str, Any], num_fewshot: int, **_: Any) -> str:
         return self.doc_to_text(doc)
@@ -68,16 +66,17 @@ class OlmesTask(NamedTask):
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Return one request per option, and for `uncond` one more each: the continuation without the question."""
-        pairs = list(zip(doc["contexts"], doc["continuations"], strict=True))
+        question = self.question_of(doc)
+        pairs = list(zip(question.contexts, question.continuations, strict=True))
         if self.metric == "uncond":
-            pairs += [(UNCONDITIONAL, continuation) for continuation in doc["continuations"]]
+            pairs += [(UNCONDITIONAL, continuation) for continuation in question.continuations]
         return [
             Instance("loglikelihood", doc, pair, idx, metadata=kwargs["metadata"]) for idx, pair in enumerate(pairs)
         ]
 
     def process_results(self, doc: dict[str, Any], results: Sequence[Answer]) -> dict[str, float]:
         """Return acc and bits_per_char of one question. Raises ValueError, quoting the question, for a NaN."""
-        question = Question(tuple(doc["contexts"]), tuple(doc["continuations"]), doc["gold"])
+        question = self.question_of(doc)
         nats, options = [nats for nats, _ in results], len(question.continuations)
         right = is_right(self.metric, question, nats[:options], nats[options:])
         return {"acc": float(right), "bits_per_char": bits_per_char(question, nats[:options])}

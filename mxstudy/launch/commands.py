@@ -101,13 +101,13 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
         jobs = {key: jobs_of(group, *key) for key, group in groups.items()}  # all are checked before one is submitted
         for (settings, cwd), own_jobs in jobs.items():
             with chdir(cwd):
-                remote.submit(own_jobs, settings)
+                remote.submit(remote.claim_all(own_jobs), settings)
     retried = [RunFolder(job.folder) for own_jobs in jobs.values() for job in own_jobs]
     for folder in retried:
         if ", " in folder.code():
             say(f"goes on with other code than it began with: {folder.path}")
     if retried:
-        show(retried)
+        show(retried, names(retried))
     why = "" if retried else "; only failed and preempted runs that wait in no queue are"
     say(f"{len(retried)} of {len(folders)} runs submitted again{why}")
     return int(any(run.state not in DONE for run in wait_for(retried))) if consent.wait and retried else 0

@@ -37,7 +37,10 @@ KILL_AFTER_S = 60.0  # a job that is asked to leave saves a checkpoint first
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """The content of jobs.json. `gpus`: of each job; `parallel`: jobs that run at once; `tasks`: processes of a job."""
+    """The content of jobs.json. `gpus`: of each job; `parallel`: jobs that run at once; `tasks`: processes of a job.
+
+    `sharing`: jobs that may share a GPU.
+    """
 
     folders: dict[str, str]  # by job id; so are the logs
     logs: dict[str, str]
@@ -46,6 +49,7 @@ class QueuePlan:
     tasks: int
     threads: int | None
     setup: list[str]
+    sharing: int = 1
 
 
 def submit(
@@ -64,6 +68,7 @@ def submit(
         tasks,
         settings.cpus_per_task,
         list(settings.setup),
+        settings.jobs_per_gpu,
     )
     replace_file(launch / "jobs.json", json.dumps(asdict(plan), indent=1))
     replace_file(launch / QUEUE_LIST, json.dumps(dict.fromkeys(names, "PENDING")))
@@ -91,10 +96,16 @@ def share(settings: Local) -> tuple[int, int]:
         gpus <= available,
         f"hydra.launcher.gpus_per_node: {gpus} GPUs per job, but this machine has {available}; lower it",
     )
-    parallel = settings.array_parallelism or (available // gpus if gpus else 1)
     require(
-        parallel * gpus <= available or not gpus,
-        f"hydra.launcher.array_parallelism: {parallel} jobs of {gpus} GPUs, but this machine has {available}; lower it",
+        gpus > 0 or settings.jobs_per_gpu == 1,
+        "hydra.launcher.jobs_per_gpu: this machine has no GPU to share; leave it out",
+    )
+    slots = available * settings.jobs_per_gpu
+    parallel = settings.array_parallelism or (slots // gpus if gpus else 1)
+    require(
+        parallel * gpus <= slots or not gpus,
+        f"hydra.launcher.array_parallelism: {parallel} jobs of {gpus} GPUs, but this machine has {available}; lower it"
+        + (f", or raise jobs_per_gpu={settings.jobs_per_gpu}" if gpus == 1 else ""),
     )
     return gpus, parallel
 
@@ -135,7 +146,8 @@ def run_queue(launch: Path) -> None:
     """Start the jobs in order, `parallel` at a time, and record the state of each in QUEUE_LIST."""
     plan = QueuePlan(**json.loads((launch / "jobs.json").read_text()))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    free = visible.split(",") if visible else [str(n) for n in range(plan.gpus * plan.parallel)]
+    least = -(-plan.gpus * plan.parallel // plan.sharing)
+    free = (visible.split(",") if visible else [str(n) for n in range(least)]) * plan.sharing
     waiting = list(plan.folders)
     running: dict[str, Running] = {}
     while waiting or running:

@@ -7,9 +7,10 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mxstudy.config.launcher import Local, Slurm
 from mxstudy.launch import local, slurm
@@ -17,6 +18,7 @@ from mxstudy.launch.freeze import freeze_code, new_launch, one_at_a_time
 from mxstudy.launch.inline import catch_up
 from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, join
+from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.sweep import end, say, summarise
@@ -27,25 +29,28 @@ from mxstudy.tracking.folder import DONE, RunFolder, replaced
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
+AT_ONCE = 8  # threads that write files, which mostly wait for the disk
 SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
 
 def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     """Submit the jobs that are to be run, and print where each job is; return the exit code, 0 without `wait`."""
     check_asked(jobs, settings)
-    parents = Parents(jobs)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):
         queues = Queues()
         jobs = [compare(job, queues) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
-        submit(todo, settings)
+        claimed = claim_all(todo)
+        parents = Parents(jobs)  # a thread, which processes that are forked for claims would not have
+        submit(claimed, settings)
     for job in todo:
         parents.tell(job)
     for job in jobs:
-        join(job)
+        if job.state != "new":  # a new folder says already who asked for it
+            join(job)
     folders = [job.run for job in jobs]
-    show(folders)
+    show(folders, [job.name for job in jobs])
     left = [job for job in jobs if job.state not in DONE]
     if left and not jobs[0].config.wait:
         say(f"{len(todo)} of {len(jobs)} jobs submitted; python -m mxstudy +launch=status shows their state")
@@ -61,32 +66,54 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
     return int(any(job.state not in DONE for job in done))
 
 
-def submit(jobs: Sequence[Job], settings: Local | Slurm) -> None:
-    """Make each job's folder with its config, submit it, and write its ticket. Raises ConfigError."""
-    groups: dict[int, list[Job]] = defaultdict(list)
-    for job in jobs:
-        groups[tasks_per_node(job.config.study, settings)].append(job)
+class Claimed(NamedTuple):
+    """A job with its folder; `undo` gives the folder up."""
+
+    job: Job
+    folder: RunFolder
+    undo: Callable[[], None]
+
+
+def claim_all(jobs: Sequence[Job]) -> list[Claimed]:
+    """Make each job's folder with its config. Raises RunLocked."""
+    undo = [put_back(job) for job in jobs]
+    folders = map_in_processes(lambda own: [claim(job) for job in own], jobs)
+    for job, folder in zip(jobs, folders, strict=True):
+        if job.state == "resume":  # a new folder is made in the state queued
+            folder.update(state="queued", reason=None)
+    return [Claimed(*each) for each in zip(jobs, folders, undo, strict=True)]
+
+
+def submit(claimed: Sequence[Claimed], settings: Local | Slurm) -> None:
+    """Submit each job, and write its ticket. Raises ConfigError."""
+    groups: dict[int, list[Claimed]] = defaultdict(list)
+    for one in claimed:
+        groups[tasks_per_node(one.job.config.study, settings)].append(one)
+    left = [one for group in groups.values() for one in group]
     for tasks, group in groups.items():
-        runs_dir = Path(group[0].config.runs_dir)
+        runs_dir = Path(group[0].job.config.runs_dir)
         launch, code = new_launch(runs_dir), freeze_code(runs_dir)
-        before = [put_back(job) for job in group]
-        folders = [claim(job) for job in group]
-        for job, folder in zip(group, folders, strict=True):
-            if job.state == "resume":  # a new folder is made in the state queued
-                folder.update(state="queued", reason=None)
-        queued = SUBMIT[type(settings)](folders, settings, launch, code, tasks)
-        left = list(folders)
+        queued = SUBMIT[type(settings)]([one.folder for one in group], settings, launch, code, tasks)
         try:
-            for job_id, log in queued:
-                now_s = time.time()
-                ticket = Ticket(
-                    settings=settings, job_id=job_id, launch=str(launch), log=log, submitted_s=now_s, cwd=os.getcwd()
-                )
-                ticket.write(left.pop(0))
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                written = []
+                for job_id, log in queued:
+                    now_s = time.time()
+                    ticket = Ticket(
+                        settings=settings,
+                        job_id=job_id,
+                        launch=str(launch),
+                        log=log,
+                        submitted_s=now_s,
+                        cwd=os.getcwd(),
+                    )
+                    written.append(threads.submit(ticket.write, left.pop(0).folder))
+            for each in written:
+                each.result()  # raises what writing did
         except ConfigError as error:
-            for folder, undo in zip(left, before[len(group) - len(left) :], strict=True):
-                folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {error}")
-                undo()
+            for one in left:
+                one.folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {error}")
+                one.undo()
             raise
 
 

@@ -30,10 +30,10 @@ ORDER = ("running", "preempted", "failed", "queued", "cancelled", "diverged", "f
 COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reason")
 
 
-def show(folders: Sequence[RunFolder]) -> None:
-    """Print a table with a row per job: its id, or its state if it has ended, and its folder."""
+def show(folders: Sequence[RunFolder], what: Sequence[str]) -> None:
+    """Print a table with a row per job: its id, or its state if it has ended, its name (`what`) and its folder."""
     rows = [["job", "what", "fingerprint", "folder"]]
-    for folder, name in zip(folders, names(folders), strict=True):
+    for folder, name in zip(folders, what, strict=True):
         state, ticket = folder.status().state, ticket_of(folder)
         job = ticket.job_id if ticket and state not in ENDED else state
         rows.append([job, name, folder.path.name, str(folder.path)])

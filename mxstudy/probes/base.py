@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -17,19 +18,31 @@ Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 
 @dataclass(frozen=True)
 class StepView:
-    """A read-only view of a finished step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
+    """A read-only view of a step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
 
-    `first_sequence` returns the first sequence of the step's batch, on the model's device. `tokens`: number of tokens
-    of that batch, over which the loss is a mean. `routing`: what the routers did; None in a dense model.
+    `read` waits until both numbers are there, and returns them, [2] on CPU. `first_sequence` returns the first sequence
+    of the step's batch, on the model's device. `tokens`: number of tokens of that batch, over which the loss is a mean.
+    `routing`: what the routers did; None in a dense model.
     """
 
     step: int
-    loss: float
-    grad_norm: float
+    read: Callable[[], Tensor]
     model: nn.Module
     first_sequence: Callable[[], Sequence]
     tokens: int
     routing: StepRouting | None = None
+
+    @cached_property
+    def loss_and_norm(self) -> list[float]:
+        return self.read().tolist()
+
+    @property
+    def loss(self) -> float:
+        return self.loss_and_norm[0]
+
+    @property
+    def grad_norm(self) -> float:
+        return self.loss_and_norm[1]
 
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)

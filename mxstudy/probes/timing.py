@@ -19,9 +19,8 @@ Instant = float | torch.cuda.Event
 class Timing:
     """data_ms, forward_ms, backward_ms, clip_ms, optimizer_ms: each over all micro-batches, the maximum over ranks.
 
-    A GPU's time is measured by events that are read after the step, so that nothing waits during it. Fetching the loss,
-    between clip and optimizer, counts as optimizer; other probes that watch this step count as forward,
-    and so do the head's gradients, which are computed with its loss.
+    A GPU's time is measured by events that are read after the step, so that nothing waits during it. Other probes that
+    watch this step count as forward, and so do the head's gradients, which are computed with its loss.
     """
 
     name = "timing"

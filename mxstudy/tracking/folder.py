@@ -24,11 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
-
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
-from mxstudy.small_files import read_as, read_json, read_yaml
+from mxstudy.small_files import read_as, read_json, read_yaml, yaml_of
 from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
@@ -38,7 +36,6 @@ from mxstudy.whole_files import replace_file
 C = TypeVar("C", bound=schemas.Run)
 
 STALE_AFTER_S = 60.0
-DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it, is ten times as fast
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 SHORTEST_PREFIX = 6  # hex digits that suffice to name a run
 REHEARSALS = "rehearsals"  # the folder of their figures, as of their runs and of their experiment in MLflow
@@ -145,7 +142,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         with folder._status_lock():
             require(not folder.status_path.exists(), f"{path}: already contains a run")
-            replace_file(folder.config_path, yaml.dump(plain(config), Dumper=DUMPER, sort_keys=False))
+            replace_file(folder.config_path, yaml_of(plain(config)))
             folder.set_provenance(provenance | {unchanged.KEY: unchanged.digest_of(config)})
             if found := memberships.joined_by((), asked):
                 replace_file(path / memberships.NAME, memberships.text_of(found))
@@ -158,7 +155,7 @@ class RunFolder:
         The code may have changed, and so may settings that change no number of the run.
         """
         values = plain(config) | {"experiment": self.config().experiment}  # the experiment that owns the folder
-        replace_file(self.config_path, yaml.dump(values, Dumper=DUMPER, sort_keys=False))
+        replace_file(self.config_path, yaml_of(values))
         about = self.provenance()
         if not self.checkpoint_steps():  # it begins again, and nothing of the earlier code is left in it
             about |= {key: provenance[key] for key in ("code", "code_files") if key in provenance}

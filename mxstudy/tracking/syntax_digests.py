@@ -78,11 +78,19 @@ def definitions_in(tree: ast.Module) -> dict[str, ast.stmt]:
 def imports_in(tree: ast.Module) -> list[Imported]:
     """Return the imports of a file, those within functions too, sorted by the names that they bind."""
     found = []
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = (getattr(node, "module", None) or "") if isinstance(node, ast.ImportFrom) else ""
             found += [Imported(module, each.name, each.asname or each.name.split(".")[-1]) for each in node.names]
     return sorted(set(found), key=lambda one: (one.own, one))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements in a statement, and in those, but no expressions, which are most of a tree."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
 
 
 def meaning(

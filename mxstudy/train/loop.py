@@ -1,6 +1,8 @@
 """The training loop: a step reads from top to bottom in the order in which it happens.
 
-Each rank runs it on its share of every batch; the recorded values are those of all ranks together.
+Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A step waits for
+nothing on a GPU: the device itself keeps what is not finite from the weights. So where nothing looks at the model
+between two steps, the host prepares and launches the next one before it reads the loss of this one.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from mxstudy import config
 from mxstudy.data.batches import Batches, rows_of_rank
-from mxstudy.distributed import rank, sum_over_ranks, world_size
+from mxstudy.distributed import rank, sum_over_ranks, whole, world_size
 from mxstudy.model.backends import backends_of
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
@@ -28,7 +31,8 @@ from mxstudy.probes.base import Probe, StepView
 from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.timing import Timing
 from mxstudy.tracking.journal import Row
-from mxstudy.train.optimizer import clip_gradients, set_learning_rate
+from mxstudy.train.host_copies import to_device, to_host
+from mxstudy.train.optimizer import set_learning_rate, step_unless
 from mxstudy.train.parallel import drop_gathered
 from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
@@ -72,6 +76,14 @@ class TrainingRun:
         self.peak_flops = peak_flops(self.device)  # of one GPU
         self.peak_bytes = 0  # of GPU memory
         self.clocks: list[Timing] = []  # the timing probes of this step
+        self.diverged = torch.zeros((), dtype=torch.bool, device=self.device)  # from then on no step is applied
+        self.unread: list[StepView] = []  # steps that are launched, and not yet recorded
+        self.began_s = 0.0  # when the first of them began
+
+    @property
+    def ahead(self) -> int:
+        """The steps that may be unread while the next is launched: on a GPU one, if nothing looks at each step."""
+        return int(self.device.type == "cuda" and world_size() == 1 and not self.probes and self.spikes is None)
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's micro-batches (tokens, targets) of a step, and move the random streams to each."""
@@ -89,7 +101,7 @@ class TrainingRun:
 
     def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch
-        return tokens_BT.to(self.device, non_blocking=True), targets_BT.to(self.device, non_blocking=True)
+        return to_device(tokens_BT, self.device), to_device(targets_BT, self.device)
 
 
 def set_precision(model: Decoder, config: config.Pretrain, step: int, device: torch.device) -> Row:
@@ -100,7 +112,7 @@ def set_precision(model: Decoder, config: config.Pretrain, step: int, device: to
 
 
 def train_step(run: TrainingRun, step: int) -> StepView:
-    """Do one training step and return its view; if loss or gradient norm is not finite, the weights stay unchanged."""
+    """Do one training step and return its view; once loss or gradient norm is not finite, the weights do not change."""
     run.optimizer.zero_grad(set_to_none=True)
     loss_sum, routed = torch.zeros((), device=run.device), RoutingOfStep(run.model)
     for tokens_BT, targets_BT in run.micro_batches(step):
@@ -111,13 +123,15 @@ def train_step(run: TrainingRun, step: int) -> StepView:
         run.mark("backward")
         loss_sum += part.detach()
     loss, routing = sum_over_ranks(loss_sum), routed.over_ranks()
-    grad_norm = clip_gradients(run.model, run.config.optimizer.max_grad_norm)
+    grad_norm = whole(clip_grad_norm_(run.model.parameters(), run.config.optimizer.max_grad_norm))
     run.mark("clip")
+    measured = torch.stack((loss, grad_norm))
     first_sequence = partial(run.first_sequence, step)
-    view = StepView(step, loss.item(), grad_norm.item(), run.model, first_sequence, run.tokens_per_step, routing)
-    if view.is_finite():
-        set_learning_rate(run.optimizer, learning_rate(run.config, step))
-        run.optimizer.step()
+    view = StepView(step, to_host(measured), run.model, first_sequence, run.tokens_per_step, routing)
+    run.diverged |= ~measured.isfinite().all()
+    set_learning_rate(run.optimizer, learning_rate(run.config, step))
+    step_unless(run.optimizer, run.diverged)
+    if routing is not None and view.is_finite():
         move_biases(run.model, routing)
     run.mark("optimizer")
     return view
@@ -129,28 +143,31 @@ def learning_rate(config: config.Pretrain, step: int) -> float:
 
 def train(run: TrainingRun, start: int, leave: Leave) -> str:
     """Train from step `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
-    steps, starts = run.config.train.steps, {row.from_step for row in run.config.precision.schedule}
-    for step in range(start, steps):
+    settings, starts = run.config, {row.from_step for row in run.config.precision.schedule}
+    cadences = {name: getattr(settings, name).every_steps for name in ("validation", "evaluation", "checkpoint")}
+    for step in range(start, settings.train.steps):
         if step in starts and step > start:
-            plan = set_precision(run.model, run.config, step, run.device)
+            plan = set_precision(run.model, settings, step, run.device)
             run.recorder.record({"step": step} | plan)
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
-        view = recorded_step(run, step)
-        if step + 1 == steps or not view.is_finite():
-            run.recorder.record({"step": step, "probe": CORPORA, "values": run.batches.taken(step + 1)})
-        if not view.is_finite():
-            run.recorder.save(step)
+        begin_step(run, step)
+        signal, is_last = leave.agree(), step + 1 == settings.train.steps
+        due = {name for name, every_steps in cadences.items() if is_last or is_due(step + 1, every_steps)}
+        diverged = record_steps(run, 0 if due or signal or step + 1 in starts else run.ahead)
+        if diverged is not None or is_last:
+            last = step if diverged is None else diverged
+            run.recorder.record({"step": last, "probe": CORPORA, "values": run.batches.taken(last + 1)})
+        if diverged is not None:
+            run.recorder.save(diverged)
             return "diverged"
-        if step + 1 == steps or is_due(step + 1, run.config.validation.every_steps):
+        if "validation" in due:
             run.recorder.record({"step": step, "validation_loss": validate(run)})
-        evaluates = step + 1 == steps or is_due(step + 1, run.config.evaluation.every_steps)
-        if run.evaluate and evaluates and (scores := run.evaluate()):
+        if run.evaluate and "evaluation" in due and (scores := run.evaluate()):
             run.recorder.record({"step": step, "probe": "evaluation", "values": scores})
-        signal = leave.agree()
-        if step + 1 == steps or signal or is_due(step + 1, run.config.checkpoint.every_steps):
+        if signal or "checkpoint" in due:
             run.recorder.save(step + 1)
-        if signal and step + 1 < steps:
+        if signal and not is_last:
             return "preempted"
     return "finished"
 
@@ -159,14 +176,25 @@ def is_due(step: int, every_steps: int) -> bool:
     return every_steps > 0 and step % every_steps == 0
 
 
-def recorded_step(run: TrainingRun, step: int) -> StepView:
-    """Do the step, record its row and that of a spike, and return its view."""
-    began_s = time.perf_counter()
-    view = observed_step(run, step)
-    run.recorder.record(step_row(run, view, time.perf_counter() - began_s))
-    if run.spikes and (spike := run.spikes.look(view)):
-        run.recorder.record(spike)
-    return view
+def begin_step(run: TrainingRun, step: int) -> None:
+    """Launch the step, to be recorded by `record_steps`."""
+    if not run.unread:
+        run.began_s = time.perf_counter()
+    run.unread.append(observed_step(run, step))
+
+
+def record_steps(run: TrainingRun, most: int = 0) -> int | None:
+    """Record launched steps in order, and their spikes, until at most `most` are unread; returns one that diverged."""
+    while len(run.unread) > most:
+        view = run.unread.pop(0)
+        view.is_finite()  # waits for the GPU
+        began_s, run.began_s = run.began_s, time.perf_counter()
+        run.recorder.record(step_row(run, view, run.began_s - began_s))
+        if run.spikes and (spike := run.spikes.look(view)):
+            run.recorder.record(spike)
+        if not view.is_finite():
+            return view.step
+    return None
 
 
 def observed_step(run: TrainingRun, step: int) -> StepView:

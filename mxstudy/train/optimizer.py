@@ -1,4 +1,4 @@
-"""Build and set up the optimizer, a row of `OPTIMIZERS`, and clip the gradients that it reads."""
+"""Build and set up the optimizer, a row of `OPTIMIZERS`, and do its steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mxstudy import config
-from mxstudy.distributed import whole
 
 # The optimizer of each config: parameters and config to the optimizer, with its state in FP32.
 OPTIMIZERS: dict[type, Callable[[Iterable[nn.Parameter], Any], torch.optim.Optimizer]] = {
@@ -25,23 +23,18 @@ def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.Op
     return OPTIMIZERS[type(optimizer)](model.parameters(), optimizer)
 
 
-def clip_gradients(model: nn.Module, most: float) -> Tensor:
-    """Scale the gradients so that their norm is at most `most`, as torch's `clip_grad_norm_` does; returns the norm.
-
-    torch multiplies by one where the norm is below that already: here no gradient is then read or written again. The
-    step waits for the norm anyway, to see whether it is finite.
-    """
-    parameters = list(model.parameters())
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    norm_of_all = whole(norm)
-    if not most / (norm_of_all + 1e-6) >= 1:  # NaN too
-        clip_grads_with_norm_(parameters, most, norm)
-    return norm_of_all
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def step_unless(optimizer: torch.optim.Optimizer, diverged: Tensor) -> None:
+    """Do the optimizer's step unless `diverged`, bool []; a fused one asks on the device, for others the host waits."""
+    if all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not diverged.item():
+        optimizer.step()
 
 
 def materialize_state(optimizer: torch.optim.Optimizer) -> None:

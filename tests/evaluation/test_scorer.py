@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from each import slow_but
 
 from mxstudy import config
 from mxstudy.evaluation import scorer as module
-from mxstudy.evaluation.scorer import LONGEST_BRANCHES, BatchRow, Request, Scored, Scorer, batches, pack, plan
+from mxstudy.evaluation.scorer import LONGEST_BRANCHES, BatchRow, Found, Request, Scored, Scorer, batches, pack, plan
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.precision import apply_precision
 from mxstudy.reader import ConfigError
@@ -150,6 +151,27 @@ def test_batches_keep_to_their_tokens() -> None:
     lengths = [50, 30, 30, 10, 10, 10, 1]
     found = list(batches([BatchRow((0,) * length, []) for length in lengths], 60))
     assert [[row.length for row in batch] for batch in found] == [[50], [30, 30], [10, 10, 10, 1]]
+
+
+def test_a_batch_that_is_large_enough_ends_where_rows_become_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORTH_A_FORWARD", 60)
+    lengths = [40, 20, 10, 10, 10, 10, 10, 10, 8, 7, 7]
+    found = list(batches([BatchRow((0,) * length, []) for length in lengths], 1000))
+    assert [[row.length for row in batch] for batch in found] == [[40, 20], [10] * 6 + [8], [7, 7]]
+
+
+def test_a_batch_is_begun_before_the_scores_of_the_last_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Watched(Scorer):
+        def begin(self, batch: Sequence[BatchRow]) -> Callable[[], Found]:
+            done.append("begun")
+            read = super().begin(batch)
+            return lambda: [done.append("read"), read()][1]  # type: ignore[func-returns-value, return-value]
+
+    scorer = Watched(decoder(), MAX_LENGTH, 12)
+    assert len(scorer.score([Request((n,), (3,) * n) for n in (9, 8, 7)])) == 3
+    assert done == ["begun", "begun", "read", "begun", "read", "read"]
 
 
 def test_batches_are_planned_longest_first() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from commands import OWN_TEXT, SMALL, call, corpus, run_here
+from each import each
 from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Local
@@ -70,6 +71,44 @@ def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
         local.share(Local(gpus_per_node=9))
     with pytest.raises(ConfigError, match=r"array_parallelism: 3 jobs of 4 GPUs, but this machine has 8; lower it"):
         local.share(Local(gpus_per_node=4, array_parallelism=3))
+    assert local.share(Local(jobs_per_gpu=3)) == (1, 24)
+    assert local.share(Local(jobs_per_gpu=3, array_parallelism=5)) == (1, 5)
+    with pytest.raises(
+        ConfigError, match=r"9 jobs of 1 GPUs, but this machine has 8; lower it, or raise jobs_per_gpu=1"
+    ):
+        local.share(Local(array_parallelism=9))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"jobs_per_gpu: this machine has no GPU to share; leave it out"):
+        local.share(Local(jobs_per_gpu=3))
+
+
+@pytest.mark.integration
+@each(
+    ("visible", "parallel", "used"),
+    [(None, 2, ["0", "0"]), (None, 3, ["0", "1", "0"]), ("4,6", 3, ["4", "6", "4"])],
+)
+def test_jobs_share_a_gpu(
+    tmp_path: Path,
+    study: FakeStudy,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    parallel: int,
+    used: list[str],
+) -> None:
+    """They are the first ones of the queue, at once: a job waits until all of these are there."""
+    monkeypatch.setattr(local, "POLL_S", 0.01)
+    (tmp_path := tmp_path / f"{parallel}-{visible}").mkdir()
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    note = f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/began"
+    wait = f"until [ $(wc -l < {tmp_path}/began) -ge {parallel} ]; do sleep 0.01; done"
+    launch, _ = queued(tmp_path, study, f"bash -c '{note}; {wait}'", parallel)
+    planned = json.loads((launch / "jobs.json").read_text())
+    (launch / "jobs.json").write_text(json.dumps(planned | {"gpus": 1, "parallel": parallel, "sharing": 2}))
+    local.run_queue(launch)
+    assert sorted((tmp_path / "began").read_text().split()) == sorted(used)
 
 
 def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mxstudy.probes.histogram_bins import bin_edges
 
 MXFP8 = PRECISIONS["mxfp8"]
 TOKENS = torch.zeros(1, 1, dtype=torch.int64)
-VIEW = StepView(0, 1.0, 1.0, torch.nn.Identity(), lambda: (TOKENS, TOKENS), TOKENS.numel())
+VIEW = StepView(0, lambda: torch.ones(2), torch.nn.Identity(), lambda: (TOKENS, TOKENS), TOKENS.numel())
 
 
 def gaussian(*shape, seed=0):

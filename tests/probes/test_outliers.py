@@ -20,7 +20,7 @@ NORM = RMSNorm(4)
 
 def view(step: int = 0) -> StepView:
     tokens = torch.zeros(1, 1, dtype=torch.int64)
-    return StepView(step, 1.0, 1.0, torch.nn.Identity(), lambda: (tokens, tokens), tokens.numel())
+    return StepView(step, lambda: torch.ones(2), torch.nn.Identity(), lambda: (tokens, tokens), tokens.numel())
 
 
 def measured(*parts: list[list[float]]) -> dict:

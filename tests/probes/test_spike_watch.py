@@ -26,7 +26,13 @@ SETTINGS = observation.Spikes(every_steps=1, window_steps=16, threshold=4.0)
 
 def view(step: int, loss: float, grad_norm: float = 1.0) -> StepView:
     tokens = torch.zeros(1, 1, dtype=torch.int64)
-    return StepView(step, loss, grad_norm, torch.nn.Identity(), lambda: (tokens, tokens), tokens.numel())
+    return StepView(
+        step,
+        lambda: torch.tensor([loss, grad_norm], dtype=torch.float64),
+        torch.nn.Identity(),
+        lambda: (tokens, tokens),
+        tokens.numel(),
+    )
 
 
 def spiky(steps: int, seed: int) -> list[float]:

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def view(model: torch.nn.Module) -> StepView:
     tokens = torch.zeros(1, 1, dtype=torch.int64)
-    return StepView(0, 1.0, 1.0, model, lambda: (tokens, tokens), tokens.numel())
+    return StepView(0, lambda: torch.ones(2), model, lambda: (tokens, tokens), tokens.numel())
 
 
 def test_weights_are_measured_and_gains_more_closely():

@@ -6,7 +6,7 @@ import torch
 from each import slow_but
 
 from mxstudy import config
-from mxstudy.train.loop import CORPORA, train, train_step
+from mxstudy.train.loop import CORPORA, TrainingRun, train, train_step
 from mxstudy.train.signals import Leave
 
 PROBES = config.Probes(
@@ -88,6 +88,35 @@ def test_nothing_non_finite_reaches_the_weights_and_divergence_is_a_result():
     assert all(torch.equal(weight, before[name]) for name, weight in run.model.named_parameters())
     assert [row["step"] for row in memory.rows if "loss" in row] == [1]
     assert memory.saved == [1]
+
+
+def test_a_host_that_is_a_step_ahead_records_the_same(monkeypatch: pytest.MonkeyPatch):
+    """Same losses, and everything else at its step; a step that was launched after one that diverged leaves nothing."""
+    settings = replace(
+        tiny.REFERENCE,
+        precision=replace(tiny.precision((0, "mxfp8"), (4, "bf16")), backend="reference"),
+        validation=config.Validation(sequences=4, every_steps=3),
+        checkpoint=config.Checkpoint(every_steps=2),
+    )
+    left = []
+    for ahead in (0, 1):
+        monkeypatch.setattr(TrainingRun, "ahead", ahead)
+        run, memory = tiny.build(settings, steps=9)
+        calls = 0
+
+        def ill_in_the_seventh_step(module: object, inputs: object, h: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += torch.is_grad_enabled()
+            return h * float("nan") if calls == 7 and torch.is_grad_enabled() else h
+
+        run.model.layers[0].attention.wo.register_forward_hook(ill_in_the_seventh_step)
+        assert train(run, 0, Leave()) == "diverged"
+        assert calls == 7 + ahead
+        rows = [{key: value for key, value in row.items() if key != "tokens_per_s"} for row in memory.rows]
+        states = [state["step"].item() for state in run.optimizer.state.values()]
+        left.append((repr(rows), memory.saved, states, [p.sum().item() for p in run.model.parameters()]))
+    assert left[0] == left[1]
+    assert left[0][1] == [2, 4, 6, 6]
 
 
 @pytest.mark.integration

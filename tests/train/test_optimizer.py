@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mxstudy import config
-from mxstudy.train.optimizer import OPTIMIZERS, build_optimizer, clip_gradients
+from mxstudy.train.optimizer import OPTIMIZERS, build_optimizer, step_unless
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,17 @@ def test_another_optimizer_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert built.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.parametrize("scale", [1e-3, 0.5, 1.0, 1.0001, 30.0, float("nan"), float("inf")])
-def test_gradients_are_clipped_as_torch_clips_them(scale: float) -> None:
-    """Every bit, and what is short enough is not written again."""
-    model, other = nn.Linear(3, 5), nn.Linear(3, 5)
-    numbers = torch.randn(20, generator=torch.Generator().manual_seed(0))
-    for linear in (model, other):
-        weight, bias = (numbers / numbers.norm() * scale).split([15, 5])
-        linear.weight.grad, linear.bias.grad = weight.view(5, 3).clone(), bias.clone()
-    norm, expected = clip_gradients(model, 1.0), nn.utils.clip_grad_norm_(other.parameters(), 1.0)
-    assert torch.equal(norm, expected) or (norm.isnan() and expected.isnan())
-    for parameter, twin in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(parameter.grad.nan_to_num(7), twin.grad.nan_to_num(7))
-        assert (parameter.grad._version > 0) == (not expected <= 1 - 1e-6)
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_step_is_done_once_the_run_has_diverged(fused: bool) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.5, fused=fused)
+    weight.grad = torch.ones(3)
+    step_unless(optimizer, torch.tensor(False))
+    (state,) = optimizer.state.values()
+    after, moments = weight.detach().clone(), state["exp_avg"].clone()
+    assert (after < 1).all()
+    weight.grad = torch.full((3,), torch.nan)
+    step_unless(optimizer, torch.tensor(True))
+    assert torch.equal(weight, after)
+    assert torch.equal(state["exp_avg"], moments)
+    assert state["step"] == 1

@@ -1,0 +1,83 @@
+"""Say in one line what is wrong with a command and what would be right, in place of Hydra's own messages."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+
+from hydra.errors import MissingConfigException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE
+from mxstudy.help.group_choices import groups, visible
+from mxstudy.reader import ConfigError, one_line, suggest
+from mxstudy.words import STARTS
+
+AS_TRAINED = "as_trained"
+# Groups with the choice as_trained, and a key that each of their other choices sets.
+WHOLE = {"precision": "schedule", "norm": "kind"}
+START = "+experiment=NAME or +sweep=NAME"
+
+
+def explain(error: Exception) -> str:
+    """Return what is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
+        key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
+        group, _, part = key.partition(".")
+        if not names and group in WHOLE and part and "." not in part:
+            return as_a_whole(group, key)
+        if not names and "." in key:
+            return f"{key}: not in the config yet; write +{key}=VALUE"
+        own = [name for name in names if name != "hydra"] or list(groups())
+        return f"{key}: no such key; {suggest(str(cause.key), own)}"
+    for pattern, advice in ADVICE.items():
+        match = re.search(pattern, str(error))
+        if match:
+            return f"{match[1]}: {advice(match[1])}"
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        if followed := re.search(FOLLOWS_NULL, str(error)):
+            return f"{error.full_key}: follows {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
+        return f"{error.full_key}: {str(error).splitlines()[0]}"
+    return " ".join(one_line(part) for part in (error, cause) if part is not None)
+
+
+def as_a_whole(group: str, key: str) -> str:
+    """Return the message that a part of an as_trained group can be changed only by choosing the whole group."""
+    return (
+        f"{key}: {group}={AS_TRAINED} takes the checkpoint's own as a whole; choose one by name, then change its "
+        f"values: {group}=NAME {key}=VALUE"
+    )
+
+
+def nothing_to_run(values: Iterable[str]) -> str:
+    """Return the message for a command without a run; for `+experimant=NAME`, name the group that was meant."""
+    for key in values:
+        for near in difflib.get_close_matches(key, STARTS, n=1):
+            return f"{key}: no such key; did you mean '+{near}'?"
+    return f"nothing to run; start from {START}"
+
+
+def nothing_to_replace(group: str) -> str:
+    """Return what to write in place of an override of a group that nothing has chosen."""
+    if group in STARTS:
+        return f"write +{group}=NAME, with a plus"
+    if group in groups():
+        return f"no choice is made that this could replace; start from {START}"
+    return f"no such group; {suggest(group, groups())}"
+
+
+# OmegaConf's message for '${..dgrad_dh.rounding}' where dgrad_dh=null.
+FOLLOWS_NULL = r"Error trying to access (\S+): node `\w+` is not a container"
+
+# Patterns of Hydra's messages, with the text that follows the group's name in our message.
+ADVICE: dict[str, Callable[[str], str]] = {
+    NOTHING_TO_OVERRIDE: nothing_to_replace,
+    CHOSEN_ALREADY: lambda group: f"is chosen already; write {group}=NAME, without a plus",
+}

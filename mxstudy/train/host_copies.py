@@ -1,0 +1,30 @@
+"""Copy tensors between the host and its GPU while both go on working."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on the device; a copy of memory that is not pinned would wait for the GPU."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
+def to_host(x: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy x to the host; return the function that waits for the copy, but for no later work, and returns it.
+
+    The host sleeps meanwhile, because other runs may share its cores.
+    """
+    if x.device.type != "cuda":
+        return lambda: x
+    copy, copied = x.to("cpu", non_blocking=True), torch.cuda.Event(blocking=True)
+    copied.record(torch.cuda.current_stream(x.device))
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return copy
+
+    return wait
