@@ -42,8 +42,6 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         if reason := ANY.why_not(linear.gemms):
             return reason
     for linear in (wqkv, up):
-        if linear.gain is not None:
-            return f"its gain is rounded ({linear.gain})"
         if reason := why_no_kernel_norm(linear.norm, kernel_settings(linear.cast).block_size):
             return reason
     if type(wqkv.norm) is not type(up.norm):
