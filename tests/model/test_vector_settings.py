@@ -47,7 +47,7 @@ def decoder(
     for module in built.modules():
         if isinstance(module, Norm):
             for parameter in module.parameters():
-                nn.init.normal_(parameter, 0.9, 0.1, generator=generator)
+                nn.init.normal_(parameter, 0.9, 0.02, generator=generator)
     apply_precision(built, asked, 0, compute, CPU)
     return built
 
