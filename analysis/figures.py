@@ -13,61 +13,14 @@ import shutil
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from analysis.command import command
+from analysis.figure import BENCHMARK, RESULTS, Figure, benchmark, sweep
+from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.style import FIGURES as FOLDER
 
-RESULTS = Path("results")
 PUBLISHED = "published"
-BENCHMARK = ("benchmark",)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure or table. `name`: that of its files. `kinds`: kinds of rows that it is drawn from.
-
-    `results`: prefixes of the tables in results/ that have these rows, separated by spaces, or None. `command`: the
-    command that makes the folders `runs`. `script`: its module below analysis; by default the name with its first _
-    as a dot. `arguments`: further arguments of the script.
-    """
-
-    name: str
-    shows: str
-    kinds: tuple[str, ...]
-    command: str
-    runs: str
-    results: str | None = None
-    script: str | None = None
-    arguments: str = ""
-
-    @property
-    def module(self) -> str:
-        return f"analysis.{self.script or self.name.replace('_', '.', 1)}"
-
-    @property
-    def tables(self) -> list[Path]:
-        return [RESULTS / name for name in (self.results or "").split()]
-
-    def backing(self) -> list[Path]:
-        """Return the tables in results/ that it is drawn from, or the JSON files of benchmarks."""
-        endings = [".json"] if self.kinds == BENCHMARK else [f"_{kind}.parquet" for kind in self.kinds]
-        return [table.with_name(table.name + ending) for table in self.tables for ending in endings]
-
-    def options(self, runs: str) -> list[str]:
-        return ["--runs", *runs.split(), *self.arguments.split(), *(["--name", self.name] if self.script else [])]
-
-
-def sweep(*names: str) -> tuple[str, str]:
-    """Return the commands of sweeps, and the folders of their runs."""
-    return " && ".join(f"python -m mxstudy +sweep={name}" for name in names), " ".join(f"runs/{name}" for name in names)
-
-
-def benchmark(name: str) -> tuple[str, str]:
-    """Return the command of a benchmark, and the file that it writes."""
-    return f"python -m benchmarks.{name}", f"runs/{name}.json"
 
 
 def students(number: int, name: str, arguments: str, results: str | None = None) -> Figure:
@@ -328,6 +281,17 @@ FIGURES = (
         arguments="--baseline precision=bf16",
     ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
+    *(
+        Figure(
+            of.sweep,
+            of.asks,
+            (*RUNS, "gradient_bias"),
+            *sweep(of.sweep),
+            script="fp4.losses",
+            arguments=f"--of {of.sweep}",
+        )
+        for of in CONTRADICTIONS
+    ),
 )
 
 IMAGES = {  # in results/, each on a page: which figure it is

@@ -218,3 +218,19 @@ def test_finished_runs_of_a_runs_table_are_rows_like_the_paper_s() -> None:
     assert "- x: 1 run (finished)" in said
     with pytest.raises(ValueError, match="no column 'parameters'"):
         from_runs(runs.drop(columns="parameters"))
+
+
+def test_n_counts_32_000_of_the_32_100_rows_that_the_public_code_trains() -> None:
+    """N of OLMo at n = 4 is 19,534,080 (instability paper, appendix G), with either embedding."""
+    about = {"state": "finished", "choice.precision": "bf16", "choice.norm": "layernorm", "label": "x", "step": 5}
+    about |= {
+        "fingerprint": "f",
+        "best_validation_loss": 1.0,
+        "config.train.batch_size": 1,
+        "config.train.sequence_length": 1,
+    }
+    runs = [about | {"config.model.hidden_size": 256, "config.model.vocab_size": rows} for rows in (32_000, 32_100)]
+    for run, parameters in zip(runs, (19_534_080, 19_534_080 + 2 * 100 * 256), strict=True):
+        run["parameters"] = parameters
+    rows, _ = from_runs(pd.DataFrame(runs))
+    assert [*rows["params"]] == [19_534_080] * 2

@@ -61,6 +61,7 @@ STUDENT_NEEDS = {
     "precision=fp8_blockwise": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=mxfp4_rht_sr": ["student.gain=bf16"],
     "precision=nvfp4": ["student.gain=bf16", "precision.scale_rule=rceil"],
+    "precision=nvfp4_parts": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=nvfp4_forward_only": ["student.gain=bf16", "precision.scale_rule=rceil"],
     "precision=nvfp4_four_over_six": ["student.gain=bf16", "precision.scale_rule=rceil"],
 }

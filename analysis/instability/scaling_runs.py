@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
 
+TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # of the embedding in the paper's public code, and of it in its N
 LOSS = "min_val_loss"  # the column of the authors' published losses that gives the paper's constants
 
 # Precision here -> the arm's name in the published losses of the instability paper.
@@ -48,6 +49,14 @@ def from_csv(path: Path, shows: str | None) -> tuple[pd.DataFrame, str]:
     return runs, f"{said}\n\n- {path.name}: {len(runs)} rows, {runs[LOSS].isna().sum()} of them without a loss\n"
 
 
+def uncounted(runs: pd.DataFrame) -> pd.Series | int:
+    """Return the parameters that the paper's N leaves out: rows of embedding and head that its code adds."""
+    if "config.model.vocab_size" not in runs:
+        return 0
+    added = (runs["config.model.vocab_size"] == TRAINED_ROWS) * (TRAINED_ROWS - COUNTED_ROWS)
+    return 2 * added * runs["config.model.hidden_size"]
+
+
 def from_runs(table: pd.DataFrame, shows: str | None = None) -> tuple[pd.DataFrame, str]:
     """Return the finished runs of a runs table with the columns and arm names of the CSV, and the caption.
 
@@ -60,7 +69,7 @@ def from_runs(table: pd.DataFrame, shows: str | None = None) -> tuple[pd.DataFra
     theirs = done["choice.precision"].map(PRECISIONS).where(done["choice.norm"] == "layernorm")
     runs = {
         "weight_activation": theirs.fillna(ours),
-        "params": done["parameters"],
+        "params": done["parameters"] - uncounted(done),
         "tokens": done["step"] * done[train[0]] * done[train[1]],
         LOSS: done["best_validation_loss"],
     }

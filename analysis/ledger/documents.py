@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from analysis.ledger import (
+    fp4_recipes,
     instability,
     instability_formulas,
     instability_language,
@@ -25,6 +26,7 @@ DOCUMENTS: dict[str, tuple[Claim, ...]] = {
     ),
     "MXFP8 recipe": recipe.CLAIMS,
     "Transformer Engine": transformer_engine.CLAIMS,
+    "FP4 recipes": fp4_recipes.CLAIMS,
 }
 
 

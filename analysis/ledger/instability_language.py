@@ -7,7 +7,7 @@ from math import inf
 
 from analysis.ledger.claim import PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, lower
-from analysis.ledger.training import Dies, Difference, at_scale
+from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin
 
 PLAN = "config.precision.schedule.0.plan.layers.*"
 BF16 = {PLAN: "bf16"}
@@ -47,7 +47,38 @@ STABLE = {
     "e5m2-forward": ("E5M2 in the forward alone", {PLAN: "mxfp8_e5m2_forward_only"}),
 }
 
+GAINS, GAIN, OPERATIONS = ("olmo_gains",), "config.precision.gain", "config.precision.vector_ops"
+IN_FP32 = {PLAN: "mxfp8", GAIN: "fp32", OPERATIONS: "fp32"}
+SMALL = "20M to 1.7B"
+
 CLAIMS = (
+    claim(
+        id="instability-lm-gain-mx",
+        where="section 5.1",
+        says="with the norms' gains in MX models diverge more often than with gains in FP32",
+        there=SMALL,
+        arms="E4M3: gains in MX, in FP32",
+        judge=Dies(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32),
+        rule=higher(*OF_SIZES),
+    ),
+    claim(
+        id="instability-lm-gain-loss",
+        where="section 5.1",
+        says="with the norms' gains in MX models end higher than with gains in FP32",
+        there=SMALL,
+        arms="E4M3: gains in MX, in FP32",
+        judge=Difference(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32),
+        rule=higher(*RESOLUTION),
+    ),
+    claim(
+        id="instability-lm-gain-last-bin",
+        where="section 5.1, figure 3",
+        says="gains before the MLP, or of queries and keys, are in the last bin for nearly 75 %",
+        there=SMALL,
+        arms="E4M3, gains and operations in bf16",
+        judge=Probed(GAINS, "last_bin", fullest_last_bin, {PLAN: "mxfp8", GAIN: "bf16", OPERATIONS: "bf16"}),
+        rule=between(0.5, 1.0, "ours: two thirds of the printed 75 %"),
+    ),
     claim(
         id="instability-lm-bf16",
         where="section 3.2, figure 1a",

@@ -27,7 +27,7 @@ NOISE = 1e-9  # rounding of arithmetic, which another machine rounds otherwise
 ABOUT = f"""\
 # What the documents claim, and what the tables here say
 
-Every row is one claim of one of four documents, with the rule that decides it. `make claims` writes this page and
+Every row is one claim of a document, with the rule that decides it. `make claims` writes this page and
 `claims.json` from the tables in this folder alone: no verdict is written by hand; a claim without tables is not run.
 
 - **Unit.** What is independent: the data seed of students, whose initial seeds are averaged first; two language models

@@ -130,6 +130,12 @@ def largest_input(rows: pd.DataFrame) -> float:
     return float(np.log2(rows.sort_values("step").filter(regex=r"/absmax$").iloc[-1].max()))
 
 
+def fullest_last_bin(rows: pd.DataFrame) -> float:
+    """Return the largest share, over steps, of a gain in the last bin by floor, of norms before MLPs and of q and k."""
+    gains = rows.filter(regex=r"^layers\..*(feed_forward\..*norm|[qk]_norm)\.weight/floor/overflow_fraction$")
+    return float(gains.max().max())
+
+
 def reach(rows: pd.DataFrame) -> float:
     """Return the largest |output| over its bound at the last step, of the norm that comes nearest.
 

@@ -34,6 +34,7 @@ from mxstudy.config.model import (
 from mxstudy.config.observation import (
     ActivationHistograms,
     GradientBias,
+    LastBin,
     Memory,
     NormOutputRMS,
     OutlierFeatures,
@@ -64,7 +65,6 @@ from mxstudy.config.student import (
     SGD,
     Adam,
     Intervention,
-    LastBin,
     ResidualMLP,
     Sharpness,
     StackTrain,

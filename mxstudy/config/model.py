@@ -234,6 +234,11 @@ class Precision:
     `head`: the output linear takes the recipe that the plan gives all blocks (pattern `layers.*`). `skip_blocks`: this
     many of the first and of the last blocks, or [first, last], stay in `train.compute`, whatever the plan says; tail:
     the last ones, as many as come nearest to 15 % of the linears, at least one.
+
+    `gain`: how a language model's norms round their gains and biases: null keeps them in `train.compute`; mx is the
+    cast of the forward's X of the linear that reads the norm, along the vector (of queries and keys: that of the linear
+    that makes them); a norm whose reader quantises no X keeps `train.compute`. `vector_ops`: fp32 rounds the result of
+    a norm or an activation once; bf16 rounds each of their operations, GELU by its tanh form, as microxcaling does.
     """
 
     schedule: tuple[PrecisionRow, ...]
@@ -245,6 +250,8 @@ class Precision:
     backend: Literal["auto", "emulated", "reference", "fused", "joined", "native"] = "auto"  # what computes a block
     head: bool = False
     skip_blocks: int | tuple[int, int] | Literal["tail"] = 0
+    gain: Literal["fp32", "bf16", "mx"] | None = None
+    vector_ops: Literal["fp32", "bf16"] = "fp32"
     recipes: dict[str, Gemms] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -46,6 +46,14 @@ class Saturation(Scheduled):
 
 
 @schema
+class LastBin(Scheduled):
+    """Fractions of the norms' gains and biases in the last bin, and mean and spread of gains; of students also others.
+
+    The others are weights, what the linears quantise, and the residual stream.
+    """
+
+
+@schema
 class GradientBias(Scheduled):
     """MX gradients against FP32 gradients at the same weights, on one sequence: ratio and cosine by layer."""
 
@@ -93,6 +101,7 @@ class Probes:
     activation_histograms: ActivationHistograms = ActivationHistograms()
     outlier_features: OutlierFeatures = OutlierFeatures()
     saturation: Saturation = Saturation()
+    last_bin: LastBin = LastBin()
     gradient_bias: GradientBias = GradientBias()
     weights: Weights = Weights()
     memory: Memory = Memory()

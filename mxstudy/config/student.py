@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mxstudy.config.model import MOST_FEATURES, MOST_LAYERS
-from mxstudy.config.observation import Scheduled
+from mxstudy.config.observation import LastBin, Scheduled
 from mxstudy.config.training import MOST_STEPS
 from mxstudy.reader import cosmetic, require, require_at_most, schema
 
@@ -128,11 +128,6 @@ class StackTrain:
 
     def __post_init__(self) -> None:
         require_at_most(self, {"steps": MOST_STEPS, "batch_size": MOST_FEATURES})
-
-
-@schema
-class LastBin(Scheduled):
-    """Fractions of gains, weights and activations in the last bin, and mean and spread of gains, by layer."""
 
 
 @schema

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from mxstudy.numerics.vector_ops import gelu_op_by_op, silu_op_by_op
+
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, [..., ffn_size]; `gate_up` is [..., 2 * ffn_size], the gate first."""
@@ -15,6 +17,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
+
+def swiglu_op_by_op(gate_up: Tensor) -> Tensor:
+    """Return `swiglu` in bf16, each operation rounded to bf16."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu_op_by_op(gate) * up
+
+
+# Each activation with the one that rounds after every operation; ReLU's square has one operation that rounds.
+OP_BY_OP = {swiglu: swiglu_op_by_op, F.gelu: gelu_op_by_op, relu2: relu2}
 
 # The kernel's name of each activation that fused kernels compute; the key is the function that the reference applies.
 KERNEL_ACTIVATIONS = {swiglu: "swiglu", F.gelu: "gelu", relu2: "relu2"}

@@ -14,6 +14,7 @@ from mxstudy.model.backends import describe_backends
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import AXES, norm_settings
+from mxstudy.model.vector_settings import describe_vector_settings
 from mxstudy.numerics.formats import FORMATS
 
 
@@ -36,7 +37,7 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
         notes.append(
             "model.moe.balance=loss: it is over a micro-batch: numbers depend on its size and on the number of ranks"
         )
-    notes += describe_unquantised_blocks(applied)
+    notes += describe_unquantised_blocks(applied) + describe_vector_settings(model)
     settings = next((linear.cast for linear in linears.values()), BlockCast())
     notes += describe_settings(settings, groups, norm_settings(model))
     return "\n".join([*plan, *notes, *describe_backends(model)])

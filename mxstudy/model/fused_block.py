@@ -50,8 +50,6 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
         if reason := ANY.why_not(linear.gemms):
             return reason
     for linear in (wqkv, up):
-        if linear.gain is not None:
-            return f"its gain is rounded ({linear.gain})"
         if reason := why_no_kernel_norm(linear.norm, kernel_settings(linear.cast).block_size):
             return reason
     if kernel_norm(wqkv.norm) != kernel_norm(up.norm) or wqkv.norm.fold_gain != up.norm.fold_gain:

@@ -85,8 +85,7 @@ class NormLinear(MXLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         gain, bias = self.gain_and_bias(x)
-        apart = self.on_tensor_cores or self.norm.is_op_by_op
-        if apart and not self.norm.fold_gain:
+        if self.is_apart:
             return super().forward(self.norm.apply_affine(x, gain, bias))
         return norm_linear(
             x,
@@ -102,9 +101,16 @@ class NormLinear(MXLinear):
             dtype=self.compute,
         )
 
+    @property
+    def is_apart(self) -> bool:
+        """Return whether the norm's output is stored as a tensor, which the linear reads."""
+        return (self.on_tensor_cores or self.norm.is_op_by_op) and not self.norm.fold_gain
+
     def sources(self, x: Tensor, *more: Any) -> Sources:
         weight, norm, x_TI = self.weight_as(x), self.norm, x.flatten(0, -2)
-        gain_and_bias = norm.parameters_as(x_TI)
+        gain_and_bias = self.gain_and_bias(x_TI)
+        if self.is_apart:
+            return Sources(norm.apply_affine(x_TI, *gain_and_bias), weight, weight, None, self.arithmetic)
         y_TI = as_read(norm.normalize(x_TI), *gain_and_bias, norm.fold_gain)
         forward_weight, bound = weight_and_bound(weight, *gain_and_bias, norm.bound, norm.fold_gain)
         return Sources(y_TI, forward_weight, weight, bound, self.arithmetic)

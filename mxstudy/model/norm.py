@@ -17,7 +17,7 @@ from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import SCALE_RULES
 from mxstudy.numerics.norm_linear import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
-from mxstudy.numerics.vector_ops import norm_op_by_op
+from mxstudy.numerics.vector_ops import VectorCast, norm_op_by_op
 from mxstudy.reader import ConfigError, require
 
 Output = Literal["fused", "rounded", "op_by_op", "op_by_op_skipped"]
@@ -30,12 +30,14 @@ class Norm(nn.Module):
     settings of `precision` that the norm is built from. `output`: what the linear fused with the norm reads.
     `fused`: unrounded FP32, never stored as a tensor. `rounded`: a tensor in x's dtype, rounded once. `op_by_op`: a
     tensor in bf16, rounded after every operation. `op_by_op_skipped`: the same, rounded after most operations, as in
-    the public code, which tries to skip these roundings. With a folded gain it is always `fused`.
+    the public code, which tries to skip these roundings. With a folded gain it is always `fused`. `rounding`: of gain
+    and bias before they are used; None rounds them to x's dtype. Both may be set anew between steps.
     """
 
     fold_gain: bool
     centers = False
     output: Output = "fused"
+    rounding: VectorCast | None = None
     reads: tuple[str, ...] = ()
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -66,9 +68,10 @@ class Norm(nn.Module):
         return normalize(centered, self.rms(centered))
 
     def parameters_as(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the gain (ones if there is none) and the bias (or None) in x's dtype."""
-        gain = x.new_ones(self.size) if self.weight is None else self.weight.to(x.dtype)
-        return gain, None if self.bias is None else self.bias.to(x.dtype)
+        """Return the gain (ones if there is none) and the bias (or None): in x's dtype, or float32 by `rounding`."""
+        given = self.rounding or (lambda vector: vector.to(x.dtype))
+        gain = x.new_ones(self.size) if self.weight is None else given(self.weight)
+        return gain, None if self.bias is None else given(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.apply_affine(x, *self.parameters_as(x))
@@ -195,6 +198,7 @@ KERNEL_FIELDS = {
     "p",
     "block_size",
     "reads",
+    "rounding",
     "training",
 }  # the fields of these norms, all of which kernels take into account
 

@@ -26,6 +26,7 @@ from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import ALIGN, MixtureOfExperts, SharedUp, mixtures_of
 from mxstudy.model.norm import Norm, PostRoundMXNorm
 from mxstudy.model.random_streams import give_streams
+from mxstudy.model.vector_settings import apply_vector_settings
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, is_random, look_up
 from mxstudy.numerics.norm_linear import check_source
@@ -69,6 +70,7 @@ def apply_precision(
         linear.gemms = for_evaluation(gemms) if evaluates else gemms
         check_precision(name, linear, Origin(precision, rows[name]), compute)
     check_settings(precision, norm_settings(model))
+    apply_vector_settings(model, precision, compute)
     for mixture in mixtures_of(model).values():
         mixture.align = alignment(mixture)
     give_streams(model, linears, seeds)

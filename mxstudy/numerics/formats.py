@@ -72,6 +72,7 @@ FORMATS = {
         ElementFormat("E3M2", exponent_bits=3, mantissa_bits=2, max=28.0),
         ElementFormat("E2M3", exponent_bits=2, mantissa_bits=3, max=7.5),
         ElementFormat("E2M1", exponent_bits=2, mantissa_bits=1, max=6.0),
+        ElementFormat("E1M2", exponent_bits=1, mantissa_bits=2, max=3.5),  # all steps alike: four-bit integers over 2
         ElementFormat("NVFP4", exponent_bits=2, mantissa_bits=1, max=6.0, scale="E4M3", block_size=16),
     )
 }

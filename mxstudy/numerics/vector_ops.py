@@ -1,8 +1,8 @@
-"""Vector operations in low precision: gains of norms, rounded or quantised, and a norm with every step in bf16."""
+"""Vector operations in low precision: gains, rounded or quantised; a norm and activations with every step in bf16."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,18 @@ def round_gain(gain: Tensor, precision: Gain, cast: Cast | None, away: bool = Fa
     cast without blocks.
     """
     return gain if precision == "fp32" else _RoundedGain.apply(gain, precision, cast, away)
+
+
+@dataclass(frozen=True)
+class VectorCast:
+    """How a norm's gain and bias are rounded: `round_gain`'s arguments."""
+
+    precision: Gain
+    cast: Cast | None = None
+    away: bool = False
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        return round_gain(vector, self.precision, self.cast, self.away)
 
 
 def along_vector(cast: Cast | None) -> Cast:
@@ -98,3 +110,52 @@ class _NormOpByOp(torch.autograd.Function):
         dgain = (dy * xbar).sum_to_size(gain.shape)
         dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
         return to_dtype(dx, ctx.x_dtype), to_dtype(dgain, gain.dtype), dbias, None, None, None
+
+
+def gelu_op_by_op(x: Tensor) -> Tensor:
+    """Return x * sigmoid(1.59375 (x + 0.044677734375 x^3)), GELU's tanh form, in bf16, each operation rounded to bf16.
+
+    Constants and order of operations, also of the backward, are microxcaling's. Ties go to even; there, away from zero.
+    """
+    return _GeluOpByOp.apply(x)
+
+
+def silu_op_by_op(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x) in bf16, each operation rounded to bf16, as `gelu_op_by_op`."""
+    return _SiluOpByOp.apply(x)
+
+
+def sigmoid_op_by_op(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+class _GeluOpByOp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        low = to_dtype(x, torch.bfloat16)
+        phi = sigmoid_op_by_op((low * low * low * 0.044677734375 + low) * 1.59375)
+        ctx.save_for_backward(low, phi)
+        ctx.x_dtype = x.dtype
+        return low * phi
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        x, phi = ctx.saved_tensors
+        dphi = (x * x * 0.2138671875 + 1.59375) * (phi * (1 - phi))
+        return to_dtype((phi + x * dphi) * to_dtype(dy, torch.bfloat16), ctx.x_dtype)
+
+
+class _SiluOpByOp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        low = to_dtype(x, torch.bfloat16)
+        phi = sigmoid_op_by_op(low)
+        y = low * phi
+        ctx.save_for_backward(y, phi)
+        ctx.x_dtype = x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        y, phi = ctx.saved_tensors
+        return to_dtype((phi + y * (1 - phi)) * to_dtype(dy, torch.bfloat16), ctx.x_dtype)

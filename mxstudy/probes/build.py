@@ -10,6 +10,7 @@ from mxstudy import config
 from mxstudy.probes.activations import ActivationHistograms, NormOutputRMS
 from mxstudy.probes.base import Probe
 from mxstudy.probes.gradient_bias import GradientBias
+from mxstudy.probes.last_bins import LastBin
 from mxstudy.probes.memory import Memory
 from mxstudy.probes.names import probe_names
 from mxstudy.probes.outliers import FeatureRing, OutlierFeatures
@@ -26,6 +27,7 @@ PROBES: dict[str, Callable[[Any], Probe]] = {
     "activation_histograms": ActivationHistograms,
     "outlier_features": OutlierFeatures,
     "saturation": Saturation,
+    "last_bin": LastBin,
     "gradient_bias": GradientBias,
     "weights": Weights,
     "memory": Memory,

@@ -8,7 +8,7 @@ so the weights are those with which the next step begins; both passes of one mea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from mxstudy.model.decoder import Block, Decoder
 from mxstudy.model.linear import MXLinear, Sources
 from mxstudy.model.moe import mixtures_of
 from mxstudy.model.precision import token_block
+from mxstudy.model.vector_settings import exact_vectors
 from mxstudy.probes.base import Sequence
 from mxstudy.reader import require
 
@@ -65,10 +66,11 @@ def shadow_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean cross-entropy over the sequence, nats (0-dim), and its gradient by parameter, float32.
 
-    `gemms`: formats of every linear, by default those of the plan. `compute`: dtype, by default the model's.
+    `gemms`: formats of every linear, by default those of the plan; with others, no norm or activation rounds as the
+    plan says. `compute`: dtype, by default the model's.
     """
     parameters = dict(model.named_parameters())
-    with borrowed(model, gemms, compute):
+    with borrowed(model, gemms, compute), exact_vectors(model) if gemms is not None else nullcontext():
         loss = sum_loss(model, sequence) / sequence[0].numel()
         gradients = torch.autograd.grad(loss, list(parameters.values()))
     return loss.detach(), dict(zip(parameters, gradients, strict=True))

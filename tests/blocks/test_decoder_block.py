@@ -110,6 +110,13 @@ def test_casts(options):
     assert_same(decoder(formats=precision("mxfp8_e5m2_grad", **options)))
 
 
+@each(
+    ("gain", "norm"), [("mx", "layernorm"), ("fp32", "mxnorm p2"), ("bf16", "rmsnorm"), ("fp32", "layernorm")], ids=str
+)
+def test_rounded_gains(gain, norm):
+    assert_same(decoder(norm=NORMS[norm], formats=precision(gain=gain, scale_rule="floor")))
+
+
 @pytest.mark.integration
 @each(
     "changes",

@@ -46,7 +46,7 @@ def read_codes(quantized: Quantized) -> Array:
     """What the codes of a quantised tensor mean, an element each."""
     codes, name = quantized.codes, quantized.format.name.replace("NVFP4", "E2M1")
     assert codes.dtype == torch.uint8
-    return DECODED[name][unpacked_pairs(codes.numpy(), quantized.axis) if name == "E2M1" else codes.numpy()]
+    return DECODED[name][unpacked_pairs(codes.numpy(), quantized.axis) if quantized.format.bits == 4 else codes.numpy()]
 
 
 def assert_cast(x: torch.Tensor, fmt: str, **arguments: object) -> None:

@@ -59,7 +59,7 @@ def zero(rng: Generator, shape: tuple[int, int]) -> Blocks:
 def ties(rng: Generator, shape: tuple[int, int], element: Element) -> Blocks:
     """Midpoints of neighbours on the element's grid, subnormals among them, under a power of two as maximum."""
     steps = rng.integers(0, 2 ** (element.mantissa_bits + 1), shape) + 0.5
-    exponent = rng.integers(element.emin, element.emax, shape) - element.mantissa_bits
+    exponent = rng.integers(element.emin, max(element.emax, element.emin + 1), shape) - element.mantissa_bits
     blocks = np.ldexp(steps, exponent) * rng.choice([-1, 1], shape)
     blocks[:, -1] = 2.0**element.emax
     return np.ldexp(blocks, rng.integers(-100, 100, (shape[0], 1))).astype(np.float32)

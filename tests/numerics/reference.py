@@ -49,6 +49,7 @@ ELEMENTS = {
     "E3M2": Element(3, 2, 28.0),
     "E2M3": Element(2, 3, 7.5),
     "E2M1": Element(2, 1, 6.0),
+    "E1M2": Element(1, 2, 3.5),
 }
 SCALE_RULES = ("floor", "ceil", "rceil", "even")
 ROUNDINGS = ("even", "away")

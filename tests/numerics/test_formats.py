@@ -23,6 +23,7 @@ PRINTED = {
     "E2M3": (1.875 * 2**2, 2**-3, 5.9),
     "E3M2": (1.75 * 2**4, 2**-4, 8.8),
     "E2M1": (1.5 * 2**2, 2**-1, 3.6),
+    "E1M2": (1.75 * 2**1, 2**-1, 2.8),  # not in that table: 0 to 7 halves, the uniform grid of arXiv 2606.20381
 }
 
 # What microxcaling's formats are: largest exponent, smallest normal number, and the largest mantissa, above which a
@@ -33,6 +34,7 @@ MICROXCALING = {
     "E2M3": (2, 1, 1.875),
     "E3M2": (4, 2**-2, 1.75),
     "E2M1": (2, 1, 1.5),
+    "E1M2": (1, 2, 1.75),  # not in microxcaling
 }
 
 

@@ -1,4 +1,4 @@
-"""A norm in bf16, operation by operation, against the same written in float64 with a rounding after each."""
+"""A norm and activations in bf16, operation by operation, against the same in float64 with a rounding after each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference import Array, to_dtype
 
 from mxstudy.config import PRECISIONS
 from mxstudy.numerics.cast import BlockCast, block_cast
-from mxstudy.numerics.vector_ops import norm_op_by_op, round_gain
+from mxstudy.numerics.vector_ops import gelu_op_by_op, norm_op_by_op, round_gain, silu_op_by_op
 
 TOKENS, SIZE, EPS = 40, 96, 1e-5
 
@@ -121,3 +121,48 @@ def test_it_is_a_norm_whose_errors_are_those_of_several_roundings() -> None:
     for got, leaf in zip(run(True)[1:], leaves, strict=True):
         error = ((got - leaf.grad).norm() / leaf.grad.norm()).item()
         assert 2.0**-10 < error < 2.0**-6
+
+
+def sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        exponential = bf16(np.exp(-x))
+    return bf16(1 / bf16(1 + exponential))
+
+
+def gelu_written_out(x: Array, dy: Array) -> tuple[Array, Array]:
+    """y and dx with microxcaling's constants and in its order (activations.py, GELUFunction)."""
+    x, dy = bf16(x), bf16(dy)
+    cubed = bf16(bf16(x * x) * x)
+    phi = sigmoid(bf16(1.59375 * bf16(bf16(0.044677734375 * cubed) + x)))
+    inner = bf16(1.59375 + bf16(0.2138671875 * bf16(x * x)))
+    slope = bf16(phi + bf16(x * bf16(inner * bf16(phi * bf16(1 - phi)))))
+    return bf16(x * phi), bf16(slope * dy)
+
+
+def silu_written_out(x: Array, dy: Array) -> tuple[Array, Array]:
+    x, dy = bf16(x), bf16(dy)
+    phi = sigmoid(x)
+    y = bf16(x * phi)
+    return y, bf16(bf16(phi + bf16(y * bf16(1 - phi))) * dy)
+
+
+@pytest.mark.parametrize(
+    ("function", "written", "exact"),
+    [
+        (gelu_op_by_op, gelu_written_out, lambda x: F.gelu(x, approximate="tanh")),
+        (silu_op_by_op, silu_written_out, F.silu),
+    ],
+    ids=["gelu", "silu"],
+)
+def test_every_operation_of_an_activation_rounds_to_bf16(function, written, exact) -> None:
+    x, dy = (3 * torch.randn(2048, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4))
+    x.requires_grad_()
+    y = function(x)
+    assert y.dtype == torch.bfloat16
+    (dx,) = torch.autograd.grad(y, x, dy.bfloat16())
+    want = written(x.detach().double().numpy(), dy.double().numpy())
+    for got, expected in zip((y.detach(), dx), want, strict=True):
+        assert np.array_equal(got.double().numpy(), expected)
+    once = exact(x.detach().bfloat16())
+    assert (once != y).float().mean() > 0.1
+    assert (y - once).abs().max() < 0.1

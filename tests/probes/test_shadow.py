@@ -161,6 +161,8 @@ ARMS = {
     "postround": arm("mxfp8_bf16_weight", config.PostRoundMXNorm()),
     "bare": arm("mxfp6_e3m2", config.LayerNorm(affine=False)),
     "tensor scale": arm("fp8_tensor", tiny.RMSNORM),
+    "gains in mx": arm("mxfp8_e5m2", config.LayerNorm(bias=True), scale_rule="floor", gain="mx"),
+    "op by op": arm("mxfp8", config.LayerNorm(bias=True), vector_ops="bf16", gain="bf16"),
     "row scales": arm("nvfp4_forward_only", tiny.MXNORM, block_size=16),
     "row scales, biased": arm("nvfp4_forward_only", config.LayerNorm(bias=True), block_size=16),
 }

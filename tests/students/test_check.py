@@ -79,6 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "student.gain: mx uses the cast of the forward of layers.0.up, which is not in",
     ),
     ({"precision__schedule": schedule((0, "fp8_tensor"))}, "student.gain: mx uses the cast of the forward"),
+    ({"precision__gain": "bf16"}, "precision.gain: bf16 is for language models; students take student.gain"),
     (
         {"norm": {"kind": "rmsnorm"}, "student": {"freeze_norm_bias": True}},
         "student.freeze_norm_bias: the norm has no bias; set it to false",

@@ -25,7 +25,7 @@ def quality() -> pd.DataFrame:
 
 @pytest.mark.slow
 def test_every_format_rule_and_rounding_is_there(quality: pd.DataFrame) -> None:
-    mx = itertools.product(("E4M3", "E5M2", "E3M2", "E2M3", "E2M1"), ("floor", "ceil", "rceil", "even"))
+    mx = itertools.product(("E4M3", "E5M2", "E3M2", "E2M3", "E2M1", "E1M2"), ("floor", "ceil", "rceil", "even"))
     casts = [*mx, ("NVFP4", "E4M3")]
     wanted = {
         (name, *cast, rounding, pre_round)
@@ -90,11 +90,14 @@ def test_without_ties_the_rounding_of_ties_does_nothing(quality: pd.DataFrame) -
 
 
 def test_formats_are_those_of_the_recipe() -> None:
-    """MXFP8 recipe, table 1; the smallest number that it prints for E3M2 is a slip: 2^-3 would be 7.8 binades."""
+    """MXFP8 recipe, table 1, and E1M2, which it has not.
+
+    The smallest number that it prints for E3M2 is a slip: 2^-3 would be 7.8 binades.
+    """
     rows = pd.DataFrame(TABLES["formats"](Approximation())).set_index("format")
-    smallest = {"E4M3": -9, "E5M2": -16, "E2M3": -3, "E3M2": -4, "E2M1": -1}
-    binades = {"E4M3": 17.8, "E5M2": 31.8, "E2M3": 5.9, "E3M2": 8.8, "E2M1": 3.6}
-    largest = {"E4M3": 1.75 * 2**8, "E5M2": 1.75 * 2**15, "E2M3": 1.875 * 2**2, "E3M2": 1.75 * 2**4, "E2M1": 1.5 * 2**2}
+    smallest = {"E4M3": -9, "E5M2": -16, "E2M3": -3, "E3M2": -4, "E2M1": -1, "E1M2": -1}
+    binades = {"E4M3": 17.8, "E5M2": 31.8, "E2M3": 5.9, "E3M2": 8.8, "E2M1": 3.6, "E1M2": 2.8}
+    largest = {"E4M3": 448, "E5M2": 1.75 * 2**15, "E2M3": 7.5, "E3M2": 28, "E2M1": 6, "E1M2": 3.5}
     assert np.log2(rows["min_subnormal"]).drop("NVFP4").to_dict() == smallest
     assert rows["binades"].drop("NVFP4").round(1).to_dict() == binades
     assert rows["max"].drop("NVFP4").to_dict() == largest

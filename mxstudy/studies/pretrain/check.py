@@ -45,6 +45,11 @@ def check(config: Pretrain, ranks: int = 1) -> None:
             f"{name}.every_steps: it needs all weights on one GPU, but each of {ranks} ranks has only its shards; set "
             "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run",
         )
+    require(
+        ranks == 1 or config.precision.gain is None,
+        f"precision.gain: {config.precision.gain} rounds gains from FP32, but each of {ranks} ranks gathers them in "
+        "train.compute; leave it out, or train on one rank",
+    )
     check_routing(config)
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
