@@ -16,7 +16,7 @@ FIGURE = "figure"
 OTHERS = ("report", "export")
 COMMANDS = (FIGURE, *OTHERS)
 NO_FIGURES = {*OTHERS, "figures"}
-FOLDERS = (".", "mxnorm", "instability", "recipe", "students")
+FOLDERS = (".", "mxnorm", "instability", "recipe", "fp4", "students")
 
 
 def names() -> list[str]:

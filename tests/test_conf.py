@@ -30,10 +30,11 @@ from mxstudy.small_files import yaml_of
 from mxstudy.studies.pretrain import study as pretrain
 from mxstudy.studies.pretrain.check import build_model
 from mxstudy.tracking.unchanged import digest_of
+from mxstudy.words import STARTS
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
-GROUPS = {g: c for g, c in cli.groups().items() if g not in {*cli.STARTS, "study", "hydra/launcher"}}
+GROUPS = {g: c for g, c in cli.groups().items() if g not in {*STARTS, "study", "hydra/launcher"}}
 
 # What a choice cannot be used without.
 NEEDS = {

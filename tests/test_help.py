@@ -88,6 +88,7 @@ def test_a_meaning_is_the_comment_or_what_follows_the_name() -> None:
         "eps": "keeps the divisor above 0",
         "kind": "set by the choice of the group",
         "p": "exponent of the p-mean",
+        "fold_gain_in_dgrad": "dgrad reads W * gain too",
     }
 
 

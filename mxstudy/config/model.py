@@ -154,10 +154,22 @@ class AnyNorm:
 
 @schema
 class RMSNorm(AnyNorm):
-    """`fold_gain`: multiply the gain into the following weight, as MXNorm does (the control that isolates folding)."""
+    """`fold_gain`: multiply the gain into the following weight, as MXNorm does (the control that isolates folding).
+
+    `fold_gain_in_dgrad`: dgrad multiplies with W * gain as well, and not with W: forward and dgrad then quantise one
+    tensor. The gain's gradient comes from wgrad instead of dgrad.
+    """
 
     kind: Literal["rmsnorm"] = "rmsnorm"
     fold_gain: bool = False
+    fold_gain_in_dgrad: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.fold_gain or not self.fold_gain_in_dgrad,
+            "fold_gain_in_dgrad: the forward does not fold the gain; set fold_gain=true too, or leave it at false",
+        )
 
 
 @schema
@@ -175,11 +187,16 @@ class LayerNorm(AnyNorm):
 
 @schema
 class MXNorm(AnyNorm):
-    """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); the gain is always folded."""
+    """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); the gain is always folded.
+
+    The blocks are those of the cast that reads the norm, under the forward's transform if there is one, which keeps the
+    RMS; `precision.block_size` if the forward does not cast X. `fold_gain_in_dgrad`: dgrad reads W * gain too.
+    """
 
     reads = ("block_size",)
     kind: Literal["mxnorm"] = "mxnorm"
     p: float  # exponent of the p-mean
+    fold_gain_in_dgrad: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

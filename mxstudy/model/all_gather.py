@@ -61,6 +61,11 @@ def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
     )
     linears = {name: m for name, m in model.named_modules() if isinstance(m, MXLinear) and name.startswith("layers.")}
     widths = {}
+    require(
+        not any(isinstance(m, NormLinear) and m.norm.fold_gain_in_dgrad for m in linears.values()),
+        "train.all_gather: mx gathers no weights but codes, and norm.fold_gain_in_dgrad takes the gain's gradient from "
+        "the weight; set that to false, or " + ELSE,
+    )
     for name, linear in linears.items():
         reason = why_not_gathered(linear.gemms)
         require(reason is None, f"train.all_gather: mx cannot gather {name}: {reason}; {ELSE}")

@@ -11,11 +11,13 @@ from torch import nn
 from mxstudy.config.casts import SETTINGS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.settings import written
 from mxstudy.model.backends import describe_backends
-from mxstudy.model.linear import MXLinear
-from mxstudy.model.moe import mixtures_of
+from mxstudy.model.linear import MXLinear, NormLinear
+from mxstudy.model.moe import SharedUp, mixtures_of
+from mxstudy.model.norm import MXNorm
+from mxstudy.model.norm_casts import has_own_blocks, norm_read
 from mxstudy.model.precision import AXES, norm_settings
 from mxstudy.model.vector_settings import describe_vector_settings
-from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.formats import FORMATS, is_random
 
 
 def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = False) -> str:
@@ -37,10 +39,53 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
         notes.append(
             "model.moe.balance=loss: it is over a micro-batch: numbers depend on its size and on the number of ranks"
         )
+    if not forward_only:
+        notes += describe_codes_of_w({name: linears[name] for name in rows}, rows)
+    notes += describe_estimates(linears.values())
     notes += describe_unquantised_blocks(applied) + describe_vector_settings(model)
     settings = next((linear.cast for linear in linears.values()), BlockCast())
     notes += describe_settings(settings, groups, norm_settings(model))
     return "\n".join([*plan, *notes, *describe_backends(model)])
+
+
+def describe_codes_of_w(linears: Mapping[str, MXLinear], rows: Mapping[str, str]) -> list[str]:
+    """Return notes on whether forward and dgrad multiply with the same codes of W, for recipes made so that they do."""
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for name, linear in linears.items():
+        w, of_dgrad = linear.gemms.forward_w, linear.gemms.dgrad_w
+        if w and of_dgrad and w.two_dimensional and of_dgrad.two_dimensional:
+            groups[rows[name]].append(has_same_codes_of_w(linear))
+    same = "forward and dgrad multiply with the same codes of W"
+    return [f"{row}: {same}" + ("" if all(had) else f" in {sum(had)} of {len(had)}") for row, had in groups.items()]
+
+
+def has_same_codes_of_w(linear: MXLinear) -> bool:
+    """Return whether forward and dgrad multiply with the same codes of W, bit by bit.
+
+    They do if both quantise one tensor (the gain is folded in both or in neither) by one cast that is not random, whose
+    blocks are the same along either axis, and no transform comes between.
+    """
+    gemms, cast = linear.gemms, linear.gemms.forward_w
+    if cast is None or cast != gemms.dgrad_w or gemms.forward_transform or gemms.dgrad_transform or is_random(cast):
+        return False
+    norm = norm_read(linear) if isinstance(linear, NormLinear | SharedUp) else None
+    is_one_tensor = norm is None or norm.fold_gain == norm.fold_gain_in_dgrad
+    return is_one_tensor and (cast.two_dimensional or (cast.scale == "none" and cast.outer_scale == "tensor"))
+
+
+def describe_estimates(linears: Iterable[MXLinear]) -> list[str]:
+    """Return a note for each kind of blocks from which MXNorms estimate their RMS: their size, and whose they are."""
+    kinds = Counter(
+        (linear.norm.block_size, has_own_blocks(linear), linear.norm.transform)
+        for linear in linears
+        if isinstance(linear, NormLinear) and isinstance(linear.norm, MXNorm)
+    )
+    return [
+        f"{count} MXNorms take the absmax of blocks of {block_size}, "
+        + ("their own, for X is not cast in blocks" if own else "those of X's cast")
+        + (f", under {describe_transform(transform)}" if transform else "")
+        for (block_size, own, transform), count in kinds.items()
+    ]
 
 
 def describe_unquantised_blocks(applied: Mapping[str, Gemms]) -> list[str]:

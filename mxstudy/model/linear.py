@@ -11,23 +11,29 @@ from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.kernels import linear_fp32
 from mxstudy.kernels.native import mx_tensor
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.gemms import Linear, Random, mx_linear
-from mxstudy.numerics.norm_linear import as_read, norm_linear, weight_and_bound
+from mxstudy.numerics.gemms import Bounds, Linear, Random, mx_linear
+from mxstudy.numerics.norm_linear import NormBounds, as_read, norm_linear, weight_and_bounds
 from mxstudy.numerics.vector_ops import Gain, round_gain
 
 
 class Sources(NamedTuple):
     """What a linear's operands are quantised from, but for the output's gradient, and how.
 
-    `bound`: an upper bound of |x|, or None. After a norm, x is the norm's output, float32, and `forward_weight` has the
-    gain in it if the norm folds it. Experts' x is dispatched, and their weights are a stack.
+    `weight`: dgrad's. `bounds`: upper bounds of |x|, or None. After a norm, x is the norm's output, float32, and
+    `forward_weight` has the gain in it if the norm folds it. Experts' x is dispatched, and their weights are a stack.
     """
 
     x_TI: Tensor
     forward_weight: Tensor
     weight: Tensor
-    bound: Tensor | None
+    bounds: Bounds | None
     linear: Linear
+
+
+def bounds_for(norm: Norm, gemms: Gemms) -> NormBounds:
+    """Return upper bounds of the norm's output, before the gain, for a linear with that recipe."""
+    transform = gemms.forward_transform
+    return norm.bounds(1 if transform is None else transform.size)
 
 
 class MXLinear(nn.Module):
@@ -92,9 +98,10 @@ class NormLinear(MXLinear):
             gain,
             self.weight_as(x),
             bias,
-            rms=self.norm.rms,
-            bound=self.norm.bound,
+            rms=self.rms,
+            bounds=self.bounds,
             fold_gain=self.norm.fold_gain,
+            fold_gain_in_dgrad=self.norm.fold_gain_in_dgrad,
             linear=self.arithmetic,
             centers=self.norm.centers,
             rounded=self.norm.output == "rounded",
@@ -111,9 +118,26 @@ class NormLinear(MXLinear):
         gain_and_bias = self.gain_and_bias(x_TI)
         if self.is_apart:
             return Sources(norm.apply_affine(x_TI, *gain_and_bias), weight, weight, None, self.arithmetic)
-        y_TI = as_read(norm.normalize(x_TI), *gain_and_bias, norm.fold_gain)
-        forward_weight, bound = weight_and_bound(weight, *gain_and_bias, norm.bound, norm.fold_gain)
-        return Sources(y_TI, forward_weight, weight, bound, self.arithmetic)
+        y_TI = as_read(self.normalize(x_TI), *gain_and_bias, norm.fold_gain)
+        forward_weight, bounds = weight_and_bounds(weight, *gain_and_bias, self.bounds, norm.fold_gain)
+        weight = forward_weight if norm.fold_gain_in_dgrad else weight
+        return Sources(y_TI, forward_weight, weight, bounds, self.arithmetic)
+
+    @property
+    def bounds(self) -> NormBounds:
+        """Return upper bounds of the norm's output before the gain, under the forward's transform and without it."""
+        return bounds_for(self.norm, self.gemms)
+
+    def rms(self, x: Tensor) -> Tensor:
+        """Return the norm's RMS of x; one that is estimated is taken of what the forward's cast gets.
+
+        The transform keeps the RMS of a row, so it is the RMS of x all the same (exactly, for the exact RMS).
+        """
+        return self.norm.rms(self.arithmetic.rotated(x, "forward", -1, rounds=False) if self.norm.estimates else x)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return x as the norm normalises it for this linear, before gain and bias: float32."""
+        return self.norm.normalize(x, self.rms)
 
     def gain_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the norm's gain, rounded as `gain` says, and its bias or None: the values that it computes with."""
@@ -132,6 +156,7 @@ class NormLinear(MXLinear):
         """Return `xbar` = x / rms, float32, as the forward GEMM reads it when the gain is folded; for probes."""
         if self.gemms.forward_x is None:
             return xbar
-        linear, bound = Linear(self.gemms, self.random), xbar.new_full((), self.norm.bound)
-        read = linear.operand(xbar.flatten(0, -2), "forward_x", -1, torch.float32, bound).dequantize()
+        linear = Linear(self.gemms, self.random)
+        bounds = Bounds(xbar.new_full((), self.bounds.forward), xbar.new_full((), self.bounds.plain))
+        read = linear.operand(xbar.flatten(0, -2), "forward_x", -1, torch.float32, bounds).dequantize()
         return linear.rotated(read, "forward", -1, inverse=True).view_as(xbar)

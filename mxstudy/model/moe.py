@@ -23,7 +23,7 @@ from mxstudy import config
 from mxstudy.config.casts import BlockCast
 from mxstudy.model.feed_forward import INITS, MLPS
 from mxstudy.model.fusable import Target
-from mxstudy.model.linear import MXLinear, NormLinear, Sources
+from mxstudy.model.linear import MXLinear, NormLinear, Sources, bounds_for
 from mxstudy.model.norm import Norm, build_norm
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
 from mxstudy.numerics.experts import Together
@@ -109,8 +109,8 @@ class ExpertNormLinear(NormLinear):
         gain_D, bias_D = self.gain_and_bias(x_TD)
         with torch.no_grad():
             mean_T1 = row_mean(x_TD) if self.norm.centers else None
-            rms_T1 = self.norm.rms(center(x_TD, mean_T1))
-        return normed(x_TD, mean_T1, rms_T1, gain_D, bias_D, self.norm.bound, self.norm.fold_gain)
+            rms_T1 = self.rms(center(x_TD, mean_T1))
+        return normed(x_TD, mean_T1, rms_T1, gain_D, bias_D, self.bounds, self.norm.fold_gain)
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
         _, dispatch, _ = more
@@ -132,13 +132,16 @@ class SharedUp(MXLinear):
         self.reads = (norm,)
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
-        (of,) = more
-        weight = self.weight_as(x)
-        forward_weight, bound = of.weight_and_bound(weight)
-        return Sources(of.y_TI, forward_weight, weight, bound, self.arithmetic)
+        of, weight = self.own(*more), self.weight_as(x)
+        forward_weight, bounds = of.weight_and_bounds(weight)
+        return Sources(of.y_TI, forward_weight, weight, bounds, self.arithmetic)
 
     def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:  # type: ignore[override]
-        return read_norm(of, self.weight_as(x_TD), self.gemms, x_TD.dtype, self.random)
+        return read_norm(self.own(of), self.weight_as(x_TD), self.gemms, x_TD.dtype, self.random)
+
+    def own(self, of: NormOutput) -> NormOutput:
+        """Return the norm's output with its bounds for this linear's transform."""
+        return of._replace(bounds=bounds_for(self.reads[0], self.gemms))
 
 
 class SharedExperts(nn.Module):

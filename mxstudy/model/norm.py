@@ -12,10 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from mxstudy import config
+from mxstudy.config.casts import Hadamard
 from mxstudy.kernels import RowNorm
 from mxstudy.numerics.cast import BlockCast
 from mxstudy.numerics.formats import SCALE_RULES
-from mxstudy.numerics.norm_linear import affine, center, normalize, rms_coefficient, rms_estimate, rms_exact, row_mean
+from mxstudy.numerics.norm_linear import (
+    NormBounds,
+    affine,
+    center,
+    normalize,
+    rms_coefficient,
+    rms_estimate,
+    rms_exact,
+    row_mean,
+)
 from mxstudy.numerics.postround import rms_post_round, smallest_rms
 from mxstudy.numerics.vector_ops import VectorCast, norm_op_by_op
 from mxstudy.reader import ConfigError, require
@@ -30,12 +40,17 @@ class Norm(nn.Module):
     settings of `precision` that the norm is built from. `output`: what the linear fused with the norm reads.
     `fused`: unrounded FP32, never stored as a tensor. `rounded`: a tensor in x's dtype, rounded once. `op_by_op`: a
     tensor in bf16, rounded after every operation. `op_by_op_skipped`: the same, rounded after most operations, as in
-    the public code, which tries to skip these roundings. With a folded gain it is always `fused`. `rounding`: of gain
-    and bias before they are used; None rounds them to x's dtype. Both may be set anew between steps.
+    the public code, which tries to skip these roundings. With a folded gain it is always `fused`.
+    `fold_gain_in_dgrad`: dgrad reads the folded weight too. `estimates`: the RMS is an estimate from blocks of what the
+    forward's cast gets, which is x under `transform` if there is one. `rounding`: of gain and bias before they are
+    used; None rounds them to x's dtype. `output` and `rounding` may be set anew between steps.
     """
 
     fold_gain: bool
+    fold_gain_in_dgrad = False
     centers = False
+    estimates = False
+    transform: Hadamard | None = None
     output: Output = "fused"
     rounding: VectorCast | None = None
     reads: tuple[str, ...] = ()
@@ -49,23 +64,35 @@ class Norm(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(size)) if bias else None)
 
     def rms(self, x: Tensor) -> Tensor:
-        """Return the rows' RMS, or an estimate of it, float32 [..., 1]; x is already centered if the norm centers."""
+        """Return the rows' RMS, or an estimate of it, float32 [..., 1]; x is already centered if the norm centers.
+
+        For a norm that estimates, x is under `transform`.
+        """
         raise NotImplementedError
 
     @property
     def bound(self) -> float:
-        """Return an upper bound on the magnitude of every element of `normalize(x)` (MXNorm paper, Lemmas 1 and 2)."""
+        """Return an upper bound on the magnitude of every element of x / rms(x) (MXNorm paper, Lemmas 1 and 2)."""
         raise NotImplementedError
+
+    def bounds(self, tile: int) -> NormBounds:
+        """Return upper bounds of |xbar| under an orthonormal transform in tiles of `tile` features, and without it.
+
+        Lemma 1 bounds xbar's length, which a transform keeps, and so both. Lemma 2 bounds the elements of which the
+        blocks' absmax were taken, here the transformed ones; without the transform, an element is a sum of `tile` of
+        these over the root of `tile`, so that the bound grows by up to that root.
+        """
+        return NormBounds(self.bound, self.bound * (tile**0.5 if self.estimates else 1.0), tile)
 
     @property
     def is_op_by_op(self) -> bool:
         """Return whether the result is rounded after each of its operations, or after most of them."""
         return self.output in ("op_by_op", "op_by_op_skipped")
 
-    def normalize(self, x: Tensor) -> Tensor:
-        """Return the normalised x, before gain and bias: float32."""
+    def normalize(self, x: Tensor, rms: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Return the normalised x, before gain and bias: float32; divided by `rms` of the centered x, if given."""
         centered = center(x, row_mean(x) if self.centers else None)
-        return normalize(centered, self.rms(centered))
+        return normalize(centered, (rms or self.rms)(centered))
 
     def parameters_as(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the gain (ones if there is none) and the bias (or None): in x's dtype, or float32 by `rounding`."""
@@ -92,9 +119,9 @@ class Norm(nn.Module):
 class RMSNorm(Norm):
     """RMSNorm (Zhang and Sennrich 2019); eps is added to the mean square."""
 
-    def __init__(self, size: int, eps: float = 1e-5, fold_gain: bool = False) -> None:
+    def __init__(self, size: int, eps: float = 1e-5, fold_gain: bool = False, fold_gain_in_dgrad: bool = False) -> None:
         super().__init__(size, eps)
-        self.fold_gain = fold_gain
+        self.fold_gain, self.fold_gain_in_dgrad = fold_gain, fold_gain_in_dgrad
 
     def rms(self, x: Tensor) -> Tensor:
         return rms_exact(x, self.eps)
@@ -125,16 +152,28 @@ class LayerNorm(Norm):
         """
         return (self.size - 1) ** 0.5
 
+    def bounds(self, tile: int) -> NormBounds:
+        """Return sqrt(D) under a transform, whose elements need not sum to 0, and sqrt(D - 1) without."""
+        return NormBounds(self.bound if tile == 1 else self.size**0.5, self.bound, tile)
+
 
 class MXNorm(Norm):
     """Estimates the RMS from the block absmax that the MX cast needs anyway (MXNorm paper, section 3.4); adds eps."""
 
     fold_gain = True
+    estimates = True
 
-    def __init__(self, size: int, p: float, block_size: int = 32, eps: float = 1e-5) -> None:
+    def __init__(
+        self, size: int, p: float, block_size: int = 32, eps: float = 1e-5, fold_gain_in_dgrad: bool = False
+    ) -> None:
         super().__init__(size, eps)
-        check_blocks(size, block_size)
-        self.p, self.block_size = p, block_size
+        self.p, self.fold_gain_in_dgrad = p, fold_gain_in_dgrad
+        self.take_blocks(block_size, None)
+
+    def take_blocks(self, block_size: int, transform: Hadamard | None) -> None:
+        """Take the absmax of blocks of that size, of x under that transform, from now on."""
+        check_blocks(self.size, block_size)
+        self.block_size, self.transform = block_size, transform
 
     def rms(self, x: Tensor) -> Tensor:
         return rms_estimate(x, self.p, self.block_size, self.eps)
@@ -151,6 +190,7 @@ class PostRoundMXNorm(Norm):
     """
 
     fold_gain = True
+    estimates = True
 
     def __init__(
         self, size: int, block_size: int = 32, scale_rule: str = "rceil", fmt: str = "E4M3", eps: float = 1e-5
@@ -175,9 +215,9 @@ def check_blocks(size: int, block_size: int) -> None:
 
 
 NORMS: dict[type, Callable[[Any, int, BlockCast], Norm]] = {
-    config.RMSNorm: lambda norm, size, cast: RMSNorm(size, norm.eps, norm.fold_gain),
+    config.RMSNorm: lambda norm, size, cast: RMSNorm(size, norm.eps, norm.fold_gain, norm.fold_gain_in_dgrad),
     config.LayerNorm: lambda norm, size, cast: LayerNorm(size, norm.eps, norm.bias, norm.affine),
-    config.MXNorm: lambda norm, size, cast: MXNorm(size, norm.p, cast.block_size, norm.eps),
+    config.MXNorm: lambda norm, size, cast: MXNorm(size, norm.p, cast.block_size, norm.eps, norm.fold_gain_in_dgrad),
     config.PostRoundMXNorm: lambda norm, size, cast: PostRoundMXNorm(
         size, cast.block_size, cast.scale_rule, norm.format, norm.eps
     ),
@@ -194,6 +234,8 @@ KERNEL_FIELDS = {
     "size",
     "eps",
     "fold_gain",
+    "fold_gain_in_dgrad",
+    "transform",
     "output",
     "p",
     "block_size",
@@ -213,6 +255,10 @@ def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = (
         return f"{name} has {', '.join(sorted(fields))}, which its kernel does not know"
     if norm.output not in outputs:
         return f"the norm's output is {norm.output}, which is stored as a tensor"
+    if norm.fold_gain_in_dgrad:
+        return "its dgrad takes the gain too (norm.fold_gain_in_dgrad), and kernels take W alone"
+    if norm.transform is not None:
+        return f"{name} takes the absmax of blocks under the forward's transform, but its kernel of the input's"
     own = getattr(norm, "block_size", block_size)
     return None if own == block_size else f"{name} takes the absmax of blocks of {own}, but its kernel of {block_size}"
 

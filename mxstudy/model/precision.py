@@ -24,12 +24,11 @@ from mxstudy.model.decoder import Block
 from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import ALIGN, MixtureOfExperts, SharedUp, mixtures_of
-from mxstudy.model.norm import Norm, PostRoundMXNorm
+from mxstudy.model.norm_casts import settings_read, take_cast
 from mxstudy.model.random_streams import give_streams
 from mxstudy.model.vector_settings import apply_vector_settings
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, is_random, look_up
-from mxstudy.numerics.norm_linear import check_source
 from mxstudy.reader import ConfigError, require, suggest
 
 HEAD = "output"  # the module's name in the decoder
@@ -192,7 +191,7 @@ class Origin(NamedTuple):
 
 def norm_settings(model: nn.Module) -> set[str]:
     """Return the settings of `precision` that the model's norms read."""
-    return {name for module in model.modules() if isinstance(module, Norm) for name in module.reads}
+    return {name for module in model.modules() if isinstance(module, MXLinear) for name in settings_read(module)}
 
 
 def check_settings(precision: config.Precision, norm_reads: Collection[str]) -> None:
@@ -222,13 +221,7 @@ def check_precision(name: str, linear: MXLinear, origin: Origin, compute: str) -
                 f"same block size, not {sizes}"
             )
     if isinstance(linear, NormLinear | SharedUp):
-        norm = linear.norm if isinstance(linear, NormLinear) else linear.reads[0]
-        try:
-            check_source(linear.gemms, norm.fold_gain)
-        except ConfigError as error:
-            raise ConfigError(f"precision.schedule: plan for {name}: {error}") from None
-        if isinstance(norm, PostRoundMXNorm):
-            check_scales_read(name, norm, linear.gemms.forward_x)
+        take_cast(name, linear, origin.precision.settings)
     sides = {"in": ("input", linear.in_features), "out": ("output", linear.out_features)}
     for divisor in divisors(linear.gemms):
         side, size = sides.get(divisor.axis, ("", 0))
@@ -310,31 +303,3 @@ def check_tokens(model: nn.Module, tokens: str, number: int) -> None:
     for divisor in token_divisors(model):
         where = f" ({divisor.field[0]})" if divisor.field[0] in TRANSFORMS else ""
         require(number % divisor.size == 0, f"{tokens} do not divide into {divisor}{where}")
-
-
-def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> None:
-    """Raise ConfigError unless the scales from which the norm takes its RMS are those that its output is cast with."""
-    if cast is None:
-        return
-    require(
-        cast.scale != "none",
-        f"norm: PostRoundMXNorm reads block scales, but {name} casts the norm's output with one scale per tensor; "
-        "use rmsnorm, or a recipe with block scales",
-    )
-    if cast.scale != "E8M0":
-        raise ConfigError(
-            f"norm: PostRoundMXNorm reads E8M0 scales, but {name} casts the norm's output to {cast.format} with "
-            f"{cast.scale} scales; use rmsnorm, or a recipe with E8M0 scales"
-        )
-    reads = norm.fmt
-    require(
-        cast.format == reads,
-        f"norm.format: {reads}, but {name} casts the norm's output to {cast.format}; make them equal",
-    )
-    own, theirs = ((c.block_size, c.scale_rule) for c in (norm.block_cast, cast))
-    is_simple = not cast.two_dimensional and cast.statistic == "absmax" and len(cast.candidates) == 1
-    require(
-        own == theirs and is_simple,
-        f"norm: PostRoundMXNorm reads the scales of 1 x {own[0]} blocks by {own[1]}, but {name} casts its output to "
-        "others; use mxnorm_p2",
-    )

@@ -22,7 +22,7 @@ from mxstudy.compat import torch_grouped_mm
 from mxstudy.config.casts import Cast
 from mxstudy.numerics.dispatch import Dispatch, to_rows
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.gemms import CALL, Linear, Operand, dgrad_gemm, forward_gemm, wgrad_gemm
+from mxstudy.numerics.gemms import CALL, Bounds, Linear, Operand, dgrad_gemm, forward_gemm, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.random_bits import Draws
 
@@ -103,20 +103,20 @@ class Plain:
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
 
-    def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bound: Tensor | None) -> Tensor:
-        return forward_gemm(x, weight, self.linear, dtype, bound)
+    def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None) -> Tensor:
+        return forward_gemm(x, weight, self.linear, dtype, bounds)
 
     def forward_tokens(
-        self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bound: Tensor | None
+        self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None
     ) -> Tensor:
         """Return `forward` of the dispatched rows of x [T, in]."""
-        return self.forward(to_rows(x_TI, dispatch), weight, dtype, bound)
+        return self.forward(to_rows(x_TI, dispatch), weight, dtype, bounds)
 
-    def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
-        return dgrad_gemm(dh, weight, self.linear, x, forward_weight, bound)
+    def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        return dgrad_gemm(dh, weight, self.linear, x, forward_weight, bounds)
 
-    def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
-        return wgrad_gemm(dh, x, self.linear, forward_weight, bound)
+    def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        return wgrad_gemm(dh, x, self.linear, forward_weight, bounds)
 
 
 class Loop(Plain):
@@ -140,16 +140,16 @@ class Loop(Plain):
         """Return the experts' rows as one matrix, with zeros for the rows after the last expert's."""
         return torch.cat((*parts, parts[0].new_zeros(self.left, parts[0].shape[1])))
 
-    def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bound: Tensor | None) -> Tensor:
-        return self.filled([forward_gemm(x[rows], weight[e], own, dtype, bound) for e, rows, own in self.each()])
+    def forward(self, x: Tensor, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None) -> Tensor:
+        return self.filled([forward_gemm(x[rows], weight[e], own, dtype, bounds) for e, rows, own in self.each()])
 
-    def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
+    def dgrad(self, dh: Tensor, weight: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
         return self.filled(
-            [dgrad_gemm(dh[rows], weight[e], own, x[rows], forward_weight[e], bound) for e, rows, own in self.each()]
+            [dgrad_gemm(dh[rows], weight[e], own, x[rows], forward_weight[e], bounds) for e, rows, own in self.each()]
         )
 
-    def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bound: Tensor | None) -> Tensor:
-        parts = [wgrad_gemm(dh[rows], x[rows], own, forward_weight[e], bound) for e, rows, own in self.each()]
+    def wgrad(self, dh: Tensor, x: Tensor, forward_weight: Tensor, bounds: Bounds | None) -> Tensor:
+        parts = [wgrad_gemm(dh[rows], x[rows], own, forward_weight[e], bounds) for e, rows, own in self.each()]
         return torch.stack(parts)
 
 
@@ -162,15 +162,15 @@ class Together(Plain):
         super().__init__(Grouped(linear.gemms, linear.random, None, rows, weight_rows, ends.to(torch.int32)))
 
     def forward_tokens(
-        self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bound: Tensor | None
+        self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None
     ) -> Tensor:
         """Return `forward` of the dispatched rows of x; a token is cast once, before its copies are made, if it can be.
 
         It can be if the cast of a row depends on that row alone.
         """
         if not is_by_row(self.linear.gemms.forward_x):
-            return super().forward_tokens(x_TI, dispatch, weight, dtype, bound)
-        x = Operand(to_rows(self.linear.operand(x_TI, "forward_x", -1, dtype, bound).values, dispatch))
+            return super().forward_tokens(x_TI, dispatch, weight, dtype, bounds)
+        x = Operand(to_rows(self.linear.operand(x_TI, "forward_x", -1, dtype, bounds).values, dispatch))
         return self.linear.gemm(x, self.linear.operand(weight, "forward_w", -1, dtype).T, dtype)
 
 

@@ -82,6 +82,13 @@ def _written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- operands
 
 
+class Bounds(NamedTuple):
+    """Upper bounds of the magnitude of X, float32, 0-dim or [S, 1, 1]: under the forward's transform, and as it is."""
+
+    forward: Tensor
+    plain: Tensor
+
+
 # Converts a quantised matrix to the operand of a GEMM other than torch's; the dtype is that of the GEMM's result.
 Decode = Callable[[Quantized, torch.dtype], Tensor]
 
@@ -222,11 +229,10 @@ class Linear:
     random: Random | None = None
     decode: Decode | None = None
 
-    def operand(self, x: Tensor, name: str, axis: int, dtype: torch.dtype, bound: Tensor | None = None) -> Operand:
+    def operand(self, x: Tensor, name: str, axis: int, dtype: torch.dtype, bounds: Bounds | None = None) -> Operand:
         """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1."""
-        gemm = name.partition("_")[0]
-        x, bound = self.rotated(x, gemm, axis), self.rotated_bound(bound, gemm)
-        return operand(x, getattr(self.gemms, name), axis, dtype, self.draws(name), bound, self.decode)
+        x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
+        return operand(x, cast, axis, dtype, self.draws(name), self.bound(name, bounds), self.decode)
 
     def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
         return gemm(a_MK, b_KN, dtype)
@@ -234,24 +240,34 @@ class Linear:
     def transform(self, gemm: str) -> Hadamard | None:
         return getattr(self.gemms, f"{gemm}_transform")
 
-    def rotated(self, x: Tensor, gemm: str, axis: int, inverse: bool = False) -> Tensor:
-        """Return x under that GEMM's transform, float32 with bf16 values; x itself if there is none."""
+    def rotated(self, x: Tensor, gemm: str, axis: int, inverse: bool = False, rounds: bool = True) -> Tensor:
+        """Return x under that GEMM's transform, float32, with bf16 values if it `rounds`; x itself if there is none."""
         transform = self.transform(gemm)
         if transform is None:
             return x
         signs = signs_of(transform, f"{gemm}_transform", self.random, x.device)
         x = to_dtype(x, torch.float32)
-        return hadamard(x, transform.size, signs, axis=axis, signs_after=transform.signs_after, inverse=inverse)
+        after = transform.signs_after
+        return hadamard(x, transform.size, signs, axis=axis, signs_after=after, inverse=inverse, rounds=rounds)
 
-    def rotated_bound(self, bound: Tensor | None, gemm: str) -> Tensor | None:
-        """Return an upper bound of |x| under that GEMM's transform, from the upper bound `bound` of |x|."""
-        transform = self.transform(gemm)
-        return bound if transform is None or bound is None else bound * transform.size**0.5
+    def bound(self, name: str, bounds: Bounds | None) -> Tensor | None:
+        """Return an upper bound of what that operand's cast gets, under all transforms; None if none is known.
 
-    def forward_cast(self, x: Tensor, name: str, bound: Tensor | None = None) -> Quantized:
+        A tile of wgrad's transform has elements of several tokens, whose bounds are independent of each other: it
+        multiplies them by up to the root of its size.
+        """
+        if bounds is None or not name.endswith("_x"):
+            return None
+        if name == "forward_x":
+            return bounds.forward
+        transform, cast = self.transform("wgrad"), self.gemms.wgrad_x
+        bound = bounds.forward if cast is not None and cast.source == "forward" else bounds.plain
+        return bound if transform is None else bound * transform.size**0.5
+
+    def forward_cast(self, x: Tensor, name: str, bounds: Bounds | None = None) -> Quantized:
         """Quantise x as the forward quantised that operand, under the forward's transform."""
-        x, bound = self.rotated(x, "forward", -1), self.rotated_bound(bound, "forward")
-        return quantized_operand(x, getattr(self.gemms, name), -1, self.draws(name), bound)
+        x, cast = self.rotated(x, "forward", -1), getattr(self.gemms, name)
+        return quantized_operand(x, cast, -1, self.draws(name), self.bound(name, bounds))
 
     def draws(self, name: str) -> Draws | None:
         cast: Cast | None = getattr(self.gemms, name)
@@ -259,10 +275,10 @@ class Linear:
 
 
 def forward_gemm(
-    x_TI: Tensor, weight_OI: Tensor, linear: Linear, dtype: torch.dtype, bound: Tensor | None = None
+    x_TI: Tensor, weight_OI: Tensor, linear: Linear, dtype: torch.dtype, bounds: Bounds | None = None
 ) -> Tensor:
-    """Return H. `bound`: an upper bound of |x|, where one is known."""
-    x = linear.operand(x_TI, "forward_x", -1, dtype, bound)
+    """Return H. `bounds`: upper bounds of |x|, where they are known."""
+    x = linear.operand(x_TI, "forward_x", -1, dtype, bounds)
     w = linear.operand(weight_OI, "forward_w", -1, dtype)
     return linear.gemm(x, w.T, dtype)
 
@@ -273,7 +289,7 @@ def dgrad_gemm(
     linear: Linear,
     x_TI: Tensor | None = None,
     forward_weight_OI: Tensor | None = None,
-    bound: Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> Tensor:
     """Return dX. `x_TI`, `forward_weight_OI`: what the forward quantised, read only if the recipe needs it."""
     gemms = linear.gemms
@@ -283,7 +299,7 @@ def dgrad_gemm(
         weight_OI = linear.forward_cast(forward_weight_OI, "forward_w").dequantize()
     dh = linear.operand(dh_TO, "dgrad_dh", -1, dh_TO.dtype)
     w = linear.operand(weight_OI, "dgrad_w", -2, dh_TO.dtype)
-    return through_forward(linear.gemm(dh, w, dh_TO.dtype), x_TI, "forward_x", linear, takes_forward, bound)
+    return through_forward(linear.gemm(dh, w, dh_TO.dtype), x_TI, "forward_x", linear, takes_forward, bounds)
 
 
 def wgrad_gemm(
@@ -291,15 +307,15 @@ def wgrad_gemm(
     x_TI: Tensor,
     linear: Linear,
     forward_weight_OI: Tensor | None = None,
-    bound: Tensor | None = None,
+    bounds: Bounds | None = None,
 ) -> Tensor:
     """Return dW of the weight that the forward quantised. `forward_weight_OI`: that weight, read only by a mask."""
     gemms = linear.gemms
     takes_forward = gemms.wgrad_x is not None and gemms.wgrad_x.source == "forward"
     if takes_forward:
-        x_TI = linear.forward_cast(x_TI, "forward_x", bound).dequantize()
+        x_TI = linear.forward_cast(x_TI, "forward_x", bounds).dequantize()
     dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
-    x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype)
+    x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype, bounds)
     return through_forward(linear.gemm(dh.T, x, dh_TO.dtype), forward_weight_OI, "forward_w", linear, takes_forward)
 
 
@@ -312,7 +328,7 @@ def add_wgrad(total_OI: Tensor, dh_TO: Tensor, x_TI: Tensor, linear: Linear) -> 
 
 
 def through_forward(
-    gradient: Tensor, x: Tensor | None, name: str, linear: Linear, is_rotated: bool, bound: Tensor | None = None
+    gradient: Tensor, x: Tensor | None, name: str, linear: Linear, is_rotated: bool, bounds: Bounds | None = None
 ) -> Tensor:
     """Return the gradient of what the forward quantised as that operand: straight through its cast and its transform.
 
@@ -325,7 +341,7 @@ def through_forward(
     if masks:
         assert x is not None
         gradient = gradient if is_rotated else linear.rotated(gradient, "forward", -1)
-        inside = linear.forward_cast(x, name, bound).inside
+        inside = linear.forward_cast(x, name, bounds).inside
         assert inside is not None
         gradient = torch.where(inside, gradient, 0.0)
     if masks or is_rotated:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
 from mxstudy.numerics.gathered_weight import GatheredWeight
-from mxstudy.numerics.gemms import Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
+from mxstudy.numerics.gemms import Bounds, Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.reader import ConfigError, require
 
@@ -99,19 +100,34 @@ def as_read(xbar: Tensor, gain: Tensor, bias: Tensor | None, fold_gain: bool) ->
     return xbar if fold_gain else affine(xbar, gain, bias)
 
 
-def weight_and_bound(
-    weight: Tensor, gain: Tensor | None, bias: Tensor | None, bound: float | None, fold_gain: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return a reader's weight as the forward quantises it, and an upper bound of what it reads, 0-dim or [S, 1, 1].
+@dataclass(frozen=True)
+class NormBounds:
+    """Upper bounds of |xbar|: under the forward's transform in tiles of `tile` features (1: there is none), and as is.
 
-    `bound`: an upper bound of |xbar|. Without a norm, `gain` and `bound` are None, and there is no upper bound.
+    The forward's one is also that of (xbar * gain) over the largest |gain|: it follows from xbar's length, or the gain
+    is folded.
     """
-    if gain is None or bound is None:
+
+    forward: float
+    plain: float
+    tile: int = 1
+
+
+def weight_and_bounds(
+    weight: Tensor, gain: Tensor | None, bias: Tensor | None, bounds: NormBounds | None, fold_gain: bool
+) -> tuple[Tensor, Bounds | None]:
+    """Return a reader's weight as the forward quantises it, and upper bounds of what it reads.
+
+    Without a norm, `gain` and `bounds` are None, and there are no upper bounds.
+    """
+    if gain is None or bounds is None:
         return weight, None
-    bound_of_xbar = gain.new_full((), bound, dtype=torch.float32)
+    forward, plain = (gain.new_full((), bound, dtype=torch.float32) for bound in (bounds.forward, bounds.plain))
     if fold_gain:
-        return times_gain(weight, gain), bound_of_xbar
-    return weight, affine(bound_of_xbar, largest(gain), None if bias is None else largest(bias))
+        return times_gain(weight, gain), Bounds(forward, plain)
+    most = None if bias is None else largest(bias)
+    of_bias = None if most is None else most * bounds.tile**0.5
+    return weight, Bounds(affine(forward, largest(gain), of_bias), affine(plain, largest(gain), most))
 
 
 def times_gain(weight: Tensor, gain: Tensor) -> Tensor:
@@ -133,9 +149,10 @@ def norm_linear(
     bias: Tensor | None = None,
     *,
     rms: Callable[[Tensor], Tensor],
-    bound: float,
+    bounds: NormBounds,
     fold_gain: bool,
     linear: Linear,
+    fold_gain_in_dgrad: bool = False,
     centers: bool = False,
     rounded: bool = False,
     dtype: torch.dtype | None = None,
@@ -145,28 +162,29 @@ def norm_linear(
     For a stack: [S, ..., in], [S, 1, in], [S, out, in] -> [S, ..., out]. `dtype`: that of unquantised operands and of
     every GEMM's result; x's by default. `rounded`: round the norm's output to x's dtype before the cast; ignored with a
     folded gain. `rms` maps x (minus its mean if the norm `centers`) to its float32 RMS or an estimate of it, [..., 1];
-    no gradient flows through it. `bound`: an upper bound of |xbar|. Raises ConfigError for a bias with a folded gain.
+    no gradient flows through it. `bounds`: upper bounds of |xbar|. `fold_gain_in_dgrad`: dgrad multiplies with W * gain
+    too, and the gain's gradient comes from wgrad. Raises ConfigError for a bias with a folded gain.
     """
     require(bias is None or not fold_gain, "fold_gain: the weight takes up a gain, not a bias; leave one of them out")
-    check_source(linear.gemms, fold_gain)
+    check_source(linear.gemms, fold_gain and not fold_gain_in_dgrad)
     stacked = weight.ndim - 2
     x_TI = x.flatten(stacked, -2)
     with torch.no_grad():
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
     keys, places = linear.random or (None, None)
-    settings = (bound, fold_gain, rounded, linear.gemms, linear.decode, dtype or x.dtype)
+    settings = (bounds, fold_gain, fold_gain_in_dgrad, rounded, linear.gemms, linear.decode, dtype or x.dtype)
     h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, keys, places, *settings)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
 
-def check_source(gemms: Gemms, fold_gain: bool) -> None:
-    """Raise ConfigError if dgrad would read a weight with the gain folded in: dgain cannot be computed from that."""
+def check_source(gemms: Gemms, folds_in_forward_alone: bool) -> None:
+    """Raise ConfigError if dgrad would read a weight with the gain folded in, and dgain is to come from dgrad."""
     takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
     require(
-        not (fold_gain and takes_forward),
+        not (folds_in_forward_alone and takes_forward),
         "dgrad_w.source: the forward's weight has the norm's gain folded into it, but the gain's gradient needs a "
-        "dgrad without it; take source: high_precision, or a norm that does not fold",
+        "dgrad without it; take source: high_precision, a norm that does not fold, or norm.fold_gain_in_dgrad=true",
     )
 
 
@@ -184,40 +202,43 @@ class _NormLinear(torch.autograd.Function):
         weight_OI: Tensor,
         keys: Tensor | None,
         places: Tensor | None,
-        bound: float,
+        bounds: NormBounds,
         fold_gain: bool,
+        fold_gain_in_dgrad: bool,
         rounded: bool,
         gemms: Gemms,
         decode: Decode | None,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places)
-        ctx.settings = bound, fold_gain, rounded, gemms, decode
+        ctx.settings = bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
-        weight, bound_of_y = weight_and_bound(weight_OI, gain_I, bias_I, bound, fold_gain)
+        weight, bounds_of_y = weight_and_bounds(weight_OI, gain_I, bias_I, bounds, fold_gain)
         y_TI = as_read(xbar_TI, gain_I, bias_I, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
-        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode), dtype, bound_of_y)
+        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode), dtype, bounds_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places = ctx.saved_tensors
-        bound, fold_gain, rounded, gemms, decode = ctx.settings
+        bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode = ctx.settings
         linear = linear_of(gemms, keys, places, decode)
         xbar = normalize(center(x_TI, mean_T1), rms_T1)
         y_TI = as_read(xbar, gain_I, bias_I, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
-        weight, bound_of_y = weight_OI, None
-        if gemms.reads_forward:
-            weight, bound_of_y = weight_and_bound(weight_OI, gain_I, bias_I, bound, fold_gain)
-        dy = dgrad_gemm(dh_TO, weight_OI, linear, y_TI, weight, bound_of_y)  # gradient of xbar * gain, folded or not
-        dweight = wgrad_gemm(dh_TO, y_TI, linear, weight, bound_of_y)
+        weight, bounds_of_y = weight_and_bounds(weight_OI, gain_I, bias_I, bounds, fold_gain)
+        of_dgrad = weight if fold_gain_in_dgrad else weight_OI
+        # the gradient of xbar * gain, folded or not; of xbar alone if the gain is folded in dgrad too
+        dy = to_dtype(dgrad_gemm(dh_TO, of_dgrad, linear, y_TI, weight, bounds_of_y), torch.float32)
+        dweight = wgrad_gemm(dh_TO, y_TI, linear, weight, bounds_of_y)
+        if fold_gain_in_dgrad:
+            dgain, dbias = gain_backward(dweight, weight_OI, gain_I), None
+            dx = divisor_backward(dy, xbar, rms_T1, centers=mean_T1 is not None)
+        else:
+            dx, dgain, dbias = norm_backward(dy, xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None)
         dweight = times_gain(dweight, gain_I) if fold_gain else dweight
-        dx, dgain, dbias = norm_backward(
-            to_dtype(dy, torch.float32), xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None
-        )
         dx, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, None, dgain, dbias, dweight, *(None,) * 8
+        return dx, None, None, dgain, dbias, dweight, *(None,) * 9
 
 
 def norm_backward(
@@ -226,6 +247,16 @@ def norm_backward(
     """Return dx (float32), and dgain and dbias in gain's and bias's dtypes, from float32 dy of xbar * gain + bias."""
     dgain = to_dtype((xbar * dy).sum_to_size(gain.shape), gain.dtype)
     dbias = None if bias is None else to_dtype(dy.sum_to_size(bias.shape), bias.dtype)
-    dxbar = dy * to_dtype(gain, torch.float32)
+    return divisor_backward(dy * to_dtype(gain, torch.float32), xbar, rms, centers), dgain, dbias
+
+
+def divisor_backward(dxbar: Tensor, xbar: Tensor, rms: Tensor, centers: bool) -> Tensor:
+    """Return dx, float32, from float32 dxbar."""
     dx = (dxbar - xbar * (dxbar * xbar).mean(-1, keepdim=True)) / rms
-    return center(dx, row_mean(dx) if centers else None), dgain, dbias
+    return center(dx, row_mean(dx) if centers else None)
+
+
+def gain_backward(dfolded: Tensor, weight: Tensor, gain: Tensor) -> Tensor:
+    """Return dgain in gain's dtype from the gradient of W * gain: the sum over the outputs of that times W."""
+    products = to_dtype(dfolded, torch.float32) * to_dtype(weight, torch.float32)
+    return to_dtype(products.sum(-2, keepdim=True).view_as(gain), gain.dtype)

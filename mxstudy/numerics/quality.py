@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mxstudy.numerics.formats import FORMATS
+from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.tiles import Tiles
 
@@ -66,3 +68,13 @@ def has_no_scale(quantized: Quantized) -> Tensor:
     tiles = Tiles(quantized.values.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
     is_zero = tiles.spread(quantized.scale_values == 0)
     return tiles.join(is_zero.expand(tiles.split(quantized.values, pad=True).shape))
+
+
+def subnormal_scale_fraction(quantized: Quantized) -> Tensor:
+    """Return the fraction of blocks whose E4M3 scale is below the least normal one, 2^-6: it has fewer bits, or is 0.
+
+    The inference chain raises such scales to 2^-6, and so has none. Scales in other formats are never below.
+    """
+    if quantized.scales.dtype != torch.float8_e4m3fn:
+        return torch.zeros((), dtype=torch.float64, device=quantized.values.device)
+    return (to_dtype(quantized.scales, torch.float32) < 2.0 ** FORMATS["E4M3"].emin).double().mean()

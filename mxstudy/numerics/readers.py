@@ -19,34 +19,35 @@ from torch import Tensor
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.dispatch import Dispatch, sum_of_copies, to_rows
 from mxstudy.numerics.experts import Loop, Plain, Together
-from mxstudy.numerics.gemms import Random, linear_of
+from mxstudy.numerics.gemms import Bounds, Random, linear_of
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import (
+    NormBounds,
     affine,
     as_read,
     center,
     norm_backward,
     normalize,
     times_gain,
-    weight_and_bound,
+    weight_and_bounds,
 )
 
 
 class NormOutput(NamedTuple):
     """A norm's output as its readers take it. `y_TI`: float32, x / rms, times the gain unless that is folded.
 
-    `gain_I`, `bias_I`: the norm's, or None. `bound`: an upper bound of |x / rms|.
+    `gain_I`, `bias_I`: the norm's, or None. `bounds`: upper bounds of |x / rms|.
     """
 
     y_TI: Tensor
     gain_I: Tensor
     bias_I: Tensor | None
-    bound: float
+    bounds: NormBounds
     fold_gain: bool
 
-    def weight_and_bound(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return a reader's weight as the forward quantises it, and an upper bound of |y|."""
-        return weight_and_bound(weight, self.gain_I, self.bias_I, self.bound, self.fold_gain)
+    def weight_and_bounds(self, weight: Tensor) -> tuple[Tensor, Bounds | None]:
+        """Return a reader's weight as the forward quantises it, and upper bounds of |y|."""
+        return weight_and_bounds(weight, self.gain_I, self.bias_I, self.bounds, self.fold_gain)
 
     @property
     def unfolded(self) -> Tensor:
@@ -63,12 +64,12 @@ def normed(
     rms_T1: Tensor,
     gain_I: Tensor,
     bias_I: Tensor | None,
-    bound: float,
+    bounds: NormBounds,
     fold_gain: bool,
 ) -> NormOutput:
     """Return the norm of x [T, in] for several readers; no gradient flows through `rms_T1` and `mean_T1` themselves."""
     y_TI = _Norm.apply(x_TI, mean_T1, rms_T1, gain_I, bias_I, fold_gain)
-    return NormOutput(y_TI, gain_I.detach(), None if bias_I is None else bias_I.detach(), bound, fold_gain)
+    return NormOutput(y_TI, gain_I.detach(), None if bias_I is None else bias_I.detach(), bounds, fold_gain)
 
 
 class _Norm(torch.autograd.Function):
@@ -109,13 +110,13 @@ class _TimesGain(torch.autograd.Function):
 class Reads:
     """How a reader computes. `dtype`: that of unquantised operands and of its result.
 
-    `bound`: an upper bound of |x / rms|; None: what it reads is no norm's output. `is_grouped`: all experts in one
+    `bounds`: upper bounds of |x / rms|; None: what it reads is no norm's output. `is_grouped`: all experts in one
     grouped GEMM, instead of one after the other.
     """
 
     gemms: Gemms
     dtype: torch.dtype
-    bound: float | None = None
+    bounds: NormBounds | None = None
     fold_gain: bool = False
     is_grouped: bool = False
 
@@ -130,7 +131,7 @@ def read_norm(
     is_grouped: bool = False,
 ) -> Tensor:
     """Return a linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> [N, out], dispatched."""
-    reads = Reads(gemms, dtype, of.bound, of.fold_gain, is_grouped)
+    reads = Reads(gemms, dtype, of.bounds, of.fold_gain, is_grouped)
     return _read(of.y_TI, weight, of.gain_I, of.bias_I, random, reads, True, dispatch)
 
 
@@ -192,20 +193,20 @@ class _Reader(torch.autograd.Function):
         dispatch = Dispatch(*parts) if parts else None
         ctx.reads, ctx.dispatched = reads, dispatch is not None and dispatches
         gemms = gemms_of(ctx, weight, keys, places, dispatch)
-        forward_weight, bound = weight_and_bound(weight, gain_I, bias_I, reads.bound, reads.fold_gain)
+        forward_weight, bounds = weight_and_bounds(weight, gain_I, bias_I, reads.bounds, reads.fold_gain)
         if dispatch is not None and dispatches:
-            return gemms.forward_tokens(x, dispatch, forward_weight, reads.dtype, bound)
-        return gemms.forward(x, forward_weight, reads.dtype, bound)
+            return gemms.forward_tokens(x, dispatch, forward_weight, reads.dtype, bounds)
+        return gemms.forward(x, forward_weight, reads.dtype, bounds)
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain_I, bias_I, keys, places, *parts = ctx.saved_tensors
         reads, dispatch = ctx.reads, Dispatch(*parts) if parts else None
         gemms, sent = gemms_of(ctx, weight, keys, places, dispatch), dispatch if ctx.dispatched else None
-        forward_weight, bound = weight_and_bound(weight, gain_I, bias_I, reads.bound, reads.fold_gain)
+        forward_weight, bounds = weight_and_bounds(weight, gain_I, bias_I, reads.bounds, reads.fold_gain)
         rows = x if sent is None else to_rows(x, sent)
-        dx = gemms.dgrad(dh, weight, rows, forward_weight, bound)
-        dweight = gemms.wgrad(dh, rows, forward_weight, bound)
+        dx = gemms.dgrad(dh, weight, rows, forward_weight, bounds)
+        dweight = gemms.wgrad(dh, rows, forward_weight, bounds)
         dweight = times_gain(dweight, gain_I) if reads.fold_gain else dweight
         dx = dx if sent is None else sum_of_copies(dx, sent)
         return to_dtype(dx, x.dtype), to_dtype(dweight, weight.dtype), *(None,) * (6 + len(parts))

@@ -31,12 +31,14 @@ def hadamard(
     axis: int = -1,
     signs_after: bool = False,
     inverse: bool = False,
+    rounds: bool = True,
 ) -> Tensor:
     """Return x in the transform's coordinates: float32 with bf16 values, x's shape.
 
     x [..., rows, columns] bf16 or fp32; `axis` -1 or -2; `signs` +1 or -1, [size], or [S, 1, size] for a stack of S
     replicas. `inverse`: apply the transpose instead, (x H) * s, or (x * s) H with `signs_after`; it rounds as well, so
-    transforming there and back rounds twice. A NaN or an infinity affects only its own tile.
+    transforming there and back rounds twice. `rounds`: round to bf16; without, the result is that of
+    a statistic, float32. A NaN or an infinity affects only its own tile.
     Raises ConfigError for a size that is not in TRANSFORM_SIZES or does not divide the axis, and for wrong signs.
     """
     check_transform(size, x.shape, axis)
@@ -45,8 +47,8 @@ def hadamard(
     y = to_dtype(x, torch.float32)
     tiles = (y.mT if axis == -2 else y).unflatten(-1, (-1, size))
     before, after = (signs, None) if signs_after == inverse else (None, signs)
-    tiles = round_to_bf16(butterfly(signed(tiles, before)) * inverse_root(size))
-    y = signed(tiles, after).flatten(-2)
+    tiles = butterfly(signed(tiles, before)) * inverse_root(size)
+    y = signed(round_to_bf16(tiles) if rounds else tiles, after).flatten(-2)
     return y.mT if axis == -2 else y
 
 

@@ -61,9 +61,10 @@ def norm_of(module: nn.Module) -> Norm:
 
 def norm_output(module: nn.Module, x: Tensor) -> Tensor:
     """Return the norm's output as the module that reads it gets it, float32."""
-    norm = norm_of(module)
-    output = norm.normalize(x)
-    return module.read(output) if isinstance(module, NormLinear) and norm.fold_gain else output
+    if not isinstance(module, NormLinear):
+        return norm_of(module).normalize(x)
+    output = module.normalize(x)
+    return module.read(output) if module.norm.fold_gain else output
 
 
 def exact_mean_square(norm: Norm, x: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ class ActivationHistograms:
     @torch.no_grad()
     def watch(self, name: str, module: nn.Module, x: Tensor) -> None:
         self.counts[name] = self.counts.get(name, 0) + fused(input_and_output_counts, module, x)
-        self.bounds[f"{name}/bound"] = norm_of(module).bound
+        self.bounds[f"{name}/bound"] = module.bounds.plain if isinstance(module, NormLinear) else norm_of(module).bound
 
     def measure(self, view: StepView) -> Values:
         counts = sum_over_ranks(torch.stack(list(self.counts.values()))).flatten(0, 1).tolist()

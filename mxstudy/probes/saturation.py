@@ -20,7 +20,13 @@ from mxstudy.numerics.cast import pre_rounded
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gemms import quantized_operand
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.quality import max_fraction, overflow_fraction, sqnr_db, underflow_fraction
+from mxstudy.numerics.quality import (
+    max_fraction,
+    overflow_fraction,
+    sqnr_db,
+    subnormal_scale_fraction,
+    underflow_fraction,
+)
 from mxstudy.numerics.quantized import Quantized
 from mxstudy.numerics.tiles import Tiles
 from mxstudy.probes.base import StepView, Values
@@ -44,7 +50,8 @@ class Saturation:
     Output gradients are those of the batch's mean loss, as in training. Fractions of elements: overflow_fraction,
     |x| > max * scale; max_fraction, became max by clamping or rounding; underflow_fraction, became zero. sqnr_db.
     Each of these also as <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
-    floor(log2(scale)) over blocks that are not all zero. A block of wgrad is B tokens: the probe sees T // B blocks per
+    floor(log2(scale)) over blocks that are not all zero. subnormal_scale_fraction, of casts with E4M3 scales alone: of
+    blocks, scale below 2^-6. A block of wgrad is B tokens: the probe sees T // B blocks per
     feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are
     measured together, with the rows of zeros that fill up their blocks.
     """
@@ -88,7 +95,7 @@ def quantized_operands(of: Sources, dh_TO: Tensor) -> Iterator[tuple[str, Quanti
             if cast.source == "forward":
                 x = forward_cast(operand, of)
             x = arithmetic.rotated(x, operand.partition("_")[0], axis)
-            bound = of.bound if operand == "forward_x" else None
+            bound = arithmetic.bound(operand, of.bounds)
             yield operand, quantized_operand(x, cast, axis, arithmetic.draws(operand), bound), x
 
 
@@ -96,15 +103,17 @@ def forward_cast(operand: str, of: Sources) -> Tensor:
     """Return the dequantised operand of the forward GEMM from which a backward operand is quantised, float32."""
     if operand == "dgrad_w":
         return of.linear.forward_cast(of.forward_weight, "forward_w").dequantize()
-    return of.linear.forward_cast(of.x_TI, "forward_x", of.bound).dequantize()
+    return of.linear.forward_cast(of.x_TI, "forward_x", of.bounds).dequantize()
 
 
 def quality(quantized: Quantized, x: Tensor, cast: Cast) -> dict[str, Tensor]:
+    of_scales = {"subnormal_scale_fraction": subnormal_scale_fraction(quantized)} if cast.scale == "E4M3" else {}
     return {
         "overflow_fraction": overflow_fraction(quantized, pre_rounded(to_dtype(x, torch.float32), cast)),
         "max_fraction": max_fraction(quantized),
         "underflow_fraction": underflow_fraction(quantized, x),
         "sqnr_db": sqnr_db(quantized.dequantize(), x),
+        **of_scales,
     }
 
 

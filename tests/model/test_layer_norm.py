@@ -9,7 +9,7 @@ import torch
 import torch._inductor.config as inductor
 import torch.nn.functional as F
 from appendix_e import (
-    BOUND,
+    BOUNDS,
     CAST,
     EPS,
     IN,
@@ -34,7 +34,7 @@ from mxstudy import config
 from mxstudy.config import PRECISIONS, BlockCast, Gemms
 from mxstudy.model import LayerNorm, NormLinear, RMSNorm
 from mxstudy.model.norm import build_exact_norm, build_norm
-from mxstudy.numerics.gemms import forward_gemm
+from mxstudy.numerics.gemms import Bounds, forward_gemm
 from mxstudy.numerics.norm_linear import norm_linear, rms_exact, row_mean
 from mxstudy.reader import ConfigError
 
@@ -135,7 +135,7 @@ def test_only_some_gradients_are_wanted(frozen: str) -> None:
     given = given_with(True, torch.float32)
     want = dict(zip(("x", "gain", "weight", "bias"), layer_norm(given, PRECISIONS["mxfp8"])[1:], strict=True))
     leaves = {name: getattr(given, name).clone().requires_grad_(name != frozen) for name in want}
-    options = {"rms": RMS["exact"], "bound": BOUND, "fold_gain": False, "centers": True}
+    options = {"rms": RMS["exact"], "bounds": BOUNDS, "fold_gain": False, "centers": True}
     norm_linear(**leaves, **options, linear=linear(PRECISIONS["mxfp8"])).backward(given.dh)
     for name, leaf in leaves.items():
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad, want[name])
@@ -239,7 +239,7 @@ def test_the_tensor_scale_of_nvfp4_is_that_of_bound_gain_and_bias(bias: bool) ->
         y = centered / rms_exact(centered, EPS) * given.gain + (given.bias if bias else 0)
         limit = torch.tensor(layer.norm.bound) * given.gain.abs().max() + (given.bias.abs().max() if bias else 0)
         assert y.abs().max() <= limit
-        want = forward_gemm(y, given.weight, nvfp4, torch.float32, limit)
+        want = forward_gemm(y, given.weight, nvfp4, torch.float32, Bounds(limit, limit))
         assert torch.equal(layer(given.x), want)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 from appendix_e import (
-    BOUND,
+    BOUNDS,
     CAST,
     EPS,
     IN,
@@ -37,7 +37,7 @@ from reference import to_dtype
 from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.model import MXLinear, MXNorm, NormLinear, PostRoundMXNorm, RMSNorm
 from mxstudy.numerics import fake_quantize, quantize
-from mxstudy.numerics.gemms import forward_gemm, mx_linear
+from mxstudy.numerics.gemms import Bounds, forward_gemm, mx_linear
 from mxstudy.numerics.norm_linear import norm_linear
 from mxstudy.reader import ConfigError
 
@@ -146,7 +146,7 @@ def test_the_forward_multiplies_the_decoded_norm(rms: Rms, dtype: torch.dtype) -
         (torch.ones(IN), False, quotient),
         (given.gain.float(), False, quotient * given.gain.float()),
     ):
-        arguments = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "linear": linear(gemms)}
+        arguments = {"rms": rms, "bounds": BOUNDS, "fold_gain": fold_gain, "linear": linear(gemms)}
         h = norm_linear(given.x, gain.to(dtype), given.weight, **arguments)
         assert torch.equal(h, fake_quantize(operand, "E4M3").to(dtype))
 
@@ -157,7 +157,7 @@ def test_gain_times_weight_goes_unrounded_into_the_cast() -> None:
     x = torch.eye(IN, dtype=torch.bfloat16)
     gemms = one_operand("forward_w", "E4M3")
     ones: Rms = lambda x: torch.ones(len(x), 1)  # noqa: E731
-    h = norm_linear(x, given.gain, given.weight, rms=ones, bound=BOUND, fold_gain=True, linear=linear(gemms))
+    h = norm_linear(x, given.gain, given.weight, rms=ones, bounds=BOUNDS, fold_gain=True, linear=linear(gemms))
     product = given.weight.float() * given.gain.float()
     assert torch.equal(h.T, fake_quantize(product, "E4M3").bfloat16())
     assert not torch.equal(h.T, fake_quantize(product.bfloat16(), "E4M3"))
@@ -180,7 +180,7 @@ def test_only_some_gradients_are_wanted(frozen: str, fold_gain: bool) -> None:
     given = inputs(torch.float32)
     want = dict(zip(("x", "gain", "weight"), run(given, RMS["p2"], fold_gain, PRECISIONS["mxfp8"])[1:], strict=True))
     leaves = {name: getattr(given, name).clone().requires_grad_(name != frozen) for name in want}
-    h = norm_linear(**leaves, rms=RMS["p2"], bound=BOUND, fold_gain=fold_gain, linear=linear(PRECISIONS["mxfp8"]))
+    h = norm_linear(**leaves, rms=RMS["p2"], bounds=BOUNDS, fold_gain=fold_gain, linear=linear(PRECISIONS["mxfp8"]))
     h.backward(given.dh)
     for name, leaf in leaves.items():
         assert leaf.grad is None if name == frozen else torch.equal(leaf.grad, want[name])
@@ -263,7 +263,7 @@ def test_the_bound_of_the_norm_is_the_tensor_scale_of_nvfp4(build: Callable, rms
         x, weight = (xbar, given.weight * given.gain) if fold_gain else (xbar * given.gain, given.weight)
         limit = bound if fold_gain else bound * given.gain.abs().max()
         assert x.abs().max() <= limit
-        want = forward_gemm(x, weight, nvfp4, torch.float32, limit)
+        want = forward_gemm(x, weight, nvfp4, torch.float32, Bounds(limit, limit))
         assert torch.equal(layer(given.x), want)
         assert not torch.equal(layer(given.x), forward_gemm(x, weight, nvfp4, torch.float32))
         seen = quantize(xbar, "NVFP4", tensor_scale=bound / 2688).dequantize()

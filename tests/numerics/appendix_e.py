@@ -17,12 +17,12 @@ from gemms import linear
 from reference import Array, fake_quantize_array, to_dtype
 
 from mxstudy.config import BlockCast, Gemms
-from mxstudy.numerics.norm_linear import norm_linear, rms_estimate, rms_exact, row_mean
+from mxstudy.numerics.norm_linear import NormBounds, norm_linear, rms_estimate, rms_exact, row_mean
 from mxstudy.numerics.postround import rms_post_round
 
 TOKENS, IN, OUT = 64, 96, 160
 EPS = 1e-5
-BOUND = 1e9  # of |x / rms|; NVFP4 alone reads it
+BOUNDS = NormBounds(1e9, 1e9)  # of |x / rms|; NVFP4 alone reads them
 CAST = BlockCast()
 UNQUANTISED = Gemms()
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
@@ -77,7 +77,7 @@ def run(
     """H, dx, dgain, dW, and dbias if there is a bias."""
     leaves = (given.x, given.gain, given.weight, *(() if given.bias is None else (given.bias,)))
     leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
-    h = call(*leaves, rms=rms, bound=BOUND, fold_gain=fold_gain, linear=linear(gemms, cast), **options)
+    h = call(*leaves, rms=rms, bounds=BOUNDS, fold_gain=fold_gain, linear=linear(gemms, cast), **options)
     h.backward(given.dh)
     results = [h.detach(), *(leaf.grad for leaf in leaves)]
     for result, like in zip(results, (given.dh, *leaves), strict=True):

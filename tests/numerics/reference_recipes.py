@@ -87,10 +87,10 @@ class Reference:
         gemm, cast = operand.partition("_")[0], getattr(self.gemms, operand)
         row = 0 if operand.endswith("_w") else self.first_row
         draws = Draws(self.seed, f"{self.name}.{operand}", self.step, row) if cast.rounding == "stochastic" else None
-        x, bound = self.rotated(x, gemm, axis), self.bound if operand == "forward_x" else None
-        transform = self.transform(gemm)
-        if bound is not None and transform:
-            bound *= math.sqrt(transform.size)
+        x, bound = self.rotated(x, gemm, axis), self.bound if operand.endswith("_x") else None
+        for transform in (self.transform(rotated) for rotated in {gemm, *(["forward"] * (cast.source == "forward"))}):
+            if bound is not None and transform:
+                bound *= math.sqrt(transform.size)
         return cast_array(x, cast, axis, outer_scale(x, cast, axis, bound), draws)
 
     def operand(self, x: Float32s, operand: str, axis: int) -> Array:

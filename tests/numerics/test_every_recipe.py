@@ -16,7 +16,7 @@ from reference_recipes import Reference, assert_within
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.model.linear import MXLinear
 from mxstudy.model.random_streams import give_streams, move_to
-from mxstudy.numerics.gemms import Linear, dgrad_gemm, forward_gemm, mx_linear, wgrad_gemm
+from mxstudy.numerics.gemms import Bounds, Linear, dgrad_gemm, forward_gemm, mx_linear, wgrad_gemm
 from mxstudy.reader import ConfigError
 
 TOKENS, IN, OUT = 32, 64, 96  # no two equal, all multiples of 32
@@ -255,19 +255,25 @@ def test_a_row_with_a_scale_of_its_own_is_that_row_alone() -> None:
 
 
 @pytest.mark.integration
+@each("source", ["forward", "high_precision"])
 @each("bound", [1.0, 40.0])
 @each("transform", [None, Hadamard(size=32, signs="seed")])
 def test_what_the_backward_takes_is_what_the_forward_has_cast_under_its_bound(
-    bound: float, transform: Hadamard | None
+    bound: float, transform: Hadamard | None, source: str
 ) -> None:
-    """A bound of 1 is exceeded, so that much is clipped, and masked."""
+    """So is what wgrad casts itself, under a transform of its own.
+
+    A bound of 1 is exceeded, so that much is clipped, and masked.
+    """
     _, weight, dh = numbers()
     x = torch.randn(TOKENS, IN, generator=torch.Generator().manual_seed(1))
     bounded = replace(NVFP4, outer_scale="bound", mask_clipped=True)
-    gemms = everywhere(NVFP4, forward_x=bounded, wgrad_x=replace(E4M3, source="forward"), forward_transform=transform)
+    wgrad_x = replace(NVFP4, outer_scale="bound", source=source)
+    rotated = {"forward_transform": transform, "wgrad_transform": Hadamard(size=16)}
+    gemms = everywhere(NVFP4, forward_x=bounded, wgrad_x=wgrad_x, **rotated)
     linear = Linear(gemms.filled(BlockCast()), linear_of(gemms, weight).random)
     reference = Reference(linear.gemms, SEED, NAME, STEP, FIRST_ROW, bound=bound)
-    given = torch.tensor(bound)
+    given = Bounds(torch.tensor(bound * (transform.size**0.5 if transform else 1.0)), torch.tensor(bound))
     X, W, dH = x.numpy(), weight.numpy(), dh.numpy()
     assert_within(forward_gemm(x, weight, linear, torch.float32, given), reference.forward(X, W), "H")
     assert_within(dgrad_gemm(dh, weight, linear, x, weight, given), reference.dgrad(dH, W, X), "dX")

@@ -14,6 +14,7 @@ from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.recipes import PRECISIONS
 from mxstudy.numerics.dispatch import Dispatch, dispatch_of, sum_of_copies
 from mxstudy.numerics.gemms import STREAMS, Linear, Random, mx_linear
+from mxstudy.numerics.norm_linear import NormBounds
 from mxstudy.numerics.random_bits import stream_key
 from mxstudy.numerics.readers import NormOutput, read_norm, read_rows
 
@@ -46,7 +47,7 @@ def alignment(gemms: Gemms) -> int:
 
 def normed(x_TI: torch.Tensor) -> NormOutput:
     """As after a norm with a gain of 1."""
-    return NormOutput(x_TI, torch.ones(x_TI.shape[1]), None, 1e6, fold_gain=False)
+    return NormOutput(x_TI, torch.ones(x_TI.shape[1]), None, NormBounds(1e6, 1e6), fold_gain=False)
 
 
 def computed(gemms: Gemms, is_grouped: bool, random: Random | None = None, align: int = 0) -> list[torch.Tensor]:
@@ -196,7 +197,7 @@ def test_a_folded_gain_is_in_the_weight_and_its_gradient_is_of_the_product():
     def gradients(fold_gain: bool) -> list[torch.Tensor]:
         y = (x if fold_gain else x * gain).clone().requires_grad_()
         weight = w.clone().requires_grad_()
-        of = NormOutput(y, gain, None, 1e6, fold_gain)
+        of = NormOutput(y, gain, None, NormBounds(1e6, 1e6), fold_gain)
         h = read_norm(of, weight, Gemms(), torch.float32, None, dispatch)
         h.backward(h.detach().sign())
         return [h.detach(), y.grad, weight.grad]  # type: ignore[list-item]

@@ -29,7 +29,7 @@ from reference_float_scales import nvfp4_array
 from mxstudy.config import PRECISIONS, BlockCast
 from mxstudy.numerics.cast import block_cast
 from mxstudy.numerics.formats import any_random
-from mxstudy.numerics.gemms import forward_gemm, mx_linear
+from mxstudy.numerics.gemms import Bounds, forward_gemm, mx_linear
 from mxstudy.reader import ConfigError
 
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
@@ -215,11 +215,11 @@ def test_a_bound_saves_nvfp4_the_pass_over_the_row(bound: float) -> None:
     nvfp4 = linear(PRECISIONS["nvfp4_forward_only"], BlockCast(16))
     exact = x @ weight.T
 
-    def error(bound: torch.Tensor | None) -> float:
-        h = forward_gemm(x, weight, nvfp4, torch.float32, bound)
+    def error(bounds: Bounds | None) -> float:
+        h = forward_gemm(x, weight, nvfp4, torch.float32, bounds)
         return ((h - exact).norm() / exact.norm()).item()
 
-    given = torch.tensor(bound)
+    given = Bounds(torch.tensor(bound), torch.tensor(bound))
     values, scales, tensor_scale = nvfp4_array(x.double().numpy(), np.float32(bound) / np.float32(2688), 1)
     decoded = torch.tensor(values * np.repeat(scales * float(tensor_scale), 16, 1)).float()
     operand = nvfp4.operand(x, "forward_x", -1, torch.float32, given)

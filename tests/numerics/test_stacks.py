@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from appendix_e import BOUND, RMS, Rms, inputs
+from appendix_e import BOUNDS, RMS, Rms, inputs
 from each import each
 from gemms import linear, operands
 
@@ -94,7 +94,7 @@ def test_a_replica_behind_a_norm_is_the_norm_and_linear_alone(
     given = inputs(torch.float32, spread=3)
     bias = (given.gain.flip(0),) if centers else ()
     *leaves, dh = stacked((given.x, given.gain, given.weight, *bias, given.dh))
-    options = {"rms": rms, "bound": BOUND, "fold_gain": fold_gain, "centers": centers, "linear": linear_of(row)}
+    options = {"rms": rms, "bounds": BOUNDS, "fold_gain": fold_gain, "centers": centers, "linear": linear_of(row)}
     assert_alone_or_together(lambda *leaves: norm_linear(*leaves, **options), leaves, dh)
 
 

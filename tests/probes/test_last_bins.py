@@ -34,7 +34,7 @@ def decoder(plan: dict[str, str], norm: config.Norm, model: config.Decoder = MOD
 
 
 def measured(model: Decoder) -> dict[str, float]:
-    view = StepView(0, 1.0, 1.0, model, lambda: pytest.fail("no batch is needed"), 1)
+    view = StepView(0, lambda: torch.ones(2), model, lambda: pytest.fail("no batch is needed"), 1)
     return LastBin(config.LastBin(every_steps=1)).measure(view)
 
 

@@ -173,6 +173,15 @@ def test_formats_with_other_scales_are_measured_too(row: str, block_size: int) -
     assert min(value for key, value in values.items() if key.endswith("sqnr_db")) > floor_db
 
 
+@each(("chain", "share"), [("inference", 0.0), ("training", 0.5)])
+def test_scales_below_the_least_normal_are_counted_of_e4m3_scales_alone(chain: str, share: float) -> None:
+    """Two blocks: one holds the absmax, the other is 2^-16 of it, so that its scale would be 448 * 2^-16 < 2^-6."""
+    x = torch.cat((torch.ones(1, 16), torch.full((1, 16), 2.0**-16)), 1)
+    cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain=chain).filled(BlockCast(16))
+    assert quality(quantized_operand(x, cast, 1), x, cast)["subnormal_scale_fraction"] == share
+    assert "subnormal_scale_fraction" not in quality(quantized_operand(x, e4m3(), 1), x, e4m3())
+
+
 def test_a_nan_shows() -> None:
     x = torch.ones(2, 32)
     x[0, 0] = torch.nan

@@ -70,7 +70,7 @@ def operand_of(linear: MXLinear, x: Tensor) -> Tensor:
     if not isinstance(linear, NormLinear):
         return x
     if linear.norm.fold_gain:
-        return linear.norm.normalize(x)
+        return linear.normalize(x)
     x = x.float() if linear.norm.output == "fused" else x  # otherwise the norm's output is rounded to x's dtype
     return linear.norm.apply_affine(x, *linear.gain_and_bias(x))
 

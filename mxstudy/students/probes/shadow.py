@@ -74,5 +74,5 @@ def smooth_forward(model: ResidualMLP, x_STD: Tensor) -> Tensor:
 
 def smooth_linear(linear: MXLinear, x: Tensor) -> Tensor:
     if isinstance(linear, NormLinear):
-        x = affine(linear.norm.normalize(x), *linear.norm.parameters_as(x))
+        x = affine(linear.normalize(x), *linear.norm.parameters_as(x))
     return x @ linear.weight.mT
