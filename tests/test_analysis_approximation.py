@@ -127,7 +127,7 @@ def test_the_quality_of_casts_is_as_in_the_table(study: RunFolder, monkeypatch) 
         assert gain == pytest.approx(sorted(100 * (one["gain"] - 1)))
         assert sqnr == pytest.approx(sorted(one["sqnr_db"]))
         assert last_bin == pytest.approx(sorted(100 * one["overflow"]))
-        assert len(gain) == 2 * (5 * 4 + 1)
+        assert len(gain) == 2 * (6 * 4 + 1)
     assert [text.get_text() for text in panels[2, 0].get_xticklabels()] == list(dict.fromkeys(rows["format"]))
 
 
@@ -137,7 +137,7 @@ def test_the_table_of_formats_stands_beside_the_papers(study: RunFolder, tmp_pat
     formats_table.main(["--runs", str(study.path)])
     assert capsys.readouterr().out == "figures/formats_table.md\n"
     lines = (tmp_path / "figures" / "formats_table.md").read_text().splitlines()
-    assert len(lines) == 2 + 6
+    assert len(lines) == 2 + 7
     assert lines[2] == "| E4M3 | 1.75 * 2^8 | 2^-9 | 17.8 | E8M0 | 1.75 * 2^8, 2^-9, 17.8 |"
     for line in lines[2:7]:
         _, name, largest, smallest, binades, _, printed, _ = (cell.strip() for cell in line.split("|"))

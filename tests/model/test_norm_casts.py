@@ -73,6 +73,8 @@ BLOCKS = {
     "mxfp8_weight_2d": 32,
     "mxfp8_sr_rht_2d": 32,
     "mxfp4_rht_sr": 32,
+    "mxfp4_parts": 32,
+    "nvfp4_parts": 16,
 }
 
 
