@@ -40,7 +40,7 @@ RECIPES = {
     "A precision recipe": (("precision=mxfp4", REFERENCE), "3 blocks: fused\n"),
     "A format": (
         ("precision=mxfp4", REFERENCE),
-        "3 blocks: reference (forward_x: format is E1M2, and it computes E4M3",
+        "3 blocks: reference (forward_x: format is E2M2, and it computes E4M3",
     ),
     "A rounding": (("precision=mxfp4", REFERENCE), "3 blocks: reference (dgrad_dh: rounding is dithered, and it comp"),
     "A norm": (("precision=mxfp4", REFERENCE), "3 blocks: reference (L1Norm has no kernel)\n"),

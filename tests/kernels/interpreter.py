@@ -16,6 +16,7 @@ import numpy as np
 import ptx
 import pytest
 import torch
+from each import each
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # of scripts; tests have it from the conftest
@@ -91,3 +92,7 @@ def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 if DEVICE == "cpu":
     repair()
+
+from mxstudy.kernels.operators import KERNEL_FORMATS  # noqa: E402  # after the repair, as every kernel
+
+every_format = each("fmt", KERNEL_FORMATS)

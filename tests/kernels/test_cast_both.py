@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from bits import assert_same_bits, every_format, every_rounding, every_rule
+from bits import assert_same_bits, every_rounding, every_rule
 from blocks import every_kind
-from interpreter import DEVICE
+from interpreter import DEVICE, every_format
 
 from mxstudy.kernels import operators as operands
 from mxstudy.kernels.cast_both import launch_cuda

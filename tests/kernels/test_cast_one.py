@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bits import assert_same_bits, every_format
+from bits import assert_same_bits
 from fused import BF16, FP32, every_dtype, norm_inputs, normalized
-from interpreter import DEVICE
+from interpreter import DEVICE, every_format
 
 from mxstudy.kernels import cast_one
 from mxstudy.kernels.cast_one import launch_cuda

@@ -198,14 +198,14 @@ def test_a_backend_that_accepts_too_much_is_found_out(name: str, other: Gemms) -
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "E1M2", ElementFormat("E1M2", exponent_bits=1, mantissa_bits=2, max=3.5))
+    monkeypatch.setitem(FORMATS, "E2M2", ElementFormat("E2M2", exponent_bits=2, mantissa_bits=2, max=7.0))
     monkeypatch.setitem(ROUNDINGS, "down", Rounding(torch.trunc))
     monkeypatch.setitem(SCALE_RULES, "double", lambda fmt: 2**23)
 
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("toys")
-@each("toy", [{"format": "E1M2"}, {"rounding": "down"}, {"scale_rule": "double"}], ids=lambda toy: next(iter(toy)))
+@each("toy", [{"format": "E2M2"}, {"rounding": "down"}, {"scale_rule": "double"}], ids=lambda toy: next(iter(toy)))
 @each("operand", OPERANDS)
 def test_a_row_that_is_added_to_a_table_counts(toy: dict[str, str], operand: str) -> None:
     model = decoder(recipe(**{operand: replace(E2M1, **toy)}))
