@@ -25,7 +25,7 @@ def explain(error: Exception) -> str:
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={name}: no such choice; {suggest(name, visible(error.options))}"
+        return f"{group}={name}: no such choice; {suggest(name, groups().get(group, visible(error.options)))}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         key, names = str(cause.full_key), [name for name in map(str, cause.parent_node) if not name.startswith("_")]
         group, _, part = key.partition(".")

@@ -41,7 +41,7 @@ MOMENTS = {  # in the order in which a run meets them
     "as a checkpoint's json is written": killed_at(r"open .*/\.step_00000016\.\d+/\.checkpoint\.json"),
     "as a checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000016\.\d+',"),
     "as the final checkpoint is renamed": killed_at(r"os\.rename .*/\.step_00000024\.\d+',"),
-    "after the final checkpoint, as an old one is dropped": killed_at(r"shutil\.rmtree .*/step_00000008'"),
+    "after the final checkpoint, as an old one is deleted": killed_at(r"shutil\.rmtree .*/\.step_00000008'"),
 }
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGUSR2, 140), (signal.SIGINT, 130)]
 

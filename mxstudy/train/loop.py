@@ -152,9 +152,11 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             if rank() == 0:
                 print(f"from step {step}\n{describe(run.model, plan['precision'])}", flush=True)
         begin_step(run, step)
+        diverged = record_steps(run, run.ahead)
         signal, is_last = leave.agree(), step + 1 == settings.train.steps
         due = {name for name, every_steps in cadences.items() if is_last or is_due(step + 1, every_steps)}
-        diverged = record_steps(run, 0 if due or signal or step + 1 in starts else run.ahead)
+        if diverged is None and (due or signal or step + 1 in starts):
+            diverged = record_steps(run)
         if diverged is not None or is_last:
             last = step if diverged is None else diverged
             run.recorder.record({"step": last, "probe": CORPORA, "values": run.batches.taken(last + 1)})
