@@ -55,7 +55,11 @@ class Checkpoints:
     keep_last: int
 
     def latest(self) -> Path | None:
-        """Return the newest checkpoint, or None; all ranks must call it, and all get the same."""
+        """Delete what killed processes left unfinished, and return the newest checkpoint, or None.
+
+        The run's own process calls it, on all ranks, which get the same.
+        """
+        on_first_rank(lambda: self._clear(ignore_errors=True))
         return on_first_rank(self._newest)
 
     def save(self, step: int, tensors: dict[str, Tensor]) -> Path:
