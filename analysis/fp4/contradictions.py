@@ -1,4 +1,4 @@
-"""Where published FP4 recipes contradict each other: arms, margins and what decides, stated before the runs.
+"""State, before the runs, where published FP4 recipes contradict each other: arms, margins and what decides.
 
 Ten sweeps, one a contradiction; five pairs of seeds an arm; a 23M Llama on 39 million tokens. What is compared is the
 loss on the validation split at the end, in nats, paired by seeds. Arms that no code here computes are left out: EDEN in

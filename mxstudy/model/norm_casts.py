@@ -66,7 +66,7 @@ def take_blocks(name: str, norm: MXNorm, linear: MXLinear, settings: BlockCast) 
         not reason,
         f"norm: MXNorm takes the absmax of blocks within a token's row, but {name} casts its output {reason}",
     )
-    block_size = settings.block_size if cast is None or cast.scale == "none" else cast.block_size or 0
+    block_size = (cast.block_size or 0) if cast and has_blocks(cast) else settings.block_size
     if isinstance(linear, NormLinear):
         norm.take_blocks(block_size, transform)
     require(

@@ -1,8 +1,9 @@
 """The training loop: a step reads from top to bottom in the order in which it happens.
 
-Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A step waits for
-nothing on a GPU: the device itself keeps what is not finite from the weights. So where nothing looks at the model
-between two steps, the host prepares and launches the next one before it reads the loss of this one.
+Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A dense
+model's step does not wait for the GPU: the device itself keeps what is not finite from the weights. So where nothing
+looks at the model between two steps, the host prepares and launches the next one before it reads the loss of this one.
+A mixture's step waits once, before it moves the balancing biases.
 """
 
 from __future__ import annotations

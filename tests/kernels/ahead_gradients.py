@@ -22,7 +22,7 @@ def compiled(what: str, row: str | None, column: str | None) -> Any:
 
 
 def heads(row: str | None, column: str | None) -> Any:
-    """As llama_1b's queries: 32 heads of 64 features, in rows of 3,072."""
+    """Return the layout of llama_1b's queries: 32 heads of 64 features, in rows of 3,072."""
     casts = constants(checked_casts((ROWS, 3072), row, column, BlockCast()))
     tile = tile_of_heads(ROWS, 32, casts)
     part = Part(2048, 0, 3072, 32, 32, 2 if row else 8, back=True)

@@ -54,7 +54,7 @@ def multiply_add(x: Words, y: Words, z: Words) -> Words:
 
 
 def larger_magnitude(x: Words, y: Words) -> Words:
-    """Of each half: the larger magnitude, or NaN, with the product of the signs."""
+    """Return for each half the larger magnitude, or NaN, with the product of the signs."""
     most = np.maximum(pairs(x) & 0x7FFF, pairs(y) & 0x7FFF)
     signs = (pairs(x) ^ pairs(y)) & np.int16(-0x8000)
     return (np.where(most > 0x7F80, np.int16(NAN), most) | signs).astype(np.int16).view(np.int32)

@@ -131,7 +131,7 @@ def test_stacks_and_usual_tiles(name):
 
 
 def test_rows_and_columns_of_any_number():
-    """Where nothing is cast; all but the last bits of exp is exact, and those are the same in every tile."""
+    """Compare where nothing is cast: exact but for the last bits of exp, which are the same in every tile."""
     h, dz = activation_inputs("swiglu", rows=6, columns=24)
     given = (dz, h, "swiglu", None, UNREAD, BlockCast(), BF16, BF16)
     for one, other in zip(backward(*given, None, None), backward(*given, Tile(2, 8, 4), None), strict=True):

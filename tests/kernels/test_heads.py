@@ -64,7 +64,7 @@ def test_queries_and_keys_are_rotated_where_they_are(shape, head_size, sequences
 
 @pytest.mark.parametrize(("head_size", "block_size"), [(16, 16), (32, 16), (64, 32), (128, 64)])
 def test_gradients_have_the_bits_of_the_reference(head_size, block_size):
-    """In one pass where half a head has whole blocks, else in two."""
+    """Take one pass where half a head has whole blocks, else two."""
     _, d_qkv, rope = inputs(head_size=head_size)
     cast = BlockCast(block_size)
     for row, column in (("E4M3", "E5M2"), (None, UNREAD)):
@@ -75,7 +75,7 @@ def test_gradients_have_the_bits_of_the_reference(head_size, block_size):
 
 
 def test_rows_of_any_number():
-    """Where no block lies along a column."""
+    """Take rows alone, where no block lies along a column."""
     _, d_qkv, rope = inputs(head_size=64)
     d_qkv = [d[:, :21] for d in d_qkv]
     for row in ("E4M3", None):

@@ -40,7 +40,7 @@ def precision(plan: str | dict[str, str] = "mxfp8", **settings: Any) -> config.P
 def decoder(
     asked: config.Precision, model: config.Decoder = MODEL, norm: config.Norm = LAYER_NORM, compute: str = "bf16"
 ) -> Decoder:
-    """With gains about 0.9, where the floor rule clamps, and with biases."""
+    """Build one with gains about 0.9, where the floor rule clamps, and with biases."""
     built = Decoder(model, norm, asked.settings, DTYPES[compute])
     built.init_weights(0)
     generator = torch.Generator().manual_seed(1)
