@@ -1,7 +1,9 @@
 # Every target makes and uses .venv/ at the root; PYTHON=python3.12 make ... picks another interpreter (3.11 or later).
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+TESTED := torch==2.13.0
+TORCH ?= $(TESTED)
 BIN := .venv/bin
+LOCK := $(if $(filter $(TESTED),$(TORCH)),--constraint requirements.lock)
 READY := .venv/.ready
 WHOLE := not slow and not gpu and not slurm and not postgresql
 FAST := $(WHOLE) and not integration
@@ -12,7 +14,7 @@ APPROXIMATION := mxnorm.fig02_approximation mxnorm.theorem1_bounds recipe.cast_q
 # Images set it; then each process compiles the package anew, and each of pytest's all tests: 6 s of CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report docs dashboard
+.PHONY: help quickstart approximation test test-gpu check bench soak figures pages claims report docs dashboard lock
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,9 +23,9 @@ help:  ## list the targets
 quickstart: $(READY)  ## train a small Llama four ways and compare them: RMSNorm and MXNorm, bf16 and MXFP8
 	$(BIN)/python -m mxstudy +sweep=quickstart wait=true
 
-approximation: $(READY)  ## measure MXNorm and the casts on random tensors: tables, and figures/ (under a minute)
-	$(BIN)/python -m mxstudy +experiment=approximation
-	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation || exit 1; done
+approximation: $(READY)  ## measure MXNorm, the casts and the FP4 recipes on random tensors: tables, and figures/ (a minute)
+	$(BIN)/python -m mxstudy +experiment=approximation_recipes
+	@for figure in $(APPROXIMATION); do $(BIN)/python -m analysis.$$figure --runs runs/approximation_recipes || exit 1; done
 
 test: $(READY)  ## run all tests except those marked slow, slurm, postgresql or gpu
 	$(BIN)/python -m pytest -q $(SHARED) -m "$(WHOLE)" --durations=10
@@ -66,16 +68,26 @@ report: $(READY)  ## write an HTML page about a set of runs: RUNS=runs/quickstar
 	$(BIN)/python -m analysis.report --runs $(RUNS)
 
 docs: $(READY)  ## build README, docs/ and the pages of results/ as a site, site/index.html; a warning is an error
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(LOCK) --editable '.[docs]'
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d site/.doctrees . site
 
 dashboard: $(READY)  ## serve MLflow on mlflow.db at http://127.0.0.1:5000
 	MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
-# Install torch first and pinned, so that no other package selects its build.
-$(READY): pyproject.toml
+WHEELS ?= --torch-backend cpu
+lock:  ## write requirements.lock anew, as little changed as pyproject.toml allows; ARGS=--upgrade takes the newest
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	echo $(TESTED)+cpu | $(BIN)/uv pip compile --quiet --python-version 3.11 $(WHEELS) $(ARGS) --extra dev --extra docs \
+	  --no-annotate --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml -
+	sed -i 's/+cpu$$//' requirements.lock
+
+# Install torch first and pinned, so that no other package selects its build. Another torch than the tested one has the
+# newest of all other packages that pyproject.toml allows, in place of the locked ones.
+$(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; try make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(LOCK) --editable '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip compiles on one core, for a minute and a half
 	@touch $(READY)

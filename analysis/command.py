@@ -1,4 +1,4 @@
-"""How every script of analysis/ ends where it cannot read what it was given: in one line, without a traceback."""
+"""How every script of analysis/ runs: on the runs of one moment, and to an error of one line if it cannot read them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from mxstudy.results import ConfigError, one_line
+from mxstudy.results import ConfigError, one_line, one_look
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def command(main: Callable[P, R]) -> Callable[P, R]:
-    """Return a script's `main` that prints an error about its files on stderr, and exits with 1."""
+    """Return a script's `main` that looks for its runs once, prints an error about its files and exits with 1."""
 
     @functools.wraps(main)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
         try:
-            return main(*arguments, **options)
+            with one_look():
+                return main(*arguments, **options)
         except (ConfigError, OSError) as error:
             print(one_line(error), file=sys.stderr)
             sys.exit(1)

@@ -3,7 +3,8 @@
 There is one row per run, step, validation, spike, measurement of a probe, and question of an evaluation, and all tables
 of studies. Each replica of a stack counts as a run. Curves and large measurements are thinned by RULES, which keep what
 the pages and figures of results/ read; --every-steps thins the curves further. Tables of runs, with events, outcomes
-and final values, are kept whole. Tables that were exported before can be exported again.
+and final values, are kept whole but for the hundreds of fields of precisions that a run lists. Tables that were
+exported before can be exported again.
 
 python -m analysis.export --runs runs/mxnorm_pretrain --name mxnorm_pretrain [--to results]
 """
@@ -39,10 +40,12 @@ class Rule:
 
 
 RULES = {
+    "runs": Rule(without=r"^config\.precisions\."),
     "metrics": Rule(without="^time_s$", single=True),
     "fork_metrics": Rule(single=True),
     "samples": Rule(without="^(contexts|continuations|nats|alone)$", single=True),  # the first two are not ours
-    "gradient_bias": Rule(without=r"^layers\.", single=True),
+    "saturation": Rule(without="(_gaussian|/max_fraction|/scale_exponent_(mean|min|max))$", single=True),
+    "gradient_bias": Rule(without=r"^layers\..*/(?!cosine$)\w+$", single=True),
     "coupled_gradient_bias": Rule(without=r"^layers\.", single=True),
     "last_bin": Rule(without="/(literal_fraction|rceil/.*|floor/max_fraction|std|min|max)$", single=True),
     "activation_histograms": Rule(last=True),

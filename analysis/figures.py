@@ -73,6 +73,14 @@ FIGURES = (
         *CONVERGENCE,
         arguments="--only model=llama_8b --baseline norm=rmsnorm",
     ),
+    comparison(
+        "mxnorm_equivalence",
+        "the norms' losses at the best rate",
+        TRAINED,
+        *sweep("mxnorm_equivalence"),
+        "mxnorm_equivalence",
+        arguments="--baseline norm=rmsnorm",
+    ),
     Figure("mxnorm_fig05_outlier_feature", "MXNorm paper, figure 5", ("metrics", "outlier_features"), *PROXY),
     Figure("mxnorm_fig06_norm_rms", "MXNorm paper, figure 6", ("norm_output_rms",), *PROXY),
     Figure("mxnorm_fig07_histograms", "MXNorm paper, figure 7", ("activation_histograms",), *PROXY),
@@ -111,6 +119,7 @@ FIGURES = (
     curves("instability_fig01_losses", "instability paper, figure 1", TRAINED, *sweep("olmo_precision_grid")),
     students(2, "activations_and_norm", "--columns model.activation --rows norm model.num_layers"),
     Figure("instability_fig03_overflow", "instability paper, figure 3", (*TRAINED, "last_bin"), *OVERFLOW),
+    Figure("instability_fig03_language", "the same of language models' gains", ("last_bin",), *sweep("olmo_gains")),
     Figure(
         "instability_fig04_interventions",
         "instability paper, figure 4",
@@ -282,15 +291,12 @@ FIGURES = (
     ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
     *(
-        Figure(
-            of.sweep,
-            of.asks,
-            (*RUNS, "gradient_bias"),
-            *sweep(of.sweep),
-            script="fp4.losses",
-            arguments=f"--of {of.sweep}",
-        )
+        Figure(name, shows, kinds, *sweep(of.sweep), script=script, arguments=f"--of {of.sweep}")
         for of in CONTRADICTIONS
+        for name, shows, kinds, script in (
+            (of.sweep, of.asks, (*RUNS, "gradient_bias"), "fp4.losses"),
+            (f"{of.sweep}_errors", "where its errors are made", (*RUNS, "saturation", "gradient_bias"), "fp4.errors"),
+        )
     ),
 )
 
@@ -305,6 +311,7 @@ IMAGES = {  # in results/, each on a page: which figure it is
     "learning_rate_window": "learning_rate_window",
     "loss": "instability_fig08_loss",
     "lr_sensitivity": "mxnorm_fig03_lr_sensitivity",
+    "mxnorm_equivalence_losses": "mxnorm_equivalence",
     "mxnorm_pretrain_histograms": "histograms",
     "mxnorm_pretrain_losses": "loss_curves",
     "mxnorm_pretrain_norm_rms": "norm_rms",

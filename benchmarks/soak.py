@@ -218,12 +218,16 @@ class comes_and_goes:
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> Self:
+        self._be_there()
         self.thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stop.set()
         self.thread.join()
+        self._be_there()
+
+    def _be_there(self) -> None:
         if self.server.process is None:
             self.server.start()
 
@@ -267,7 +271,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     (folder / "inputs").mkdir()
     with SQLite(folder) as databases, Server(folder, databases.new("server")) as server:
-        server.start()
         soak = Soak(folder, Inputs(folder / "inputs"), server, chosen.only)
         small_disks = can_mount(folder / "disk")
         soak.prepare()

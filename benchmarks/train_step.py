@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-import yaml
+from omegaconf import OmegaConf
 
 from benchmarks.gpu_log import GpuLog, Span, shown
 from benchmarks.inductor import OwnSettings, recompute_between_products
@@ -61,7 +61,8 @@ class Arm(NamedTuple):
     """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's.
 
     `keeps`: what a block keeps for its backward: what its code saves, what GEMMs and the attention give, or its input.
-    `own_settings`: compile it with Inductor's own settings, which drop roundings.
+    `own_settings`: compile it with Inductor's own settings, which drop roundings. `changes`: values of dotted keys that
+    differ from the file's.
     """
 
     norm: config.Norm
@@ -70,6 +71,7 @@ class Arm(NamedTuple):
     torchao: bool = False
     keeps: Literal["saved", "products", "input"] = "saved"
     own_settings: bool = False
+    changes: tuple[tuple[str, Any], ...] = ()
 
 
 RMSNORM, MXNORM = config.RMSNorm(), config.MXNorm(p=2.0)
@@ -89,13 +91,23 @@ ARMS = {
     "plain sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d", "reference"),
     "torchao, rmsnorm": Arm(RMSNORM, "bf16", "reference", torchao=True),
 }
+NO_RANDOM = (("recipes.nvfp4.dgrad_dh.rounding", "even"), ("recipes.nvfp4.wgrad_transform", None))
+ON_REQUEST = {
+    "nvfp4, rmsnorm": Arm(RMSNORM, "nvfp4"),
+    "nvfp4 without random parts, rmsnorm": Arm(RMSNORM, "nvfp4", changes=NO_RANDOM),
+}
+ALL_ARMS = ARMS | ON_REQUEST
+FIRST = f"{BASELINE} always comes first; {' and '.join(ON_REQUEST)} come on request alone"
 
 
 def precision_of(arm: Arm) -> config.Precision:
-    """Return the precision of the arm's file in conf/precision."""
-    values = yaml.safe_load((MODELS.parent / "precision" / f"{arm.precision}.yaml").read_text())
-    values.pop("defaults")
-    return cast(config.Precision, read(config.Precision, values | {"backend": arm.backend}, "precision"))
+    """Return the precision of the arm's file in conf/precision, with the arm's changes."""
+    loaded = OmegaConf.load(MODELS.parent / "precision" / f"{arm.precision}.yaml")
+    for key, value in (*arm.changes, ("backend", arm.backend)):
+        OmegaConf.update(loaded, key, value)
+    values = cast(dict[str, Any], OmegaConf.to_container(loaded, resolve=True))
+    del values["defaults"]
+    return cast(config.Precision, read(config.Precision, values, "precision"))
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
     torch._dynamo.config.recompile_limit = 8 * len(names)  # all arms share the same code objects
     runs: dict[str, TrainingRun] = {}
     for name in names:
-        settings = case.settings(ARMS[name])
+        settings = case.settings(ALL_ARMS[name])
         with torch.device("meta"):
             model = Decoder(settings.model, settings.norm, settings.precision.settings, DTYPES[settings.train.compute])
         if runs:
@@ -150,7 +162,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
         set_precision(model, settings, 0, device)
         tokens = RandomTokens(settings.model, settings.train)
         runs[name] = TrainingRun(settings, model, optimizer, tokens, device, Silent())  # type: ignore[arg-type]
-        prepare(runs[name], ARMS[name], own)
+        prepare(runs[name], ALL_ARMS[name], own)
     return runs
 
 
@@ -274,9 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocabulary", type=int, help="default: the model file's")
     parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--sequence", type=int, default=4096)
-    parser.add_argument(
-        "--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=f"{BASELINE} always comes first"
-    )
+    parser.add_argument("--arms", nargs="+", choices=ALL_ARMS, default=list(ARMS), metavar="ARM", help=FIRST)
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
     parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")

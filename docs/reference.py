@@ -18,12 +18,13 @@ CONTENTS = {
     "Start": ("tutorial", "papers"),
     "Your own": tuple(f"guides/own_{name}" for name in ("data", "experiment", "precision", "format", "norm", "probe")),
     "Run and look": (
-        *("guides/sweeps", "guides/slurm", "guides/several_gpus", "guides/evaluation"),
+        *("guides/sweeps", "guides/slurm", "guides/several_gpus", "guides/evaluation", "guides/generation"),
         *("guides/dashboard", "tracking_server", "guides/report"),
     ),
     "Models": ("guides/students", "guides/mixture_of_experts"),
     "Explanations": ("numerics", "backends", "runs", "architecture", "glossary"),
-    "Reference": tuple(f"reference/{name}" for name in ("config", "groups", "numerics", "model", "results")),
+    "Notebooks": ("notebooks/training", "notebooks/library"),
+    "Reference": tuple(f"reference/{name}" for name in ("config", "groups", "library", "numerics", "model", "results")),
     "Results": ("results", "/results/README"),
     "Project": ("/CONTRIBUTING", "/CHANGELOG"),
 }
@@ -37,7 +38,8 @@ def contents(name: str, pages: tuple[str, ...]) -> str:
 
 def table(head: str, rows: Iterable[Iterable[str]]) -> str:
     lines = [head, "|---" * (head.count("|") - 1) + "|"]
-    return "\n".join(lines + [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows])
+    cells = ((cell.replace("|", chr(92) + "|").replace("\n", "<br>") for cell in row) for row in rows)
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in cells])
 
 
 def of_keys(rows: Iterable[Key]) -> str:
@@ -67,10 +69,11 @@ def every_group() -> Iterator[str]:
 
 def api(module: str) -> str:
     """Return the directive that documents what a module exports: its own names, and those imported as themselves."""
-    tree = ast.parse(Path(__file__).parents[1].joinpath(f"{module.replace('.', '/')}/__init__.py").read_text())
+    imported = importlib.import_module(module)
+    tree = ast.parse(Path(str(imported.__file__)).read_text())
     own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     imports = (alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names)
-    names = getattr(importlib.import_module(module), "__all__", None) or [
+    names = getattr(imported, "__all__", None) or [
         *own,
         *(alias.name for alias in imports if alias.asname and not alias.name.isupper()),
     ]

@@ -12,17 +12,22 @@ from mxstudy.reader import ConfigError
 def main() -> None:
     """Run the command line; what needs neither Hydra nor torch is done without them."""
     words = sys.argv[1:]
-    if words == ["--version"]:
-        print(f"mxstudy {importlib.metadata.version('mxstudy')}")
-    elif words[:1] and words[0] in scripts.COMMANDS:
-        try:
-            scripts.run(words)
-        except ConfigError as error:
-            sys.exit(str(error))
-    else:
-        from mxstudy import cli  # imports Hydra
+    first = words[0] if words else ""
+    try:
+        if words == ["--version"]:
+            print(f"mxstudy {importlib.metadata.version('mxstudy')}")
+        elif first == "completion":
+            from mxstudy import completion  # imports the schema
 
-        cli.main()
+            completion.main(words[1:])
+        elif first in scripts.COMMANDS:
+            scripts.run(words)
+        else:
+            from mxstudy import cli  # imports Hydra
+
+            cli.main()
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,7 +45,7 @@ from mxstudy.launch.composed import Composed
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.reader import ConfigError, defaults, key_in, kinds_of, suggest
 from mxstudy.rehearsal import rehearse_data, without_foreign
-from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, check_shape, check_words
+from mxstudy.words import HELP, HYDRA_ONLY, MULTIRUN, as_text, check_shape, check_words
 
 # The bases of each config group: every YAML file of the group starts from one of them.
 BASES: dict[str, dict[str, Any]] = {
@@ -63,6 +64,8 @@ BASES: dict[str, dict[str, Any]] = {
 }
 ADDED = "+data.corpora."  # how an override of a blend's corpus begins
 LAUNCHED = {"launch", "+launch"}
+Take = Callable[[Callable[[], list[Composed]], schemas.Launcher], int]  # from what composes the jobs to an exit code
+_take: ContextVar[Take | None] = ContextVar("take", default=None)  # Hydra passes on no argument of its caller
 
 USAGE = """\
 usage: python -m mxstudy +experiment=NAME [GROUP=CHOICE ...] [KEY=VALUE ...]
@@ -75,13 +78,14 @@ hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dr
 
        python -m mxstudy +launch=status|cancel|retry [run=FINGERPRINT] [+experiment=NAME] [GROUP=CHOICE ...]
        python -m mxstudy figure [NAME] | report | export --runs FOLDER ...
+       source <(mxstudy completion bash)   or zsh: tab completion in this shell
 
 """
 
 
 def main() -> None:
     """Run `python -m mxstudy`."""
-    arguments = sys.argv[1:]
+    arguments = list(map(as_text, sys.argv[1:]))
     words = {argument.partition("=")[0] for argument in arguments}
     if not words or words & HELP:
         explain_names([argument for argument in arguments if argument not in HELP])
@@ -89,20 +93,33 @@ def main() -> None:
     if words & LAUNCHED:
         sys.exit(after_launch(arguments))
     try:
-        check_words(arguments, groups())
+        with beside_keys() if words & {"-c", "--cfg"} else contextlib.nullcontext():
+            hand_over(arguments)
     except ConfigError as error:
         sys.exit(str(error))
-    sys.argv[1:] = in_hydras_order(arguments) + ([] if words & HYDRA_ONLY else ["--multirun"])
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
+    """Have Hydra read a command and hand its jobs to `take`, which returns an exit code; by default they are launched.
+
+    Raises ConfigError, which says what is wrong with the command.
+    """
+    check_words(arguments, groups())
+    words = {argument.partition("=")[0] for argument in arguments}
+    own, token = sys.argv, _take.set(take)
+    sys.argv = [own[0], *in_hydras_order(arguments), *([] if words & HYDRA_ONLY else ["--multirun"])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, and explain() writes the message
     register(SWEEPS, arguments)
     compose_once()
     try:
-        with beside_keys() if words & {"-c", "--cfg"} else contextlib.nullcontext():
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
-        sys.exit(explain(error))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        raise ConfigError(explain(error)) from error
+    finally:
+        sys.argv = own
+        _take.reset(token)
 
 
 def explain_names(names: Sequence[str]) -> None:
@@ -139,7 +156,7 @@ def beside_keys() -> Iterator[None]:
     print(commented(printed.getvalue()))
 
 
-def in_hydras_order(arguments: list[str]) -> list[str]:
+def in_hydras_order(arguments: Sequence[str]) -> list[str]:
     """Return the overrides before the options: Hydra's parser refuses `+experiment=NAME -m norm=rmsnorm`."""
     overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
     return overrides + [a for a in arguments if a not in overrides and a not in MULTIRUN]
@@ -193,12 +210,17 @@ def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) ->
 def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
-    """Compose, plan and launch the jobs, called by our Hydra launcher; exit with the exit code if it is not 0."""
+    """Hand the jobs to whoever called `hand_over`, called by our Hydra launcher; exit with the code if it is not 0."""
+    take = _take.get() or plan_and_launch
+    if code := take(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
+        sys.exit(code)
+
+
+def plan_and_launch(composed: Callable[[], list[Composed]], launcher: schemas.Launcher) -> int:
     from mxstudy.launch.start import launch  # imports torch
 
     gc.freeze()  # what was imported stays: to look for garbage in it takes a tenth of a launch
-    if code := launch(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
-        sys.exit(code)
+    return launch(composed, launcher).code
 
 
 def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[Composed]:

@@ -10,9 +10,9 @@ from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from mxstudy.compat.hydra import CHOSEN_ALREADY, NOTHING_TO_OVERRIDE
+from mxstudy.config.conf_folders import STARTS
 from mxstudy.help.group_choices import groups, visible
 from mxstudy.reader import ConfigError, one_line, suggest
-from mxstudy.words import STARTS
 
 AS_TRAINED = "as_trained"
 # Groups with the choice as_trained, and a key that each of their other choices sets.

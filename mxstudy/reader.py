@@ -113,12 +113,14 @@ def read(hint: Any, value: Any, path: str = "") -> Any:
             raise ConfigError(f"{where}: {value!r} is not a choice; {suggest(value, args)}")
         return value
     if origin is tuple:
-        require(isinstance(value, list | tuple), f"{where}: {value!r} is not a list")
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: {value!r} is not a list")
         items = args[:1] * len(value) if args[-1] is Ellipsis else args
         require(len(items) == len(value), f"{where}: needs {len(items)} values, not {len(value)}")
         return tuple(read(item, v, f"{path}[{i}]") for i, (item, v) in enumerate(zip(items, value, strict=True)))
     if origin is dict:
-        require(isinstance(value, Mapping), f"{where}: {value!r} is not a mapping")
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: {value!r} is not a mapping")
         return {read(args[0], k, path): read(args[1], v, key_in(path, k)) for k, v in value.items()}
     is_number = hint is str and type(value) in (int, float)  # 123456 may be the first digits of a fingerprint
     advice = f"; for a string of digits write '{where}=\"{value}\"'" if is_number else ""
@@ -156,7 +158,8 @@ def _read_dataclass(cls: Any, value: Any, path: str) -> Any:
 
 def _require_mapping(value: Any, where: str) -> None:
     require(value is not None, f"{where}: null; this kind of run needs one")
-    require(isinstance(value, Mapping), f"{where}: {value!r} is not a mapping")
+    if not isinstance(value, Mapping):  # not `require`: a mapping's text takes longer to make than the mapping to read
+        raise ConfigError(f"{where}: {value!r} is not a mapping")
 
 
 def _read_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -206,6 +209,8 @@ def default_of(f: dataclasses.Field[Any]) -> Any:
 
 def plain(value: Any) -> Any:
     """Return dataclasses, tuples and mappings as the dicts and lists that YAML and JSON can hold."""
+    if value is None or isinstance(value, str | int | float):  # most are, and the checks below take longer
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -15,8 +15,8 @@ IN_PLACE_OF = "in_place_of"  # the key of a debug choice below which are the cor
 def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str, ...]:
     """Put the debug choice's tokenizer into a config, and its corpus unless an override speaks of the corpus.
 
-    A blend keeps its phases and weights, and its corpora their names. Return a note on each choice of the overrides
-    that is not taken as it is, and on a blend.
+    The user's own files stay, alone or in a blend. A blend keeps its phases and weights, and its corpora their names.
+    Return a note on each choice of the overrides that is not taken as it is, and on a blend.
     """
     notes = []
     for group, small in values.get(IN_PLACE_OF, {}).items():
@@ -29,13 +29,21 @@ def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str
         elif group in values:
             if asked and values[group] != small:
                 notes.append(f"debug: {asked} is not used; a rehearsal has {group}={small['kind']}")
-            replaced = corpora_of(values[group]) if group == "data" else {}
+            if group == "data" and is_own(values[group]):
+                continue
+            corpora = corpora_of(values[group]) if group == "data" else {}
+            replaced = {name for name, corpus in corpora.items() if not is_own(corpus)}
             if replaced:
                 notes.append(
                     f"debug: {small['kind']} stands in for each corpus of the blend: {', '.join(sorted(replaced))}"
                 )
-            values[group] = values[group] | {"corpora": dict.fromkeys(replaced, small)} if replaced else small
+            values[group] = values[group] | {"corpora": corpora | dict.fromkeys(replaced, small)} if corpora else small
     return tuple(notes)
+
+
+def is_own(data: Any) -> bool:
+    """Return whether a corpus is local files, and says which: a choice of data alone does not."""
+    return isinstance(data, dict) and data.get("kind") == "files" and isinstance(data.get("paths"), list)
 
 
 def corpora_of(data: Any) -> dict[str, Any]:

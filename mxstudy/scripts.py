@@ -36,9 +36,12 @@ def script(name: str) -> Any:
 
 
 def run(words: Sequence[str]) -> None:
-    """Run `figure NAME ...`, `report ...` or `export ...`; without NAME, print the names. Raises ConfigError."""
+    """Run `figure NAME ...`, `report ...` or `export ...`; for `figure` or `figure --help`, print the names.
+
+    Raises ConfigError for another name.
+    """
     command, *rest = words
-    if command == FIGURE and not rest:
+    if command == FIGURE and (not rest or rest[0] in ("-h", "--help")):
         print("\n".join(names()))
         return
     name, arguments = (rest[0], rest[1:]) if command == FIGURE else (command, rest)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from mxstudy.reader import ConfigError, one_line, read, require
+
+T = TypeVar("T")
 
 # libyaml is ten times as fast, if PyYAML has it
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -22,17 +24,17 @@ DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ConfigError."""
-    return _parsed(path, lambda text: mapping(json.loads(text)), remedy)
+    return read_with(lambda text: mapping(json.loads(text)), path, remedy)
 
 
 def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     """Return the mapping in a YAML file. Raises ConfigError."""
-    return _parsed(path, lambda text: mapping(yaml.load(text, Loader=LOADER)), remedy)
+    return read_with(parse_yaml, path, remedy)
 
 
 def read_as(hint: Any, path: Path, remedy: str) -> Any:
     """Return the content of a JSON file as the type `hint`. Raises ConfigError."""
-    return _parsed(path, lambda text: read(hint, json.loads(text), path.name), remedy)
+    return read_with(lambda text: read(hint, json.loads(text), path.name), path, remedy)
 
 
 def read_if_there(hint: Any, path: Path, remedy: str) -> Any | None:
@@ -45,13 +47,20 @@ def read_if_there(hint: Any, path: Path, remedy: str) -> Any | None:
         raise
 
 
+def parse_yaml(text: str) -> dict[str, Any]:
+    """Return the mapping in a YAML text. Raises ConfigError or a YAMLError."""
+    return mapping(yaml.load(text, Loader=LOADER))
+
+
 def mapping(found: Any) -> dict[str, Any]:
     """Return the value if it is a mapping, else raise ConfigError."""
-    require(isinstance(found, Mapping), f"it holds {found!r:.40}, and must hold a mapping")
+    if not isinstance(found, dict):
+        raise ConfigError(f"it holds {found!r:.40}, and must hold a mapping")
     return found
 
 
-def _parsed(path: Path, parse: Callable[[str], Any], remedy: str) -> Any:
+def read_with(parse: Callable[[str], T], path: Path, remedy: str) -> T:
+    """Return what `parse` makes of a file's text. Raises ConfigError, also in place of the errors that it raises."""
     try:
         text = path.read_text(encoding="utf-8")
         require(bool(text.strip()), "it is empty")

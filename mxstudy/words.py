@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from hydra.errors import HydraException
 
 from mxstudy.compat.hydra import first_value
+from mxstudy.config.conf_folders import STARTS
 from mxstudy.reader import ConfigError, one_line, require, suggest
 
-STARTS = {"experiment", "sweep", "debug", "evaluation"}  # groups without a default choice
+TEXTS = {"prompt"}  # keys whose value is any text, as it is
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
-HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"}
-VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"}
+HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help"}
+VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir"}
 OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
 SHOWN = 60  # characters of a word in a message
 
@@ -35,6 +37,19 @@ def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
             raise ConfigError(f"{short(line)}: cannot be read ({short(one_line(error))}); {advice}") from error
         if key in groups and not isinstance(value, str | list):
             raise ConfigError(f"{short(line)}: no such choice; {suggest(line.partition('=')[2], groups[key])}")
+
+
+def as_text(word: str) -> str:
+    """Return a word of TEXTS with its value in quotes, in which Hydra reads it as it is; one in quotes stays.
+
+    So `prompt='def quicksort('` needs no second pair of quotes, and `prompt='"a","b"'` is a sweep.
+    """
+    key, equals, text = word.partition("=")
+    if key not in TEXTS or not equals or text.startswith(('"', "'")):
+        return word
+    quotes = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', r"\""), text)
+    escaped = quotes.replace("${", r"\${")  # else OmegaConf would look for a key of that name
+    return f'{key}="{escaped}"'
 
 
 def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:

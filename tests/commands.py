@@ -153,6 +153,13 @@ def corpus(folder: Path, documents: int = 40, words: int = 60) -> str:
     return f"data.paths=['{folder}/corpus/*.txt']"
 
 
+def book(folder: Path, name: str = "book", key: str = "data.paths") -> str:
+    """One text of 30,000 characters; returns the override that names it as `key`."""
+    path = folder / f"{name}.txt"
+    path.write_text(f"{name} " + " ".join(str(number * number) for number in range(5000))[:30_000])
+    return f"{key}=[{path}]"
+
+
 def call(*arguments: str) -> tuple[int, str]:
     """The command line in this process: exit code, and the message it exits with."""
     with pytest.MonkeyPatch.context() as patch:

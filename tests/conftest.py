@@ -15,7 +15,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from commands import run_here
+from commands import book, run_here
 from quiz import write_sets
 from traced import run_graphs_as_they_are
 
@@ -25,6 +25,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which whatever compiles may do first
 
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # takes milliseconds each time, and what it is good for is a failure of power
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,14 +94,18 @@ def uri(tmp_path: Path, empty_store: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def given_to(trained: RunFolder, students: RunFolder, evaluation_sets: Path) -> Callable[[str], list[str]]:
-    """What an experiment or sweep cannot do without, and does not say: a checkpoint, questions, a parent to fork."""
+def given_to(
+    trained: RunFolder, students: RunFolder, evaluation_sets: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[str]]:
+    """What an experiment or sweep cannot do without, and does not say: a checkpoint, questions, a parent, a text."""
     checkpoint = f"checkpoint={trained.path}"
     data = f"evaluation.data_dir={evaluation_sets}"
     given = {
         "olmes": [checkpoint, data],
         "nvidia_reasoning": [checkpoint, data],
         "perplexity": [checkpoint],
+        "shakespeare": [book(tmp_path_factory.mktemp("book"))],
+        "generate": [checkpoint, "prompt=text"],
         "interventions": [f"parent={students.path}", "at_step=9"],
         "interventions_public_code": [f"parent={students.path}", "at_step=9"],
     }

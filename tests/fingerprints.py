@@ -22,9 +22,12 @@ PATH = Path(__file__).parent / "fixtures" / "fingerprints.json"
 KINDS = ("experiment", "sweep")
 FORKED, READ = ["parent=RUN", "at_step=9"], ["checkpoint=RUN"]
 # What they cannot do without; it is not in the fingerprint's config, but in its corpus.
-GIVEN = {"interventions": FORKED, "interventions_public_code": FORKED} | dict.fromkeys(
-    ("olmes", "nvidia_reasoning", "perplexity"), READ
-)
+GIVEN = {
+    "interventions": FORKED,
+    "interventions_public_code": FORKED,
+    "shakespeare": ["data.paths=[book.txt]"],
+} | dict.fromkeys(("olmes", "nvidia_reasoning", "perplexity"), READ)
+GIVEN["generate"] = [*READ, "prompt=text"]
 
 
 def names() -> list[str]:

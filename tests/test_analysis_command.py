@@ -12,8 +12,10 @@ from each import each
 from tracked import make_folder, training_row, write_rows
 
 from analysis import export, report, style
+from analysis.command import command
 from analysis.figures import BENCHMARK, FIGURES
 from analysis.instability import claims
+from mxstudy import results
 
 ANALYSIS = Path(report.__file__).parent
 OTHERS = [(report, []), (export, ["--name", "x"]), (claims, ["--figure", "6"])]
@@ -30,6 +32,21 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_rows(folder, [training_row(0)])
         folder.update(state="finished")
     return tmp_path / "runs"
+
+
+def test_a_script_reads_the_runs_of_one_moment(runs: Path) -> None:
+    """A run that begins meanwhile is in no frame, rather than in some; the next script has it."""
+    numbers = []
+
+    @command
+    def script(digits: str) -> None:
+        for kind, digit in zip(("runs", "metrics"), digits, strict=True):
+            numbers.append(results.load([runs], kind)["fingerprint"].nunique())
+            write_rows(make_folder(runs, digit * 64), [training_row(0)])
+
+    script("cd")
+    script("ef")
+    assert numbers == [2, 2, 4, 4]
 
 
 def said_by(script: object, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -60,6 +77,17 @@ def test_a_spoilt_file_of_one_run_is_named_by_every_command(
         (line,) = said_by(script, ["--runs", str(runs), *words], capsys).splitlines()[-1:]
         assert f"{spoilt}: cannot be read (" in line
     spoilt.unlink() if before is None else spoilt.write_text(before)
+
+
+@pytest.mark.integration
+@each(
+    "name",
+    ["instability.fig06_learning_rate_grid", "instability.fig09_depth_width", "students.decisive", "students.losses"],
+)
+def test_a_figure_of_students_says_so_of_other_runs(name: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = f"analysis.{name}"
+    said = said_by(importlib.import_module(module), ["--runs", str(runs), *OF_RUNS[module]], capsys)
+    assert "--runs: these are no students" in said.splitlines()[-1]
 
 
 def test_the_code_of_runs_that_cannot_be_read_is_not_passed_over(

@@ -33,6 +33,11 @@ def test_events_outcomes_and_final_values_are_whole() -> None:
         pd.testing.assert_frame_equal(export.thinned(table, kind, 20), table)
 
 
+def test_of_a_run_that_lists_precisions_their_fields_are_left_out() -> None:
+    table = curve(**{"config.precisions.nvfp4.block_size": 16, "config.precision.block_size": 32})
+    assert list(export.thinned(table, "runs", 1))[-1] == "config.precision.block_size"
+
+
 def test_of_a_large_measurement_what_is_read_is_kept() -> None:
     names = [
         "layers.0/ratio",
@@ -44,6 +49,9 @@ def test_of_a_large_measurement_what_is_read_is_kept() -> None:
     ]
     table = curve(**dict.fromkeys(names, 0.5))
     assert "layers.0/ratio" not in export.thinned(table, "gradient_bias", 1)
+    by_layer = curve(**{"layers.0/cosine": 0.5, "layers.0.wo/forward_x/sqnr_db": 20.0, "x/sqnr_db_gaussian": 21.0})
+    assert list(export.thinned(by_layer, "gradient_bias", 1))[-2] == "layers.0/cosine"
+    assert list(export.thinned(by_layer, "saturation", 1))[-2:] == ["layers.0/cosine", "layers.0.wo/forward_x/sqnr_db"]
     assert list(export.thinned(table, "last_bin", 20))[-3:] == ["model/ratio", "x/floor/overflow_fraction", "x/mean"]
     assert len(export.thinned(table, "last_bin", 20)) == len(table)
     assert export.thinned(table, "activation_histograms", 1)["step"].tolist() == [100]

@@ -11,7 +11,7 @@ from arm_configs import pretrain
 from test_analysis import drawn
 
 from analysis import loss_comparison, models_table, style
-from analysis.instability import loss_and_gradient_norm, table04_mitigations
+from analysis.instability import fig03_language, loss_and_gradient_norm, table04_mitigations
 from analysis.instability.scaling_runs import from_runs
 from analysis.mxnorm import fig03_lr_sensitivity, fig05_outlier_feature
 from mxstudy.results import with_arms, write_table
@@ -161,6 +161,34 @@ def test_a_column_an_arm_whatever_the_size_coloured_by_tokens_per_parameter() ->
     few, many = loss.lines[1].get_color(), loss.lines[0].get_color()
     assert few == panels[0].lines[1].get_color() != many
     assert [float(text.get_text()) for text in bar.get_yticklabels()][::4] == [10, 100]
+
+
+def test_gains_of_a_language_model_are_drawn_by_what_their_norm_is_for() -> None:
+    """Two runs of one arm, of two layers; the second layer's and the second run's shares are twice as large."""
+    shares = {"attention.wqkv.norm": 0.1, "feed_forward.w13.norm": 0.2, "attention.q_norm": 0.01, "attention.k_norm": 0}
+    columns = {
+        f"layers.{i}.{name}.weight/floor/overflow_fraction": share * (1 + i)
+        for name, share in shares.items()
+        for i in (0, 1)
+    }
+    gaussian = {"gaussian.E4M3/floor/overflow_fraction": 0.0086}
+    rows = [
+        pd.DataFrame({"arm": arm, "fingerprint": f"{arm}{run}", "step": [0, 10]}).assign(
+            **{name: share * run for name, share in columns.items()}, **gaussian
+        )
+        for arm in ("in mx", "in bf16")
+        for run in (1, 2)
+    ]
+    gaps, *arms = fig03_language.draw(pd.concat(rows)).axes
+    (line,) = gaps.lines
+    assert (line.get_ydata()[0], line.get_xdata()[0]) == (12.5, 2.0**-6)
+    assert line.get_ydata()[7] == pytest.approx(100 / 15)
+    assert max(line.get_xdata()) == 416
+    assert [axes.get_title() for axes in arms if axes.get_visible()] == ["in\nmx", "in\nbf16"]
+    lines = {line.get_label(): list(line.get_ydata()) for line in arms[0].lines}
+    assert lines["before the MLP"] == pytest.approx([40, 40])  # the median of 20, 40, 40 and 80
+    assert lines["of keys"] == [0, 0]
+    assert [*lines] == [*fig03_language.GAINS]
 
 
 def rings() -> pd.DataFrame:

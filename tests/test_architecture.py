@@ -38,9 +38,9 @@ LAYERS = [
     ["mxstudy.students"],
     ["mxstudy.launch"],
     ["mxstudy.words", "mxstudy.rehearsal", "mxstudy.help", "mxstudy.scripts"],
-    ["mxstudy.explain"],
+    ["mxstudy.explain", "mxstudy.completion"],
     ["mxstudy.cli"],
-    ["mxstudy.__main__", "hydra_plugins"],
+    ["mxstudy.__main__", "mxstudy.library", "hydra_plugins"],
 ]
 HEIGHT = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 

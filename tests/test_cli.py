@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from composing import compose, handed_over
-from each import slow_but
+from each import each, slow_but
 from omegaconf import OmegaConf
 
 from mxstudy import cli
@@ -84,6 +84,23 @@ def test_what_hydra_lets_through_is_refused_as_the_job_is_composed(arguments: li
     error = compose(*arguments)[0].values
     assert isinstance(error, ConfigError)
     assert str(error) == message
+
+
+@pytest.mark.integration
+@each(
+    ("text", "means"),
+    [
+        *(
+            (text, [text])
+            for text in ("def f(", "a, b", 'say "hi"', "a\\n", "c:\\", 'x\\"y', "two\nlines", "it's ${x}", "", " ")
+        ),
+        ('"a, b"', ["a, b"]),
+        ('"a","b c"', ["a", "b c"]),
+    ],
+)
+def test_a_prompt_is_read_as_it_is(text: str, means: list[str]) -> None:
+    jobs = compose("+experiment=generate", "checkpoint=RUN", f"prompt={text}")
+    assert [job.values["prompt"] for job in jobs] == means
 
 
 @pytest.mark.integration

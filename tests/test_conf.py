@@ -24,13 +24,14 @@ from pyarrow import parquet
 
 from mxstudy import cli
 from mxstudy.config import Decoder, read_run
+from mxstudy.config.conf_folders import STARTS
 from mxstudy.data.tokenizer import ByteTokenizer
 from mxstudy.reader import ConfigError, flatten, plain
 from mxstudy.small_files import yaml_of
 from mxstudy.studies.pretrain import study as pretrain
 from mxstudy.studies.pretrain.check import build_model
 from mxstudy.tracking.unchanged import digest_of
-from mxstudy.words import STARTS
+from mxstudy.words import as_text
 
 EXPERIMENTS = sorted((cli.CONF / "experiment").glob("**/*.yaml"))
 SWEEPS = sorted(path for path in cli.SWEEPS.glob("*.yaml") if not path.stem.startswith("base_"))
@@ -90,7 +91,8 @@ def stem(value: object) -> str:
 def command_of(path: Path) -> list[str]:
     """The words of a file's second line after `python -m mxstudy`, without those that only the user can fill in."""
     words = shlex.split(path.read_text().splitlines()[1])[4:]
-    return [word for word in words if not word.endswith(("=RUN", "=FOLDER"))]
+    given = ("=RUN", "=FOLDER")
+    return [as_text(word) for word in words if not word.endswith(given) and not word.startswith("data.paths=")]
 
 
 WITH_WORDS = [path for path in EXPERIMENTS if len(command_of(path)) > 1]
@@ -147,8 +149,9 @@ def test_an_experiment_and_its_rehearsal_are_valid(path: Path, given_to: Callabl
     words = GIVES_WAY.get(full.study, [])
     tiny = flatten(plain(validated(compose_job(f"+experiment={name}", "+debug=tiny", *given, *words))))
     asked = {key: value for key, value in tiny_values(full.study).items() if key in tiny}
-    if flatten(plain(full)).get("data.kind") == "blend":  # its phases are rehearsed, with other corpora
-        asked["data.kind"] = "blend"
+    kind = flatten(plain(full)).get("data.kind")
+    if kind in ("blend", "files"):  # phases are rehearsed, with other corpora, and one's own text is kept
+        asked["data.kind"] = kind
     assert asked
     assert {key: tiny[key] for key in asked} == asked
     if "train.sequence_length" in tiny:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from commands import call, corpus, run
+from commands import book, call, corpus, run
 from composing import compose
 from test_adding import recipes
 from test_architecture import HEIGHT
@@ -30,7 +30,12 @@ PROGRAM = re.compile(r"^```python\n((?:import|from) .*?)^```$", re.MULTILINE | r
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 SHOWN_ALONE = ("--cfg", "--help", "dry_run=true")  # of a command that trains nothing
 SMALLER = ("train.steps=4", "validation.every_steps=2", "validation.sequences=2")
-GIVEN = {"data.paths=[books/*.txt]": corpus}  # what a reader has
+GIVEN = {  # what a reader has
+    "data.paths=[books/*.txt]": corpus,
+    "data.paths=[book.txt]": book,
+    "data.validation_paths=[another.txt]": lambda folder: book(folder, "another", "data.validation_paths"),
+    "data.paths=[tinyshakespeare.txt]": book,
+}
 
 
 class Command(NamedTuple):

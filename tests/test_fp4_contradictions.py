@@ -8,7 +8,7 @@ import pytest
 from composing import compose
 from each import slow_but
 
-from analysis.fp4 import losses
+from analysis.fp4 import errors, losses
 from analysis.fp4.contradictions import BF16, CONTRADICTIONS, PAIRS, STEPS, Contradiction
 from analysis.ledger.claim import judge
 from analysis.ledger.fp4_recipes import CLAIMS
@@ -81,3 +81,29 @@ def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*of.arms][1:]
     with pytest.raises(ValueError, match="no arm of fp4_signs has a pair of seeds with bf16"):
         losses.draw(of, runs[~chosen(runs, BF16)], bias)
+
+
+def test_the_other_figure_shows_each_operands_noise_and_each_linears_gradient() -> None:
+    """Runs of seed 1 are a decibel noisier, as is layer 1; the last measurement counts."""
+    of = BY_SWEEP["fp4_where"]
+    runs = runs_of(of)
+    noisier = (runs["config.seed"] == 1).astype(float)
+    places = {f"layers.{i}.{name}": float(i) for i in (0, 1) for name in errors.LINEARS}
+    noise = {f"{name}/forward_x/sqnr_db": 20.0 - i - noisier for name, i in places.items()}
+    turned = {f"{name}.weight/cosine": 0.9 - 0.1 * i for name, i in places.items()}
+    frames = [
+        pd.concat([runs[["fingerprint"]].assign(step=400, **dict.fromkeys(values, 0.0)), frame.assign(step=600)])
+        for values in (noise, turned)
+        for frame in [runs[["fingerprint"]].assign(**values)]
+    ]
+    saturation = frames[0][frames[0]["fingerprint"].isin(runs.loc[chosen(runs, of.arms["NV F"]), "fingerprint"])]
+    figure = errors.draw(of, runs, saturation, frames[1])
+    left, right = figure.axes
+    assert [label.get_text() for label in left.get_yticklabels()] == [*of.arms]
+    (line, point) = left.lines
+    assert list(line.get_xdata()) == pytest.approx([18.8, 19.8])
+    assert (point.get_xdata()[0], round(point.get_ydata()[0])) == (pytest.approx(19.3), [*of.arms].index("NV F"))
+    assert len(right.lines) == 2 * len(errors.LINEARS) * len(of.arms)
+    assert list(right.lines[0].get_xdata()) == pytest.approx([0.1, 0.2])
+    with pytest.raises(ValueError, match="no run of an arm of fp4_where has measured its errors"):
+        errors.draw(of, runs, saturation[:0], frames[1][:0])

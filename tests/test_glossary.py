@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -43,7 +44,8 @@ def defined(module: str) -> Iterator[str]:
 def at_the_top(module: str) -> frozenset[str]:
     """Return the names that one can import from a module."""
     found = set()
-    for node in tree(module).body:
+    typed = (node.body for node in tree(module).body if isinstance(node, ast.If))  # for the type checker
+    for node in itertools.chain(tree(module).body, *typed):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
                 found.add(name)

@@ -28,6 +28,12 @@ def test_every_key_has_a_meaning_and_a_type_in_words() -> None:
     assert not [path for path, key in found.items() if not key.meaning or key.type.startswith("<")]
 
 
+def test_no_key_has_the_meaning_of_another() -> None:
+    """Where one sentence is about several keys, a key of which it says something else first has a comment."""
+    begun = {place.path: re.match(r"`(\w+)`:", place.key.meaning) for place in places()}
+    assert not [path for path, found in begun.items() if found and not path.endswith(found[1])]
+
+
 def test_every_choice_says_what_it_is() -> None:
     assert not [
         f"{group}={choice}" for group, choices in groups().items() for choice in choices if not said_of(group, choice)
@@ -55,6 +61,11 @@ def test_the_site_says_the_same_words() -> None:
         ("norm=mxnorm_p2", ["The RMS estimated by the p-mean of the block absmax, p = 2"]),
         ("saturation", ["probe.saturation.*, in pretrain", "Last-bin and underflow fractions", "every_steps = 0"]),
         ("validation", ["sequences = 64"]),
+        ("evaluation.data_dir", ["data_dir\n  the folder with the questions"]),
+        (
+            "precision=nvfp4",
+            ["by one override", "\n    disable_rht                   precision.", "\n  - Rounding compares"],
+        ),
     ],
 )
 def test_a_name_is_explained(name: str, said: list[str]) -> None:

@@ -14,6 +14,7 @@ from analysis import loss_curves, report
 from mxstudy import cli
 from mxstudy.config import AnyRun, PySource
 from mxstudy.reader import ConfigError, flatten, plain
+from mxstudy.rehearsal import rehearse_data
 from mxstudy.tracking.folder import find_runs
 from mxstudy.tracking.mlflow_store import connect
 
@@ -84,6 +85,21 @@ def test_a_rehearsal_keeps_the_corpus_of_the_command(experiment: str, words: lis
     assert not isinstance(job.values, ConfigError)
     assert flatten(job.values)[f"{paths}.0"] == "a.txt"
     assert job.notes == ()
+
+
+def test_a_rehearsal_keeps_the_files_of_an_experiment() -> None:
+    """They gave way to Python's source; a choice of data that names no file still does."""
+    own, stand_in = {"kind": "files", "format": "text", "paths": ["a.txt"]}, {"kind": "pysource"}
+    debug = {"in_place_of": {"data": stand_in}}
+    for given, kept in ((own, own), (own | {"paths": "???"}, stand_in)):
+        values = debug | {"data": given}
+        assert rehearse_data(values, ["+experiment=mine"]) == ()
+        assert values["data"] == kept
+    blend = {"kind": "blend", "corpora": {"mine": own, "other": {"kind": "hugging_face"}}}
+    values = debug | {"data": blend}
+    (note,) = rehearse_data(values, [])
+    assert note == "debug: pysource stands in for each corpus of the blend: other"
+    assert values["data"]["corpora"] == {"mine": own, "other": stand_in}
 
 
 @pytest.mark.integration

@@ -127,6 +127,17 @@ def test_a_table_gives_the_same_frame_and_says_where_it_came_from(tmp_path: Path
     assert_frame_equal(load([tmp_path / "quick_metrics.parquet"], "metrics"), load([tmp_path / "quick"], "metrics"))
 
 
+def test_a_column_of_words_and_numbers_comes_back(tmp_path: Path) -> None:
+    """As those of `precision.skip_blocks`: runs of one table have 0, tail, or two numbers in columns of their own."""
+    frame = pd.DataFrame(
+        {"config.precision.skip_blocks": [0, "tail", math.nan], "config.precision.gain": [None, "mx", None]}
+    )
+    write_table(frame, tmp_path / "runs.parquet", {})
+    again = read_table(tmp_path / "runs.parquet")[0]
+    assert_frame_equal(again, frame, check_dtype=False)
+    assert (again["config.precision.skip_blocks"] == 0).tolist() == [True, False, False]
+
+
 def test_a_path_is_a_folder_of_runs_or_what_tables_begin_with(tmp_path: Path, folders: list[RunFolder]) -> None:
     write_table(load_probe(folders, "histograms"), tmp_path / "kept_histograms.parquet", {})
     assert list(load([tmp_path / "kept"], "histograms")["step"]) == [7, 7]

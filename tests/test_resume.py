@@ -104,8 +104,9 @@ def test_killed_in_every_one_of_its_lives(tmp_path: Path, cache: str, undisturbe
 
 
 @pytest.mark.slow
-def test_what_is_drawn_at_random_is_drawn_again(tmp_path: Path, cache: str) -> None:
-    command = (*COMMAND, "precision=mxfp8_sr_rht_2d", cache)
+@pytest.mark.parametrize("draws", ["precision=mxfp8_sr_rht_2d", "model.dropout=0.2"])
+def test_what_is_drawn_at_random_is_drawn_again(draws: str, tmp_path: Path, cache: str) -> None:
+    command = (*COMMAND, draws, cache)
     assert run(tmp_path / "undisturbed", *command)[0] == 0
     assert run(tmp_path / "killed", *command, fault=killed_at(WRITES_STEP_11))[0] == -signal.SIGKILL
     code, said = run(tmp_path / "killed", *command)

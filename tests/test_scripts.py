@@ -36,6 +36,12 @@ def test_an_unknown_figure_is_refused() -> None:
         scripts.run(["figure", "loss_curve"])
 
 
+@pytest.mark.parametrize("words", [["figure"], ["figure", "--help"]])
+def test_the_figures_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    scripts.run(words)
+    assert capsys.readouterr().out.splitlines() == scripts.names()
+
+
 @pytest.mark.integration
 def test_the_version_loads_neither_torch_nor_hydra() -> None:
     said = subprocess.run([sys.executable, "-c", FRESH, "--version"], capture_output=True, text=True, check=True).stdout

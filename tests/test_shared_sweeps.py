@@ -151,20 +151,23 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
 
 
 @functools.cache
-def composed(command: str, parent: str) -> list[Composed]:
-    given = [f"parent={parent}"] if "+sweep=interventions" in command else []
-    return compose(*command.split(), "tracking=none", *given)
+def composed(command: str, given: str) -> list[Composed]:
+    return compose(*command.split(), "tracking=none", *given.split())
 
 
-def launched(command: str, runs: Path, parent: str) -> list[plan.Job]:
+def launched(command: str, runs: Path, given: str) -> list[plan.Job]:
     """The jobs of a sweep, after they ran; it trains again if it has to, as the refusal says."""
-    jobs = [Composed(o, c, values | {"runs_dir": str(runs)}) for o, c, values in map(parts, composed(command, parent))]
+    jobs = [Composed(o, c, values | {"runs_dir": str(runs)}) for o, c, values in map(parts, composed(command, given))]
     try:
         planned = plan.plan(jobs)
     except ConfigError:  # a probe was off in runs that another sweep has trained
         planned = plan.plan([Composed(o, c, values | {"rerun": True}) for o, c, values in map(parts, jobs)])
     assert inline.run_jobs(planned) == 0
     return planned
+
+
+def sweep_of(command: str) -> str:
+    return command.split()[0].removeprefix("+sweep=")
 
 
 def parts(one: Composed) -> tuple[Any, ...]:
@@ -176,12 +179,14 @@ def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
     order: str, study: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runs, parent = Path("runs"), str(study.templates["student_teacher"][0].path)
-    jobs = {command: launched(command, runs, parent) for command in ASKED[:: ORDERS[order]]}
+    runs, parent = Path("runs"), study.templates["student_teacher"][0].path
+    given = dict.fromkeys(("interventions", "interventions_public_code"), f"parent={parent}")
+    given |= {"shakespeare": "data.paths=[book.txt]"}
+    jobs = {command: launched(command, runs, given.get(sweep_of(command), "")) for command in ASKED[:: ORDERS[order]]}
     shared = [run for run in find_runs(runs) if len({each.sweep for each in run.memberships()}) > 1]
     assert len(shared) > 100
     for command, planned in jobs.items():
-        name = command.split()[0].removeprefix("+sweep=")
+        name = sweep_of(command)
         found = {run.path.name: run for run in results.folders_of([runs / name])}
         assert {job.fingerprint[:12]: job.label for job in planned}.items() <= {
             k: r.label for k, r in found.items()

@@ -43,8 +43,11 @@ def test_reading_a_runs_folder_needs_no_table_reader(package: str) -> None:
     assert package not in modules_after("import mxstudy.tracking.columnar_journal, mxstudy.tracking.fetch")
 
 
-def test_the_spike_score_is_had_without_torch() -> None:
-    program = (
-        "from mxstudy.probes import spike_score\nassert spike_score([1.0] * 9, window=8, tail=0.3, threshold=3.0) == 0"
-    )
+@pytest.mark.integration
+def test_the_results_and_the_spike_score_of_the_library_are_had_without_torch() -> None:
+    program = "import mxstudy; mxstudy.results; mxstudy.spike_score([1.0] * 9, window=8, tail=0.3, threshold=3.0)"
     assert not HEAVY & modules_after(program)
+
+
+def test_the_library_itself_loads_nothing() -> None:
+    assert not {"torch", "numpy", "pandas", "hydra"} & modules_after("import mxstudy; dir(mxstudy)")

@@ -51,7 +51,7 @@ CLAIMS = (
             rule=STATED_ALIKE,
             comparisons=3,
             needs=8,
-            page="prestated",
+            page="mxnorm_equivalence",
         )
         for name, words, arm in (("p1", "p=1", P1), ("p2", "p=2", P2))
     ),
@@ -222,7 +222,7 @@ CLAIMS = (
         rule=STATED_ABOVE,
         comparisons=3,
         needs=8,
-        page="prestated",
+        page="mxnorm_equivalence",
     ),
     pretraining(
         id="mxnorm-postround-8b",

@@ -44,7 +44,7 @@ Every row is one claim of a document, with the rule that decides it. `make claim
 - **Fewer than {LEAST_UNITS} units** cannot tell, and are counted as not run in the sums.
 - A run that died is in no mean; it is counted, and no arm with one is called alike.
 - **Random tensors** are those of `make approximation`: its tables are `approximation_*.parquet`, whose metadata name
-  the commit, exported by `python -m analysis.export --runs runs/approximation --name approximation`.
+  the commit, exported by `python -m analysis.export --runs runs/approximation_recipes --name approximation`.
 - **Not possible here** names the hardware that is missing, or what the claim's own scale takes at the measured rate."""
 
 

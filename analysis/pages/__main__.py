@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from analysis.command import command
+from analysis.pages.approximation import APPROXIMATION
+from analysis.pages.equivalence import EQUIVALENCE
 from analysis.pages.kernels import KERNELS
 from analysis.pages.language_models import PRETRAIN, SENSITIVITY
 from analysis.pages.learning_rate_window import WINDOW
 from analysis.pages.loads import DATA, EVALUATION, LAUNCH, PROBES
 from analysis.pages.marks import RESULTS, Parts, rewritten
-from analysis.pages.pilot import DECISION, PILOT
+from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.spike_proxy import PROXY
 from analysis.pages.student_figures import STUDENT_FIGURES
@@ -24,6 +26,7 @@ from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
 from analysis.pages.zero_shot import ZERO_SHOT
 
 PAGES: dict[str, Parts] = {
+    "approximation": APPROXIMATION,
     "checkpoint": CHECKPOINT,
     "data": DATA,
     "evaluation_speed": EVALUATION,
@@ -31,7 +34,7 @@ PAGES: dict[str, Parts] = {
     "launch": LAUNCH,
     "learning_rate_window": WINDOW,
     "lr_sensitivity": SENSITIVITY,
-    "mxnorm_equivalence": PILOT,
+    "mxnorm_equivalence": EQUIVALENCE,
     "mxnorm_pretrain": PRETRAIN,
     "olmes": ZERO_SHOT,
     "prestated": DECISION,

@@ -1,8 +1,7 @@
-"""The pilot of the main question: what its rule decides on its table, and the parts of its page.
+"""The pilot of the main question: what its rule decides on its table, and its parts of the page.
 
 The rule was stated before the runs, in results/prestated.md, "Lot 4, the pilot". They are in no claim: they choose a
-learning rate and a number of pairs for other runs. Of those, the page says how many there are, and how far a run that
-was made twice differs from itself; no norm is compared before all are there.
+learning rate and a number of pairs for other runs, which are compared in `equivalence`.
 """
 
 from __future__ import annotations
@@ -121,23 +120,6 @@ def minutes(count: int) -> str:
     return f"{count * tokens() / speed() / 60:.0f}"
 
 
-def made() -> pd.DataFrame:
-    """Return the runs of the main form that there are."""
-    return rows_of("runs", "mxnorm_equivalence_part")
-
-
-def whole_seeds() -> list[int]:
-    """Return the seeds with which all norms have been trained."""
-    counts = made()[SEED].value_counts()
-    return sorted(counts.index[counts == ARMS])
-
-
-def repeated() -> pd.Series:
-    """Return by how much the final loss of each run that was made twice changed, without the sign."""
-    again = rows_of("runs", "mxnorm_equivalence_repeat").set_index("fingerprint")[LOSS]
-    return (again - made().set_index("fingerprint")[LOSS]).dropna().abs()
-
-
 DECISION: Parts = {
     "rate": lambda: power(plan().rate),
     "s": lambda: f"{spread():.4f}",
@@ -158,9 +140,4 @@ PILOT: Parts = {
     "interval at 2^-10": lambda: interval(OTHER),
     "finished": lambda: f"{(runs()['state'] == 'finished').sum()} of {len(runs())}",
     "minutes": lambda: minutes(len(runs())),
-    "made": lambda: f"{(made()['state'] == 'finished').sum()} of {ARMS * plan().pairs}",
-    "their seeds": lambda: ", ".join(map(str, whole_seeds())),
-    "made twice": lambda: str(len(repeated())),
-    "least change": lambda: f"{repeated().min():.4f}",
-    "largest change": lambda: f"{repeated().max():.4f}",
 }

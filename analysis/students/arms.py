@@ -31,7 +31,12 @@ the replicas that have one. Final loss: median and quartiles; losses that are no
 
 
 def ended(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the replicas of the ended stacks, with columns `diverged`, 1 or 0, and `open`, bool."""
+    """Return the replicas of the ended stacks, with columns `diverged`, 1 or 0, and `open`, bool.
+
+    Raises ConfigError if the runs are not of students.
+    """
+    if "outcome.diverged_at" not in runs:
+        raise results.ConfigError("--runs: these are no students; give runs of study=student_teacher, or their tables")
     done = runs[runs["state"].isin(ENDED)]
     lost = done["outcome.diverged_at"].notna()
     return done.assign(diverged=lost.astype(float), open=done["outcome.rising_at"].notna() & ~lost)

@@ -19,7 +19,8 @@ from mxstudy.kernels.cast_any import OperandCast
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
 from mxstudy.numerics.gathered_weight import GatheredWeight
-from mxstudy.numerics.gemms import Linear, signs_of
+from mxstudy.numerics.gemms import Linear
+from mxstudy.numerics.random_bits import signs_of
 
 PLAIN = Implements(
     cast={
@@ -91,6 +92,11 @@ def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) 
     signs = None if transform is None else signs_of(transform, f"{gemm}_transform", linear.random, x.device)
     round_first = parts.pop("round_first", False)
     return cast_any(x, any_cast(cast, transform, axis, round_first), signs=signs, draws=linear.draws(name), **parts)
+
+
+def plain_operand(x: Tensor, cast: Cast, axis: int, after: Tensor | None) -> Tensor:
+    """Return x cast plainly along `axis`, bf16; `after` as in `cast_one`."""
+    return cast_one(x, cast.format, axis, settings_of(cast), after=after)
 
 
 def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_first: bool) -> OperandCast:

@@ -53,6 +53,7 @@ from mxstudy.config.run import (
     Approximation,
     Evaluate,
     Fork,
+    Generate,
     Perplexity,
     PrepareData,
     Pretrain,
@@ -74,6 +75,7 @@ from mxstudy.config.student import (
     StudentProbes,
     Teacher,
 )
+from mxstudy.config.texts import Texts, TextsDuringTraining
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 
 __all__ = [
@@ -102,6 +104,7 @@ __all__ = [
     "Files",
     "Fork",
     "Gemms",
+    "Generate",
     "GradientBias",
     "Hadamard",
     "HuggingFace",
@@ -144,6 +147,8 @@ __all__ = [
     "StudentProbes",
     "StudentTeacher",
     "Teacher",
+    "Texts",
+    "TextsDuringTraining",
     "Timing",
     "Tokenizer",
     "Tracking",

@@ -66,9 +66,9 @@ class Cast:
     statistic: Literal["absmax", "std"] = "absmax"
     headroom: float = 1.0
     candidates: tuple[float, ...] = (1.0,)
-    candidate_error: Literal["mse", "mae"] = "mse"
+    candidate_error: Literal["mse", "mae"] = "mse"  # the error by which a block takes one of several candidates
     rounding: str | None = None
-    random_bits: Literal[8, 24] = 24
+    random_bits: Literal[8, 24] = 24  # of the numbers that stochastic rounding compares with
     pre_round: bool | None = None
     pad: bool | None = None
     source: Literal["high_precision", "forward"] = "high_precision"

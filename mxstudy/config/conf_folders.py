@@ -7,3 +7,4 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 ROOT = next(folder for folder in (PACKAGE, PACKAGE.parent) if (folder / "conf").is_dir())
 CONF, SWEEPS = ROOT / "conf", ROOT / "sweeps"
+STARTS = ("experiment", "sweep", "debug", "evaluation")  # groups without a default choice, which a command adds with +

@@ -13,7 +13,10 @@ SMALLEST_BPE, LARGEST_BPE = 257, 2**24  # one id per byte, and the one that ends
 
 @schema
 class Corpus:
-    """`validation_fraction`: the fraction of documents kept for validation, chosen by the hash of their text."""
+    """`validation_fraction`: the fraction of documents kept for validation, chosen by the hash of their text.
+
+    A single text file keeps its last characters, this fraction of them.
+    """
 
     validation_fraction: float = 0.02
 
@@ -34,16 +37,25 @@ class PySource(Corpus):
 
 @schema
 class Files(Corpus):
-    """Local files, as paths or globs: one document per file (text) or per row, in `text_field` (jsonl, parquet)."""
+    """Local files, as paths or globs: one document per file (text) or per row, in `text_field` (jsonl, parquet).
+
+    `validation_paths`: more files, all for validation; nothing of `paths` is then kept for it.
+    """
 
     kind: Literal["files"] = "files"
     format: Literal["text", "jsonl", "parquet"]  # text: a document a file; jsonl, parquet: a document a row
     paths: tuple[str, ...] = named()  # files or globs; the identity of the corpus is their contents
+    validation_paths: tuple[str, ...] = named(())  # their contents are in the identity too
     text_field: str = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.paths), "paths: must name one file at least, not []")
+        require(
+            not self.validation_paths or self.validation_fraction == Corpus.validation_fraction,
+            f"validation_paths: all validation is on them, and no fraction of paths ({self.validation_fraction}) is "
+            "kept; leave out validation_paths or validation_fraction",
+        )
         require(
             self.format != "text" or self.text_field == "text",
             "text_field: a file of format text is one document without fields; leave it out",
@@ -121,6 +133,10 @@ class Blend:
         for name, corpus in self.corpora.items():
             key = key_in("corpora", name)
             require(name in used, f"{key}: no phase uses it; leave it out")
+            require(
+                len(self.corpora) == 1 or not isinstance(corpus, Files) or not corpus.validation_paths,
+                f"{key}.validation_paths: a blend keeps the same validation_fraction of all its corpora; leave it out",
+            )
             require(
                 corpus.validation_fraction == self.validation_fraction,
                 f"{key}.validation_fraction: {corpus.validation_fraction} is not the "

@@ -22,7 +22,8 @@ class Evaluation:
     single tasks. MMLU's are the first of its split dev; those of other tasks are drawn for each question from the
     training split by `shots_seed`. `curated_shots`: OLMES' own five, rows of that split. `shots_dir`: a folder with
     TASK.shots.jsonl, whose first rows are taken. `limit`: ask only the first questions of a task in OLMES' order,
-    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions; null: the hub.
+    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions, which are
+    hashed in its place; null: the hub.
     `skip_missing`: leave out a task whose data cannot be read, and report it. `tokens_per_batch`: tokens of a forward,
     padding included.
     """
@@ -32,10 +33,10 @@ class Evaluation:
     task_forms: dict[str, Literal["cf", "mcf", "best"]] = field(default_factory=dict)
     shots: int = 0
     task_shots: dict[str, int] = field(default_factory=dict)
-    shots_seed: int = SHOTS_SEED
+    shots_seed: int = SHOTS_SEED  # draws the shots of every task but MMLU
     curated_shots: bool = False
     limit: int | None = None
-    data_dir: str | None = named(None)  # the questions are hashed instead
+    data_dir: str | None = named(None)
     shots_dir: str | None = named(None)
     skip_missing: bool = False
     tokens_per_batch: int = 16_384

@@ -87,8 +87,10 @@ class Decoder:
     mixture of experts as in `moe`, where `ffn_size` is that of one expert. `qk_norm`: normalise queries and keys over
     all heads at once, exactly and unquantised; `qk_norm_by_head`: each head by itself, with one gain for all heads.
     `qkv_bias`: add a bias to queries, keys and values, the only one of a linear. `head_dim`: features of a head; null:
-    hidden_size / num_heads. `init`: llama is TorchTitan's for Llama 3, where the linears' standard deviation is
-    `init_std`; mitchell is OLMo's, where it follows from the fan-in.
+    hidden_size / num_heads. `dropout`: the share of elements that training sets to zero, drawn anew in every step: of
+    the embedding, of the attention's weights, and of what attention and MLP add to the residual stream, as in GPT-2.
+    `init`: llama is TorchTitan's for Llama 3, where the linears' standard deviation is `init_std`; mitchell is OLMo's,
+    where it follows from the fan-in.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -106,6 +108,7 @@ class Decoder:
     qk_norm_by_head: bool = False
     qkv_bias: bool = False
     head_dim: int | None = None
+    dropout: float = 0.0
     init: Literal["llama", "mitchell"] = "llama"
     init_std: float = 0.02  # standard deviation of the linears' initial weights
 
@@ -134,6 +137,7 @@ class Decoder:
             self.mlp == "moe" or self.moe == MoE(),
             f"moe: {self.mlp} has no experts; set mlp=moe, or leave moe out",
         )
+        require(0 <= self.dropout < 1, f"dropout: must lie in 0 .. 1, below 1, not {self.dropout}")
         require(self.rope_theta > 0, f"rope_theta: must be positive, not {self.rope_theta}")
 
     @property

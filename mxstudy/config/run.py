@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from mxstudy.config.data import Data, Tokenizer, TrainingData
@@ -18,6 +19,7 @@ from mxstudy.config.student import (
     StudentProbes,
     Teacher,
 )
+from mxstudy.config.texts import Texts, TextsDuringTraining
 from mxstudy.config.training import AdamW, Checkpoint, Schedule, Train, Validation
 from mxstudy.reader import ConfigError, cosmetic, named, read, require, schema, suggest
 
@@ -90,6 +92,7 @@ class Pretrain(Run):
     checkpoint: Checkpoint = Checkpoint()
     probe: Probes = cosmetic(default_factory=Probes)  # what is measured, and how often
     evaluation: EvaluationDuringTraining = cosmetic(default_factory=EvaluationDuringTraining)
+    sample: TextsDuringTraining = cosmetic(default_factory=TextsDuringTraining)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +107,8 @@ class Approximation(Run):
 
     `hidden_size`, `stds`, `rows`: sizes and standard deviations of the Gaussian rows of figure 2, left and middle, and
     of the bounds. `max_blocks`: the longest rows of figure 2, right, in blocks; rows grow in powers of two, and those
-    of Theorem 1 up to 16 times as long. `elements`: elements of each tensor whose cast is measured.
+    of Theorem 1 up to 16 times as long. `elements`: elements of each tensor whose cast is measured. `precisions`: by
+    any name, precisions whose recipes are measured operand by operand, at the start of their schedules.
     """
 
     study: Literal["approximation"] = "approximation"
@@ -118,6 +122,7 @@ class Approximation(Run):
     format: Literal["E4M3", "E5M2", "E3M2", "E2M3", "E2M1"] = "E4M3"  # elements of the casts
     block_size: Literal[16, 32, 64] = 32  # elements that share a scale
     scale_rule: Literal["floor", "ceil", "rceil", "even"] = "rceil"  # how the exponent of a scale is rounded
+    precisions: dict[str, Precision] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,6 +207,31 @@ class Perplexity(TrainedModelRun):
 
 
 @schema
+class Generate(TrainedModelRun, Texts):
+    """Texts that a checkpoint writes after a prompt.
+
+    `samples`: texts, each with draws of its own. `keep`: keep keys and values of the tokens that are read; without
+    them, the model reads the whole text again for each token, and writes the same one unless two tokens are as likely.
+    """
+
+    compares = False
+    study: Literal["generate"] = "generate"
+    prompt: str  # the beginning of a document, which the model continues; "" is its very beginning
+    samples: int = 1
+    keep: bool = True
+
+    def __post_init__(self) -> None:
+        TrainedModelRun.__post_init__(self)
+        Texts.__post_init__(self)
+        require(self.processes == 1, f"processes: generate runs in one process, not in {self.processes}; leave it out")
+        require(self.samples > 0, f"samples: must be positive, not {self.samples}")
+        require(
+            self.temperature > 0 or self.samples == 1,
+            f"samples: all {self.samples} would be the same with temperature=0; leave it out, or set a temperature",
+        )
+
+
+@schema
 class StudentTeacher(Run):
     """Students that learn a fixed teacher, as replicas side by side (instability paper, section 4).
 
@@ -276,10 +306,12 @@ class Fork(Run):
     `parent`: a run's folder, a fingerprint, or an MLflow run id. Every replica that diverges at step t is forked at
     step t - `intervene_before` and at every one of `fractions` times t. With `at_step`, all replicas are forked at that
     step instead. A fork runs for `steps` steps; past the parent's end it keeps the parent's last learning rate.
+
+    In place of the fields that choose the parent and the steps, the run and the steps that they mean are hashed.
     """
 
     study: Literal["fork"] = "fork"
-    parent: str = named()  # this and the next three: the run and the steps that they mean are hashed
+    parent: str = named()
     intervention: Intervention = Intervention()
     intervene_before: int = named(10)
     fractions: tuple[float, ...] = named((0.88,))
@@ -308,10 +340,11 @@ STUDIES: dict[str, type[Run]] = {
     "approximation": Approximation,
     "evaluate": Evaluate,
     "perplexity": Perplexity,
+    "generate": Generate,
 }
 
 
-AnyRun: TypeAlias = Pretrain | PrepareData | StudentTeacher | Fork | Approximation | Evaluate | Perplexity
+AnyRun: TypeAlias = Pretrain | PrepareData | StudentTeacher | Fork | Approximation | Evaluate | Perplexity | Generate
 
 
 def read_run(values: Mapping[str, Any]) -> AnyRun:

@@ -31,7 +31,7 @@ class ResidualMLP:
     residual: bool = True
     init: Literal["torch", "xavier"] = "torch"
     attention_heads: int = 0
-    sequence_length: int = 0
+    sequence_length: int = 0  # samples of the batch that are one sequence of the attention
 
     def __post_init__(self) -> None:
         require_at_most(self, {"hidden_size": MOST_FEATURES, "num_layers": MOST_LAYERS, "expansion": MOST_LAYERS})

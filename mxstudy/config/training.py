@@ -39,10 +39,10 @@ class Schedule:
     """
 
     kind: Literal["cosine", "linear", "wsd", "constant"]
-    warmup_fraction: float = 0.1
+    warmup_fraction: float = 0.1  # the length of the warm-up over that of the run, unless `warmup_steps` gives it
     initial_ratio: float = 0.0
     final_ratio: float = 0.01
-    decay_fraction: float = 0.2
+    decay_fraction: float = 0.2  # the length of wsd's decay over that of the run
     warmup_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Checkpoint:
     """Checkpoints every `every_steps` steps (0: only at the end and on a signal); the newest `keep_last` are kept."""
 
     every_steps: int = cosmetic(0)
-    keep_last: int = cosmetic(2)
+    keep_last: int = cosmetic(2)  # the newest checkpoints that are kept
 
     def __post_init__(self) -> None:
         require(self.every_steps >= 0, f"every_steps: must not be negative, not {self.every_steps}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from mxstudy import config
 from mxstudy.data.content_hash import sha256_of
-from mxstudy.data.corpus import SourceLocation, read_from, source_of, unique_documents
+from mxstudy.data.corpus import HeldOut, SourceLocation, read_from, source_of, unique_documents
 from mxstudy.data.encode import Batch, encode_all
 from mxstudy.data.growing_shards import SEEN, Counts, Partial, clear
 from mxstudy.data.tokenizer import Tokenizer, load_tokenizer
@@ -78,7 +78,7 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
         how.report(f"continuing after {summary(partial.counts)}")
     noted_s = reported_s = started_s = time.monotonic()
     tokens_before = tokens(partial.counts)
-    batches = batched(read_from(source, partial.location))
+    batches = batched(read_from(source, partial.location), source.held_out)
     try:
         for encoded in encode_all(batches, tokenizer, dtype, how.workers):
             partial.add(encoded, data.validation_fraction)
@@ -98,6 +98,10 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
     documents = {split: count["documents"] for split, count in partial.counts.items()}
     require(any(documents.values()), "data: the corpus is empty: no document has text")
     require(documents["train"] > 0, "data.validation_fraction: it leaves no document to train on")
+    require(
+        documents["validation"] > 0 or source.held_out is None,
+        "data.validation_paths: no text is left to validate on; one that is empty, or trained on too, is dropped",
+    )
     return partial
 
 
@@ -110,17 +114,23 @@ def train_texts(data: config.Data) -> Iterator[str]:
     return (text for split, text in unique_documents(data) if split == "train")
 
 
-def batched(rows: Iterable[tuple[SourceLocation, str]]) -> Iterator[Batch]:
+def batched(rows: Iterable[tuple[SourceLocation, str]], held_out: HeldOut | None) -> Iterator[Batch]:
     """Yield documents in batches; the last batch may be empty, and carries the location of the corpus's end."""
-    location, texts, characters = SourceLocation(), [], 0
+    location, texts, places = SourceLocation(), list[str](), list[SourceLocation]()
+
+    def batch() -> Batch:
+        return Batch(location, texts, held_out and list(map(held_out, places)))
+
+    characters = 0
     for location, text in rows:
         if text:
             texts.append(text)
+            places.append(location)
             characters += len(text)
         if characters >= BATCH_CHARACTERS:
-            yield Batch(location, texts)
-            texts, characters = [], 0
-    yield Batch(location, texts)
+            yield batch()
+            texts, places, characters = [], [], 0
+    yield batch()
 
 
 def tokens(counts: Counts) -> int:

@@ -30,10 +30,26 @@ OPENED_AT_ONCE = 16  # files, possibly on the hub
 OnSkip = Callable[[], None]
 
 
+class SourceLocation(NamedTuple):
+    """How far a corpus has been read: part, rows of this part, rows in all, files skipped because they are not text."""
+
+    part: int = 0
+    row: int = 0
+    rows: int = 0
+    skipped: int = 0
+
+
+HeldOut = Callable[[SourceLocation], bool]  # whether the document that ends there is for validation
+
+
 class Source(Protocol):
     """The documents of one kind of data config. `parts`: their names. `limit`: number of rows to take, None for all."""
 
     limit: int | None
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Return how a document's place decides on its split, or None if the hash of its text does."""
 
     @property
     def parts(self) -> Sequence[str]: ...
@@ -42,15 +58,6 @@ class Source(Protocol):
         """Yield the part's documents from row `skip` on, empty ones too; call `on_skip` for a part that is not text."""
 
     def identity(self) -> dict[str, Any]: ...
-
-
-class SourceLocation(NamedTuple):
-    """How far a corpus has been read: part, rows of this part, rows in all, files skipped because they are not text."""
-
-    part: int = 0
-    row: int = 0
-    rows: int = 0
-    skipped: int = 0
 
 
 def source_of(data: config.Data) -> Source:
@@ -88,11 +95,15 @@ def documents(data: config.Data) -> Iterator[str]:
 def unique_documents(data: config.Data) -> Iterator[tuple[Split, str]]:
     """Yield each text once, in corpus order, with its split; keeps a digest of each text, about 130 bytes."""
     seen: set[bytes] = set()
-    for text in documents(data):
+    source = source_of(data)
+    for location, text in read_from(source, SourceLocation()):
         digest = digest_of(text)
-        if digest not in seen:
+        if text and digest not in seen:
             seen.add(digest)
-            yield split_of(text, data.validation_fraction), text
+            if source.held_out is None:
+                yield split_of(text, data.validation_fraction), text
+            else:
+                yield "validation" if source.held_out(location) else "train", text
 
 
 def read_from(source: Source, location: SourceLocation) -> Iterator[tuple[SourceLocation, str]]:
@@ -124,6 +135,7 @@ class PythonSource:
     """Every .py file of the standard library, then of the installed packages, each sorted by path below its root."""
 
     limit: int | None = None
+    held_out: HeldOut | None = None
 
     def __init__(self, data: config.PySource) -> None:
         installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
@@ -164,36 +176,74 @@ def python_files(root: Path, without: Iterable[str] = ()) -> list[Path]:
 
 
 class LocalFiles:
-    """Files named by paths or glob patterns, in the order of the config, each pattern's matches sorted."""
+    """Files named by paths or glob patterns, in the order of the config, each pattern's matches sorted.
+
+    `is_cut`: there is one text, and so its last part is a document of its own, for validation.
+    """
 
     limit: int | None = None
 
     def __init__(self, data: config.Files) -> None:
-        matches = [path for pattern in data.paths for path in expand(pattern)]
-        self.paths = list(dict.fromkeys(matches))
+        self.paths = files_of("paths", data.paths)
+        self.validation_paths = files_of("validation_paths", data.validation_paths)
+        self.is_cut = (
+            data.format == "text"
+            and len(self.paths) == 1
+            and not self.validation_paths
+            and data.validation_fraction > 0
+        )
         self.data = data
 
     @property
     def parts(self) -> list[str]:
-        return list(map(str, self.paths))
+        return list(map(str, self.paths + self.validation_paths))
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        if self.is_cut:
+            return lambda location: location.row > 1
+        return (lambda location: location.part >= len(self.paths)) if self.validation_paths else None
 
     def read(self, part: int, skip: int, on_skip: OnSkip) -> Iterator[str]:
-        return documents_of(str(self.paths[part]), self.data.format, self.data.text_field, skip)
+        path = self.parts[part]
+        if not self.is_cut:
+            return documents_of(path, self.data.format, self.data.text_field, skip)
+        (text,) = documents_of(path, self.data.format, self.data.text_field)
+        return itertools.islice(cut(text, self.data.validation_fraction, path), skip, None)
 
     def identity(self) -> dict[str, Any]:
-        return {"sha256": [sha256_once(path) for path in self.paths]}
+        found: dict[str, Any] = {"sha256": [sha256_once(path) for path in self.paths]}
+        if self.validation_paths:
+            found["validation_sha256"] = [sha256_once(path) for path in self.validation_paths]
+        return found | ({"split": "last part"} if self.is_cut else {})
 
 
-def expand(pattern: str) -> list[Path]:
+def files_of(key: str, patterns: Sequence[str]) -> list[Path]:
+    """Return each file that one of the patterns of `data.KEY` names, once."""
+    return list(dict.fromkeys(path for pattern in patterns for path in expand(f"data.{key}", pattern)))
+
+
+def expand(key: str, pattern: str) -> list[Path]:
     """Return the file of that name, or the files that match the glob pattern, sorted; folders never match."""
-    require(bool(pattern.strip()), f"data.paths: {pattern!r} names no file; leave it out")
+    require(bool(pattern.strip()), f"{key}: {pattern!r} names no file; leave it out")
     if os.path.exists(pattern):
-        require(not os.path.isdir(pattern), f"data.paths: {pattern!r} is a folder; name its files: {pattern}/*")
-        require(os.path.isfile(pattern), f"data.paths: {pattern!r} is a pipe or a device; copy its text to a file")
+        require(not os.path.isdir(pattern), f"{key}: {pattern!r} is a folder; name its files: {pattern}/*")
+        require(os.path.isfile(pattern), f"{key}: {pattern!r} is a pipe or a device; copy its text to a file")
         return [Path(pattern)]
     found = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
-    require(bool(found), f"data.paths: {pattern!r} does not exist, and matches no file as a glob pattern")
+    require(bool(found), f"{key}: {pattern!r} does not exist, and matches no file as a glob pattern")
     return found
+
+
+def cut(text: str, validation_fraction: float, where: str) -> Iterator[str]:
+    """Yield a text's first part, and its last one, which has that fraction of the characters."""
+    require(bool(text), f"data.paths: {where} is empty; name a file with text")
+    first = int(len(text) * (1 - validation_fraction))
+    parts = {"train": text[:first], "validate": text[first:]}
+    for purpose, part in parts.items():
+        share = f"{validation_fraction} of the {len(text):,} characters of {where}"
+        require(bool(part), f"data.validation_fraction: {share} leaves none to {purpose} on")
+    yield from parts.values()
 
 
 SOURCES: dict[type, Callable[[Any], Source]] = {

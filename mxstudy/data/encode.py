@@ -27,17 +27,21 @@ _own: ContextVar[tuple[Tokenizer, np.dtype]] = ContextVar("own")  # set when a p
 
 
 class Batch(NamedTuple):
-    """Documents that are tokenised together, and the location in the corpus after the last of them."""
+    """Documents that are tokenised together, and the location in the corpus after the last of them.
+
+    `held_out`: which of them are for validation; None: their hashes say.
+    """
 
     location: SourceLocation
     texts: Sequence[str]
+    held_out: Sequence[bool] | None = None
 
 
 class Encoded(NamedTuple):
     """n encoded documents, concatenated.
 
     `digests`: n sha256 of 32 bytes. `sizes`: bytes of each document, int64 [n]. `lengths`: tokens of each, EOS
-    included, int64 [n]. `ids`: token ids, each document followed by EOS.
+    included, int64 [n]. `ids`: token ids, each document followed by EOS. `held_out`: that of the batch.
     """
 
     location: SourceLocation
@@ -45,6 +49,7 @@ class Encoded(NamedTuple):
     sizes: np.ndarray
     lengths: np.ndarray
     ids: np.ndarray
+    held_out: Sequence[bool] | None
 
 
 def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
@@ -56,7 +61,7 @@ def encode(batch: Batch, tokenizer: Tokenizer, dtype: np.dtype) -> Encoded:
     for document, start, end in zip(documents, ends - lengths, ends, strict=True):
         ids[start : end - 1] = document
     sizes = np.array([len(text.encode()) for text in batch.texts], np.int64)
-    return Encoded(batch.location, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids)
+    return Encoded(batch.location, b"".join(map(digest_of, batch.texts)), sizes, lengths, ids, batch.held_out)
 
 
 def encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, dtype: np.dtype, workers: int) -> Iterator[Encoded]:

@@ -121,7 +121,8 @@ class Partial:
         """Append the documents of a batch that were not seen before, each to the end of its split."""
         self.files[SEEN].append(encoded.digests)
         new = self.seen.add(encoded.digests)
-        held_out = for_validation(encoded.digests, validation_fraction)
+        by_hash = encoded.held_out is None
+        held_out = for_validation(encoded.digests, validation_fraction) if by_hash else np.array(encoded.held_out, bool)
         for split in SPLITS:
             chosen = held_out == (split == "validation")
             count, kept = self.counts[split], chosen & new

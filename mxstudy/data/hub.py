@@ -28,6 +28,8 @@ COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 class HuggingFaceDataset:
     """A data set named on the hub, or a local folder of data files or of what Dataset.save_to_disk wrote."""
 
+    held_out = None  # the hash of a text decides on its split
+
     def __init__(self, data: config.HuggingFace) -> None:
         self.data, self.limit = data, data.max_documents
         require(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextvars import ContextVar
@@ -15,7 +14,7 @@ import torch
 from mxstudy.evaluation.checkpoints import Trained, load
 from mxstudy.evaluation.scorer import BatchRow, Found, Scorer
 from mxstudy.reader import require
-from mxstudy.train.runtime import configure_torch, gpus_there
+from mxstudy.train.runtime import configure_torch, gpus_there, share_of_cores
 
 _own: ContextVar[Scorer] = ContextVar("own")  # set when a process of the pool starts
 
@@ -53,7 +52,7 @@ class Pool(Scorer):
 def begin(queue: Queue[torch.device], path: Path, trained: Trained, tokens_per_batch: int, processes: int) -> None:
     device = queue.get()
     configure_torch()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    torch.set_num_threads(share_of_cores(processes))
     _own.set(Scorer(load(path, trained, device), trained.max_length, tokens_per_batch))
 
 

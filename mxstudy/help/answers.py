@@ -69,14 +69,17 @@ def under(name: str, every: Iterable[Place]) -> dict[type, list[Place]]:
 
 
 def indented(text: str, by: int = 2) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=" " * by, subsequent_indent=" " * by)
+    filled = (
+        textwrap.fill(line, WIDTH, initial_indent=" " * by, subsequent_indent=" " * by) for line in text.split("\n")
+    )
+    return "\n".join(filled)
 
 
 def of_group(group: str) -> str:
-    """Return a group with its choices, and what each is."""
+    """Return a group with its choices, and the first paragraph on each."""
     lines = [f"{group}: a group; {group}=CHOICE takes one of"]
     for choice in groups()[group]:
-        lines += [f"  {choice}", *([indented(said, 6)] if (said := said_of(group, choice)) else [])]
+        lines += [f"  {choice}", indented(said_of(group, choice).partition("\n")[0], 6)]
     return "\n".join(lines)
 
 

@@ -28,10 +28,17 @@ def visible(choices: Iterable[str]) -> list[str]:
 
 
 def said_of(group: str, choice: str) -> str:
-    """Return the comment at the top of a choice's file."""
-    said = []
+    """Return the comment at the top of a choice's file, with a line for each paragraph, item, and row of a table."""
+    said = [""]
     for line in (folders()[group] / f"{choice}.yaml").read_text().splitlines():
         if not line.startswith("#"):
             break
-        said += [] if NO_SENTENCE.match(text := line.removeprefix("#").strip()) else [text]
-    return " ".join(said)
+        text = line.removeprefix("#").removeprefix(" ")
+        if NO_SENTENCE.match(text):
+            continue
+        is_row = text.startswith("  ") and not said[-1].startswith("- ")
+        if is_row or not text or text.startswith("- ") or said[-1].startswith("  "):
+            said.append(text)
+        else:
+            said[-1] = f"{said[-1]} {text.strip()}".lstrip()
+    return "\n".join(filter(None, said))

@@ -159,7 +159,7 @@ def written(value: Any) -> str:
     """Return a value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return {None: "null", True: "true", False: "false"}[value]
-    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(value)
+    return f"[{','.join(map(written, value))}]" if isinstance(value, list) else str(value) or '""'
 
 
 @functools.cache

@@ -50,9 +50,11 @@ class Part(NamedTuple):
 def rotate_heads_(qkv: Tensor, rope: Tensor, columns: int, head_size: int) -> None:
     """Rotate the heads in the first `columns` of qkv [B T, features] bf16, in place; rounded once, as by `rotate`.
 
-    `rope`: the angles, float32 [T, H / 2] or [B, T, H / 2].
+    `rope`: the angles, float32 [T, H / 2] or [B, T, H / 2]. Raises ConfigError for qkv that is not bf16, or whose rows
+    do not follow one another in memory.
     """
     require(qkv.dtype == BF16, f"qkv: the kernel takes bfloat16, not {qkv.dtype}")
+    require(qkv.is_contiguous(), f"qkv: {list(qkv.shape)} with strides {qkv.stride()} is not contiguous; give a copy")
     _rotate_heads(qkv, rope, columns, head_size)
 
 

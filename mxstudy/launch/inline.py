@@ -11,6 +11,7 @@ from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, differences, join
 from mxstudy.launch.sweep import end, say, summarise
+from mxstudy.launch.threads import cap_threads
 from mxstudy.launch.worker import attempt
 from mxstudy.reader import one_line
 from mxstudy.studies import study_of
@@ -27,6 +28,7 @@ def run_jobs(jobs: list[Job]) -> int:
     0: every job has finished or diverged; 1: a job failed or belongs to another process; 128 + signal: stopped by a
     signal. If several processes were started together, rank 0 decides which jobs run, and all ranks run them.
     """
+    cap_threads(jobs)
     parents = Parents(jobs if is_first() else [])
     done, skipped = list[Job](), list[Job]()
     for number, planned in enumerate(jobs, start=1):
@@ -43,7 +45,8 @@ def run_jobs(jobs: list[Job]) -> int:
             return stopped(done[-1], number, len(jobs)) if is_stopped else 1
     for job in skipped if is_first() else []:  # not before: the server may be silent, and no training waits for it
         catch_up(job)
-    conclude(done, summarise(done) if is_first() and len(done) > 1 else {}, parents)
+    again = any(study_of(job.config.study).shows_again for job in skipped)
+    conclude(done, summarise(done) if is_first() and (len(done) > 1 or again) else {}, parents)
     left = [f"  {job.state}: {job.label}  {job.folder}" for job in done if job.state not in DONE]
     if left:
         say("\n".join([f"{len(left)} of {len(jobs)} jobs are not done:", *left]))

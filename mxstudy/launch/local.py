@@ -26,6 +26,8 @@ import torch
 from mxstudy.config.launcher import Local
 from mxstudy.launch.freeze import environment_of
 from mxstudy.launch.queues import QUEUE_LIST, QUEUE_LOCK
+from mxstudy.launch.sweep import say
+from mxstudy.launch.threads import threads_of
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.reader import require
 from mxstudy.tracking.folder import RunFolder
@@ -60,13 +62,17 @@ def submit(
     names = [f"{launch.name}/{number}" for number in range(len(folders))]
     logs = [str(launch / f"{number}.log") for number in range(len(folders))]
     paths = [str(folder.path.absolute()) for folder in folders]
+    asked, processes = settings.cpus_per_task, tasks * min(parallel, len(folders))
+    threads = None if asked else threads_of(all(folder.is_rehearsal for folder in folders), processes)
+    if threads:
+        say(threads.line("hydra.launcher.cpus_per_task=N"))
     plan = QueuePlan(
         dict(zip(names, paths, strict=True)),
         dict(zip(names, logs, strict=True)),
         gpus,
         parallel,
         tasks,
-        settings.cpus_per_task,
+        threads.number if threads else asked,
         list(settings.setup),
         settings.jobs_per_gpu,
     )

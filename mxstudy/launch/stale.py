@@ -17,6 +17,7 @@ from mxstudy.train.runtime import is_planned
 
 STALE = "stale: "  # how the refusal of a run of other code begins, which many jobs of a sweep may share
 AGAIN = "stale=rerun trains it again"
+LATER = "+experiment=olmes evaluates its checkpoints, +experiment=generate continues a prompt with them"
 # By what would happen to the run, what stale=ok does.
 TAKES = {"skip": "takes its result as it is", "resume": "goes on with today's code"}
 
@@ -37,7 +38,7 @@ def check_data(folder: RunFolder, config: AnyRun) -> None:
     for probe in study.off_then(then, config):
         raise ConfigError(f"{probe}: was off in {folder.path}, so that run has no data of it; {AGAIN}")
     for name in study.asked_otherwise(then, config):
-        raise ConfigError(f"{name}: differs in {folder.path}; +experiment=olmes evaluates its checkpoints, {AGAIN}")
+        raise ConfigError(f"{name}: differs in {folder.path}; {LATER}, {AGAIN}")
 
 
 def check_code(folder: RunFolder, config: AnyRun, state: str, device_type: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from mxstudy.config.launcher import Inline, Launcher, Local, Slurm
 from mxstudy.distributed import on_first_rank
@@ -23,8 +23,15 @@ LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
 }
 
 
-def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
-    """Plan the composed jobs, then run them or print what they would cost; return the exit code.
+class Launched(NamedTuple):
+    """What became of a launch: its exit code, and the jobs as they were planned."""
+
+    code: int
+    jobs: list[Job]
+
+
+def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> Launched:
+    """Plan the composed jobs, then run them or print what they would cost.
 
     If several processes were started together, for example by torchrun, rank 0 plans and sends the plan to the others.
     """
@@ -35,10 +42,10 @@ def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> int:
             say(sentence)
         if any(job.config.dry_run for job in jobs):
             on_first_rank(lambda: estimate.show(jobs, launcher))
-            return 0
+            return Launched(0, jobs)
         for line in merged(jobs):
             say(line)
-        return LAUNCH[type(launcher)](jobs, launcher)
+        return Launched(LAUNCH[type(launcher)](jobs, launcher), jobs)
 
 
 def told(composed: list[Composed]) -> list[Composed]:

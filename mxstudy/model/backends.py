@@ -1,8 +1,8 @@
 """Choose the backend that computes each block from config, model and device, set it up, and describe the choice.
 
     fused       kernels between GEMMs, casts in them      native      the hardware's MX GEMM, module by module
-    grouped     as reference, all experts in one GEMM     reference   module by module, expert by expert, in PyTorch:
-                                                          the arithmetic that the others are compared with
+    grouped     all experts in one GEMM, plain casts      reference   module by module, expert by expert, in PyTorch:
+                by kernels on a GPU                                   the arithmetic that the others are compared with
 
 All backends compute the same values, but on a GPU each may sum in its own order. A backend lists what it can compute;
 anything else is a reason not to use it. `auto` chooses, for each block, the fastest backend without such a reason.
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from mxstudy.blocks.operands import PLAIN
 from mxstudy.config.casts import Gemms
 from mxstudy.kernels.native import why_not_native
 from mxstudy.model.fusable import Backend, Fusable, Target, is_plain, linears_in
@@ -54,7 +55,7 @@ class FastBackend(NamedTuple):
     """
 
     why_not: Callable[[nn.Module, Target], str | None]
-    use: Callable[[nn.Module, bool], None]
+    use: Callable[[nn.Module, bool, Target], None]
     is_certain: Callable[[], bool]
 
 
@@ -96,20 +97,24 @@ def apply_backends(model: nn.Module, backends: dict[str, Backend], target: Targe
         module = model.get_submodule(name)
         module.backend = backend  # type: ignore[assignment]
         for fast, row in FAST.items():
-            row.use(module, backend.name == fast)
+            row.use(module, backend.name == fast, target)
 
 
-def use_native(module: nn.Module, on: bool) -> None:
+def use_native(module: nn.Module, on: bool, target: Target) -> None:
     for linear in linears_in(module):
         linear.native = on and linear.gemms != Gemms()
 
 
-def use_fused(module: nn.Module, on: bool) -> None:
+def use_fused(module: nn.Module, on: bool, target: Target) -> None:
     if isinstance(module, Fusable):
         module.set_fused(on)
 
 
-def use_grouped(module: nn.Module, on: bool) -> None:
+def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
+    """Compute experts in one grouped GEMM, and make plain operands by kernels: a compiler is slow across the tokens."""
+    has_kernels = on and target.device.type == "cuda" and target.compute == torch.bfloat16
+    for linear in linears_in(module):
+        linear.casts_by_kernel = has_kernels and PLAIN.why_not(linear.gemms) is None
     for mixture in mixtures_of(module).values():
         mixture.is_grouped = on
 

@@ -8,7 +8,7 @@ embedding and the output head stay in high precision.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from mxstudy import config
 from mxstudy.blocks.decoder_block import FusedBlock, after_attention, before_attention, split_heads
 from mxstudy.config.casts import BlockCast
 from mxstudy.distributed import draw_in_turns
+from mxstudy.model.dropout import Dropout, attend_dropped, dropout_of, dropped
 from mxstudy.model.feed_forward import INITS, FeedForward
 from mxstudy.model.fusable import Fusable, Target, check_hooks, linears_in, why_own
 from mxstudy.model.fused_block import fused_block, fused_linears, why_not_fused_block
@@ -27,7 +28,8 @@ from mxstudy.model.head import Head
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import MixtureOfExperts, Routed, Router, mixtures_of
 from mxstudy.model.norm import Norm, build_exact_norm, build_norm
-from mxstudy.model.seeds import generator_for
+from mxstudy.model.past import Past
+from mxstudy.model.seeds import generator_for, normal_weight
 from mxstudy.numerics.rotary import frequencies, rotate, slowed
 
 # Called with a norm's module name, the linear that the norm is fused with (or the norm itself), and the norm's input.
@@ -55,17 +57,18 @@ class Attention(nn.Module):
         std = INITS[model.init].linear(model, model.hidden_size)
         self.wqkv = NormLinear(build_norm(norm, model.hidden_size, cast), sum(self.sizes), std)
         self.wo = MXLinear(q_size, model.hidden_size, output_std)
-        self.qkv_bias = nn.Parameter(torch.empty(sum(self.sizes))) if model.qkv_bias else None
+        self.qkv_bias = nn.Parameter(torch.zeros(sum(self.sizes))) if model.qkv_bias else None
         normed = (self.head_size, self.head_size) if model.qk_norm_by_head else (q_size, kv_size)
         self.q_norm, self.k_norm = (build_exact_norm(norm, size) if model.qk_norm else None for size in normed)
+        self.dropout = dropout_of(model.dropout)
 
     def forward(
-        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None, past: Past | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output [B, T, D] and {name: input} of the norms of queries and keys; causal without a mask."""
         q, k, v = self.biased(*split_heads(self.wqkv(x_BTD), self.sizes, self.head_size))
         q, k, norm_inputs = self.normed(q, k)
-        heads_BTD = attend(rotate(q, rope_TH), rotate(k, rope_TH), v, mask_BTT)
+        heads_BTD = attend(rotate(q, rope_TH), rotate(k, rope_TH), v, mask_BTT, self.dropout, past)
         return self.wo(heads_BTD), norm_inputs
 
     @property
@@ -92,16 +95,32 @@ class Attention(nn.Module):
         return self.q_norm(q).view_as(q_BTNH), self.k_norm(k).view_as(k_BTNH), norm_inputs
 
 
-def attend(q_BTNH: Tensor, k_BTNH: Tensor, v_BTNH: Tensor, mask_BTT: Tensor | None) -> Tensor:
-    """Return the heads' attention outputs, concatenated: [B, T, D].
+def attend(
+    q_BTNH: Tensor,
+    k_BTNH: Tensor,
+    v_BTNH: Tensor,
+    mask_BTT: Tensor | None,
+    dropout: Dropout | None = None,
+    past: Past | None = None,
+) -> Tensor:
+    """Return the heads' attention outputs, concatenated: [B, T, D]. Keys and values are added to the `past`, if any.
+
+    `dropout`: of the attention's weights.
 
     The last reshape copies nothing, because torch gives the result the memory layout of the queries.
     """
+    if past is not None:
+        k_BTNH, v_BTNH = past.extended(k_BTNH, v_BTNH)
     q, k, v = (y.transpose(1, 2) for y in (q_BTNH, k_BTNH, v_BTNH))
-    if mask_BTT is None:
-        out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-    else:  # only flash attention computes grouped queries in one kernel, and it takes no mask
+    drops = dropout is not None and dropout.training
+    if mask_BTT is not None or drops:  # only flash attention computes grouped queries in one kernel, and has neither
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
+    if dropout is not None and drops:
+        out_BNTH = attend_dropped(q, k, v, mask_BTT, dropout)
+    elif mask_BTT is None:
+        is_causal = q.shape[2] == k.shape[2]  # else the one query is that of the last token, which reads all others
+        out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
+    else:
         out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
     return out_BNTH.transpose(1, 2).flatten(2)
 
@@ -124,20 +143,21 @@ class Block(Fusable):
         self.attention = Attention(model, norm, cast, output_std(model.num_heads * model.head_size))
         mlp = MixtureOfExperts if model.mlp == "moe" else FeedForward
         self.feed_forward = mlp(model, norm, cast, output_std(model.ffn_size))
+        self.attention_dropout, self.ffn_dropout = dropout_of(model.dropout), dropout_of(model.dropout)
 
     def forward(
-        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None, past: Past | None = None
     ) -> tuple[Tensor, dict[str, Tensor], Routed | None]:
         """Return the block's output, the inputs of its later norms by name, and what its router did if it has one."""
         if self.fused is not None:
-            return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused)
-        attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT)
-        h_BTD = x_BTD + attended_BTD
+            return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused, past)
+        attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT, past)
+        h_BTD = x_BTD + dropped(attended_BTD, self.attention_dropout)
         ffn_BTD, routing = self.feed_forward(h_BTD)
-        return h_BTD + ffn_BTD, norm_inputs | {"ffn_norm": h_BTD}, routing
+        return h_BTD + dropped(ffn_BTD, self.ffn_dropout), norm_inputs | {"ffn_norm": h_BTD}, routing
 
     def forward_fused(
-        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock
+        self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock, past: Past | None = None
     ) -> tuple[Tensor, dict[str, Tensor], None]:
         """Return what `forward` does, computed from the modules' weights by the two fused functions."""
         check_hooks((self.attention, self.feed_forward, *linears_in(self)))  # none of them is called
@@ -148,7 +168,7 @@ class Block(Fusable):
         q, k, norm_inputs = attention.normed(q, k)
         if attention.turns_late:
             q, k = rotate(q, rope_TH), rotate(k, rope_TH)
-        heads_BTD, affine = attend(q, k, v, mask_BTT), up.gain_and_bias(x_BTD)
+        heads_BTD, affine = attend(q, k, v, mask_BTT, past=past), up.gain_and_bias(x_BTD)
         keys, weights = keys_of(wo, up, w2), (up.weight, w2.weight)
         out_BTD, h_BTD = after_attention(x_BTD, heads_BTD, wo.weight, affine, *weights, keys, settings)
         return out_BTD, norm_inputs | {"ffn_norm": h_BTD}, None
@@ -177,13 +197,15 @@ class Decoder(nn.Module):
 
     During the forward pass each of `watchers` is called with every norm's input, which it may read but not write.
     `routings`: what the routers did in the last forward, one for each block; none in a dense model.
+    A new decoder has weights drawn by torch's generator; `init_weights` draws those of a run.
     """
 
     def __init__(self, model: config.Decoder, norm: config.Norm, cast: BlockCast, compute: torch.dtype) -> None:
         super().__init__()
         self.config, self.compute = model, compute
-        undrawn_VD = torch.empty(model.vocab_size, model.hidden_size)  # drawing, even on meta, would load the compiler
-        self.tok_embeddings = nn.Embedding.from_pretrained(undrawn_VD, freeze=False)
+        drawn_VD = normal_weight((model.vocab_size, model.hidden_size), (INITS[model.init].embedding(model),))
+        self.tok_embeddings = nn.Embedding.from_pretrained(drawn_VD, freeze=False)
+        self.dropout = dropout_of(model.dropout)
         self.layers = nn.ModuleList(Block(i, model, norm, cast) for i in range(model.num_layers))
         self.norm = build_exact_norm(norm, model.hidden_size)
         self.output = Head(model.hidden_size, model.vocab_size, model.hidden_size**-0.5)
@@ -194,17 +216,22 @@ class Decoder(nn.Module):
         features_BTD = self.features(tokens_BT)
         return self.output(features_BTD) if targets_BT is None else self.output(features_BTD, targets_BT, divisor)
 
-    def features(self, tokens_BT: Tensor, tree: Tree | None = None) -> Tensor:
-        """Return the head's input [B, T, D]. Without a tree, attention is causal."""
+    def features(self, tokens_BT: Tensor, tree: Tree | None = None, pasts: Sequence[Past] | None = None) -> Tensor:
+        """Return the head's input [B, T, D]. Without a tree, attention is causal.
+
+        With `pasts`, one for each layer, the tokens follow those that these have read.
+        """
         x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight).to(self.compute)  # its gradient is summed in FP32
+        x_BTD = dropped(x_BTD, self.dropout)
         if tree is None:
-            rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device), None
+            begin = pasts[0].length if pasts else 0
+            rope_TH, mask_BTT = self.rope(tokens_BT.shape[1], tokens_BT.device, begin), None
         else:
             rope_TH, mask_BTT = self.angles(tree.positions_BT.float()), tree.mask_BTT
         self.routings = []
         for i, module in enumerate(self.layers):
             layer, x_in_BTD = typing.cast(Block, module), x_BTD
-            x_BTD, norm_inputs, routing = layer(x_BTD, rope_TH, mask_BTT)
+            x_BTD, norm_inputs, routing = layer(x_BTD, rope_TH, mask_BTT, pasts[i] if pasts else None)
             self.routings += [] if routing is None else [routing]
             for norm, y in {"attention_norm": x_in_BTD, **norm_inputs}.items():
                 self.watch(f"layers.{i}.{norm}", layer.reader(norm), y)
@@ -215,9 +242,9 @@ class Decoder(nn.Module):
         for watcher in self.watchers:
             watcher(name, module, x_BTD.detach())
 
-    def rope(self, length: int, device: torch.device) -> Tensor:
-        """Return the angles of the rotary embedding at positions 0 to T - 1: float32 [T, H / 2]."""
-        return self.angles(torch.arange(length, device=device, dtype=torch.float32))
+    def rope(self, length: int, device: torch.device, begin: int = 0) -> Tensor:
+        """Return the angles of the rotary embedding at T positions from `begin` on: float32 [T, H / 2]."""
+        return self.angles(torch.arange(begin, begin + length, device=device, dtype=torch.float32))
 
     def angles(self, positions: Tensor) -> Tensor:
         """Return the angles of the rotary embedding, float32 [..., H / 2], at positions float32 [...]."""
@@ -242,9 +269,8 @@ class Decoder(nn.Module):
                 nn.init.zeros_(module.qkv_bias)
             elif isinstance(module, nn.Embedding | MXLinear | Router):
                 stds = (embedding_std,) if isinstance(module, nn.Embedding) else module.init_stds
-                weights.append(
-                    (module.weight, partial(normal_weight, module.weight.shape, stds, seed, f"{name}.weight"))
-                )
+                generator = generator_for(seed, f"{name}.weight")
+                weights.append((module.weight, partial(normal_weight, module.weight.shape, stds, generator)))
             if isinstance(module, Router) and module.bias is not None:
                 module.bias.zero_()
         draw_in_turns(weights)
@@ -270,12 +296,3 @@ class Decoder(nn.Module):
         """Return the FLOPs of forward and backward: 6 per matmul parameter, plus causal attention (half the square)."""
         attention = 6 * self.config.num_layers * self.config.num_heads * self.config.head_size * sequence_length
         return 6 * self.num_matmul_params() + attention
-
-
-def normal_weight(shape: torch.Size, stds: tuple[float, ...], seed: int, name: str) -> Tensor:
-    """Draw a float32 weight on CPU from a normal truncated at 3 sigma; its rows are split evenly over the `stds`."""
-    std = stds[0]
-    weight = nn.init.trunc_normal_(torch.empty(shape), 0.0, std, -3 * std, 3 * std, generator=generator_for(seed, name))
-    for part, own in zip(weight.chunk(len(stds), dim=-2)[1:], stds[1:], strict=True):
-        part *= own / std
-    return weight

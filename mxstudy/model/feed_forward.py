@@ -61,9 +61,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.kind, row = model.mlp, MLPS[model.mlp]
         self.up_name, self.activation = row.up, row.activation
-        std = INITS[model.init].linear(model, model.hidden_size)
-        up = NormLinear(build_norm(norm, model.hidden_size, cast), row.parts * model.ffn_size, std)
-        up.init_stds = row.init_stds(model, output_std)
+        stds = row.init_stds(model, output_std)
+        up = NormLinear(build_norm(norm, model.hidden_size, cast), row.parts * model.ffn_size, stds)
         self.add_module(self.up_name, up)
         self.w2 = MXLinear(model.ffn_size, model.hidden_size, output_std)
 

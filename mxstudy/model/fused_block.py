@@ -40,6 +40,8 @@ def why_not_fused_block(block: Block, target: Target) -> str | None:
     ):
         if reason := why_own(name, linear, known):
             return reason
+    if block.attention.dropout is not None:
+        return "model.dropout: its masks have no kernel"
     if target.compute != torch.bfloat16:
         return f"kernels compute in bf16, and train.compute is {target.compute}"
     if target.compiled and target.device.type == "cpu":

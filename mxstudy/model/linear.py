@@ -7,13 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mxstudy.blocks.operands import plain_operand
 from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.kernels import linear_fp32
 from mxstudy.kernels.native import mx_tensor
 from mxstudy.model.norm import Norm
-from mxstudy.numerics.gemms import Bounds, Linear, Random, mx_linear
+from mxstudy.model.seeds import normal_weight
+from mxstudy.numerics.gemms import Bounds, Linear, mx_linear
 from mxstudy.numerics.norm_linear import NormBounds, as_read, norm_linear, weight_and_bounds
+from mxstudy.numerics.random_bits import Random
 from mxstudy.numerics.vector_ops import Gain, round_gain
+
+Stds = float | tuple[float, ...]
 
 
 class Sources(NamedTuple):
@@ -41,21 +46,25 @@ class MXLinear(nn.Module):
 
     The weight is kept in FP32 and first cast to x's dtype, which is also the result's. If `compute` is set, unquantised
     operands and results have that dtype instead, and operands are quantised from FP32. `random`: the random streams of
-    stochastic rounding and random signs. `native`: use the hardware's MX GEMM. `on_tensor_cores`: compute in FP32 by
+    stochastic rounding and random signs. `native`: use the hardware's MX GEMM. `casts_by_kernel`: make operands by
+    kernels, which the recipe must have. `on_tensor_cores`: compute in FP32 by
     `linear_fp32`. `is_of_experts`: the weight has one matrix for each expert, which share their random streams.
+    `init_std`: that of the initial weight, drawn by torch's generator; or one for each equal part of its rows.
+    `experts`: (their number,), or () for one matrix.
     """
 
     compute: torch.dtype | None = None
     is_of_experts = False
     on_tensor_cores = False
     native = False
+    casts_by_kernel = False
     random: Random | None = None
 
-    def __init__(self, in_features: int, out_features: int, init_std: float) -> None:
+    def __init__(self, in_features: int, out_features: int, init_std: Stds, experts: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.init_stds: tuple[float, ...] = (init_std,)  # one per equal part of the weight's rows
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.init_stds = init_std if isinstance(init_std, tuple) else (init_std,)
+        self.weight = nn.Parameter(normal_weight((*experts, out_features, in_features), self.init_stds))
         self.gemms, self.cast = Gemms(), BlockCast()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +79,8 @@ class MXLinear(nn.Module):
 
     @property
     def arithmetic(self) -> Linear:
-        return Linear(self.gemms, self.random, mx_tensor if self.native else None)
+        kernel = plain_operand if self.casts_by_kernel else None
+        return Linear(self.gemms, self.random, mx_tensor if self.native else None, kernel)
 
     def weight_as(self, x: Tensor) -> Tensor:
         return self.weight.to(x.dtype) if self.compute is None else self.weight
@@ -85,8 +95,8 @@ class NormLinear(MXLinear):
 
     gain: Gain | None = None
 
-    def __init__(self, norm: Norm, out_features: int, init_std: float) -> None:
-        super().__init__(norm.size, out_features, init_std)
+    def __init__(self, norm: Norm, out_features: int, init_std: Stds, experts: tuple[int, ...] = ()) -> None:
+        super().__init__(norm.size, out_features, init_std, experts)
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from mxstudy.model.feed_forward import INITS, MLPS
 from mxstudy.model.fusable import Target
 from mxstudy.model.linear import MXLinear, NormLinear, Sources, bounds_for
 from mxstudy.model.norm import Norm, build_norm
+from mxstudy.model.seeds import normal_weight
 from mxstudy.numerics.dispatch import Dispatch, combine, dispatch_of, to_rows
 from mxstudy.numerics.experts import Together
 from mxstudy.numerics.norm_linear import center, row_mean
@@ -55,8 +56,8 @@ class Router(nn.Module):
         super().__init__()
         self.moe = model.moe
         self.init_stds = (INITS[model.init].linear(model, model.hidden_size),)
-        self.weight = nn.Parameter(torch.empty(model.moe.num_experts, model.hidden_size))
-        self.register_buffer("bias", torch.empty(model.moe.num_experts) if self.moe.balance == "bias" else None)
+        self.weight = nn.Parameter(normal_weight((model.moe.num_experts, model.hidden_size), self.init_stds))
+        self.register_buffer("bias", torch.zeros(model.moe.num_experts) if self.moe.balance == "bias" else None)
         self.bias: Tensor | None
 
     def forward(self, y_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,26 +84,18 @@ class ExpertLinear(MXLinear):
 
     is_of_experts = True
 
-    def __init__(self, in_features: int, out_features: int, init_std: float, num_experts: int) -> None:
-        super().__init__(in_features, out_features, init_std)
-        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
-
     def sources(self, x: Tensor, *more: Any) -> Sources:
         weight, (dispatch, _) = self.weight_as(x), more
         return Sources(x, weight, weight, None, Together(self.arithmetic, dispatch, self.out_features).linear)
 
     def forward(self, x_NI: Tensor, dispatch: Dispatch, is_grouped: bool) -> Tensor:  # type: ignore[override]
-        return read_rows(x_NI, self.weight_as(x_NI), self.gemms, x_NI.dtype, self.random, dispatch, is_grouped)
+        return read_rows(x_NI, self.weight_as(x_NI), self.arithmetic, x_NI.dtype, dispatch, is_grouped)
 
 
 class ExpertNormLinear(NormLinear):
     """A norm, and the linears of all experts that read it."""
 
     is_of_experts = True
-
-    def __init__(self, norm: Norm, out_features: int, init_std: float, num_experts: int) -> None:
-        super().__init__(norm, out_features, init_std)
-        self.weight = nn.Parameter(torch.empty(num_experts, out_features, norm.size))
 
     def normed(self, x_TD: Tensor) -> NormOutput:
         """Return the norm's output, for all that read it."""
@@ -121,13 +114,13 @@ class ExpertNormLinear(NormLinear):
         self, x_TD: Tensor, of: NormOutput, dispatch: Dispatch, is_grouped: bool
     ) -> Tensor:
         """Return the experts' rows [N, out] of x's norm, `of`."""
-        return read_norm(of, self.weight_as(x_TD), self.gemms, x_TD.dtype, self.random, dispatch, is_grouped)
+        return read_norm(of, self.weight_as(x_TD), self.arithmetic, x_TD.dtype, dispatch, is_grouped)
 
 
 class SharedUp(MXLinear):
     """The first linear of the shared experts, which reads the norm of the others. `reads`: that norm, no part of it."""
 
-    def __init__(self, norm: Norm, out_features: int, init_std: float) -> None:
+    def __init__(self, norm: Norm, out_features: int, init_std: tuple[float, ...]) -> None:
         super().__init__(norm.size, out_features, init_std)
         self.reads = (norm,)
 
@@ -137,7 +130,7 @@ class SharedUp(MXLinear):
         return Sources(of.y_TI, forward_weight, weight, bounds, self.arithmetic)
 
     def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:  # type: ignore[override]
-        return read_norm(self.own(of), self.weight_as(x_TD), self.gemms, x_TD.dtype, self.random)
+        return read_norm(self.own(of), self.weight_as(x_TD), self.arithmetic, x_TD.dtype)
 
     def own(self, of: NormOutput) -> NormOutput:
         """Return the norm's output with its bounds for this linear's transform."""
@@ -151,9 +144,7 @@ class SharedExperts(nn.Module):
         super().__init__()
         row, size = MLPS[model.moe.activation], model.moe.num_shared * model.ffn_size
         self.up_name, self.activation = row.up, row.activation
-        up = SharedUp(norm, row.parts * size, INITS[model.init].linear(model, model.hidden_size))
-        up.init_stds = row.init_stds(model, output_std)
-        self.add_module(self.up_name, up)
+        self.add_module(self.up_name, SharedUp(norm, row.parts * size, row.init_stds(model, output_std)))
         self.w2 = MXLinear(size, model.hidden_size, output_std)
 
     def forward(self, x_TD: Tensor, of: NormOutput) -> Tensor:
@@ -174,12 +165,10 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.moe, row = model.moe, MLPS[model.moe.activation]
         self.up_name, self.activation = row.up, row.activation
-        experts, built = model.moe.num_experts, build_norm(norm, model.hidden_size, cast)
-        std = INITS[model.init].linear(model, model.hidden_size)
+        experts, built = (model.moe.num_experts,), build_norm(norm, model.hidden_size, cast)
+        stds = row.init_stds(model, output_std)
         self.router = Router(model)
-        up = ExpertNormLinear(built, row.parts * model.ffn_size, std, experts)
-        up.init_stds = row.init_stds(model, output_std)
-        self.add_module(self.up_name, up)
+        self.add_module(self.up_name, ExpertNormLinear(built, row.parts * model.ffn_size, stds, experts))
         self.w2 = ExpertLinear(model.ffn_size, model.hidden_size, output_std, experts)
         self.shared = SharedExperts(model, built, output_std) if model.moe.num_shared else None
 

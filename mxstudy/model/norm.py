@@ -60,8 +60,8 @@ class Norm(nn.Module):
     def __init__(self, size: int, eps: float, affine: bool = True, bias: bool = False) -> None:
         super().__init__()
         self.size, self.eps = size, eps
-        self.register_parameter("weight", nn.Parameter(torch.empty(size)) if affine else None)
-        self.register_parameter("bias", nn.Parameter(torch.empty(size)) if bias else None)
+        self.register_parameter("weight", nn.Parameter(torch.ones(size)) if affine else None)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(size)) if bias else None)
 
     def rms(self, x: Tensor) -> Tensor:
         """Return the rows' RMS, or an estimate of it, float32 [..., 1]; x is already centered if the norm centers.

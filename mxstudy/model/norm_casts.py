@@ -69,10 +69,12 @@ def take_blocks(name: str, norm: MXNorm, linear: MXLinear, settings: BlockCast) 
     block_size = (cast.block_size or 0) if cast and has_blocks(cast) else settings.block_size
     if isinstance(linear, NormLinear):
         norm.take_blocks(block_size, transform)
+        return
+    draws_own_signs = transform is not None and transform.is_random
     require(
-        (norm.block_size, norm.transform) == (block_size, transform),
+        (norm.block_size, norm.transform) == (block_size, transform) and not draws_own_signs,
         f"norm: MXNorm takes the absmax of one cast, and {name} reads the experts' norm but casts it in other blocks "
-        "or under another transform; give both the same forward_x and forward_transform",
+        "or under another transform; give both the same forward_x and forward_transform, without random signs",
     )
 
 

@@ -21,6 +21,7 @@ from mxstudy.config.model import BLOCKS
 from mxstudy.config.settings import vain_settings, written
 from mxstudy.model.backends import apply_backends, plan_backends
 from mxstudy.model.decoder import Block
+from mxstudy.model.dropout import without_dropout
 from mxstudy.model.fusable import Target, linears_in
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.moe import ALIGN, MixtureOfExperts, SharedUp, mixtures_of
@@ -80,7 +81,9 @@ def apply_precision(
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Run a training model with its evaluation recipes inside the `with` block (see `for_evaluation`).
+    """Run a training model with its evaluation recipes, and without dropout, inside the `with` block.
+
+    The recipes are those of `for_evaluation`.
 
     Afterwards the very same recipe objects are restored. Nothing else changes: a linear whose recipe is the same in
     both keeps its compiled code, and every block keeps its backend.
@@ -94,7 +97,8 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             linear.gemms = linears[linear]
         for block in fused:
             block.set_fused(True)
-        yield
+        with without_dropout(model):
+            yield
     finally:
         for linear, gemms in before.items():
             linear.gemms = gemms

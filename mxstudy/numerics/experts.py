@@ -22,9 +22,9 @@ from mxstudy.compat import torch_grouped_mm
 from mxstudy.config.casts import Cast
 from mxstudy.numerics.dispatch import Dispatch, to_rows
 from mxstudy.numerics.formats import is_random
-from mxstudy.numerics.gemms import CALL, Bounds, Linear, Operand, dgrad_gemm, forward_gemm, wgrad_gemm
+from mxstudy.numerics.gemms import Bounds, Linear, Operand, dgrad_gemm, forward_gemm, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
-from mxstudy.numerics.random_bits import Draws
+from mxstudy.numerics.random_bits import CALL, Draws
 
 # ---------------------------------------------------------------------------------------------------- grouped GEMM
 
@@ -127,7 +127,7 @@ class Loop(Plain):
         ends, numbers = dispatch.ends_E.tolist(), random_rows(linear, dispatch)
         self.slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
         self.experts = [
-            Expert(linear.gemms, linear.random, None, None if numbers is None else numbers[rows], e * weight_rows)
+            Expert(linear.gemms, linear.random, None, None, None if numbers is None else numbers[rows], e * weight_rows)
             for e, rows in enumerate(self.slices)
         ]
         self.left = len(dispatch.copies_N) - ends[-1]
@@ -159,7 +159,8 @@ class Together(Plain):
     def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
         ends = torch.cat((dispatch.ends_E[:-1], dispatch.ends_E.new_full((1,), len(dispatch.copies_N))))
         rows = random_rows(linear, dispatch)
-        super().__init__(Grouped(linear.gemms, linear.random, None, rows, weight_rows, ends.to(torch.int32)))
+        kernel, ends = linear.kernel, ends.to(torch.int32)
+        super().__init__(Grouped(linear.gemms, linear.random, None, kernel, rows, weight_rows, ends))
 
     def forward_tokens(
         self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None

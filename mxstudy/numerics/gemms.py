@@ -15,7 +15,6 @@ share nothing, not even a scale. Every tensor below whose name ends in _TI or _O
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,60 +23,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mxstudy.compat.torch_compiler import constant
-from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
+from mxstudy.config.casts import Cast, Gemms, Hadamard
 from mxstudy.numerics.cast import outer_scale, pre_rounded, quantize_as, scale_above
 from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.quantized import Quantized
-from mxstudy.numerics.random_bits import Draws, random_signs
+from mxstudy.numerics.random_bits import Draws, Random, draws_of, signs_of
 from mxstudy.numerics.transforms import hadamard
 from mxstudy.reader import require
-
-# ------------------------------------------------------------------------------------------------------- random streams
-
-STREAMS = (*OPERANDS, *TRANSFORMS)  # the random streams of a linear; each has its own key
-CALL, STEP, SEED = range(3)  # rows of Random.places: new numbers for each micro-batch, each step, once a run
-PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswith("_w") else CALL for name in OPERANDS}
-
-
-class Random(NamedTuple):
-    """The source of a linear's random numbers, as tensors on its device, so that nothing recompiles.
-
-    `keys`: int64 [STREAMS, 2], or [STREAMS, S, 2] for a stack. `places`: int64 [3, 2], the rows CALL (the step and the
-    first row of the current tokens), STEP (the step and row 0) and SEED (zeros).
-    """
-
-    keys: Tensor
-    places: Tensor
-
-
-def draws_of(random: Random | None, stream: str, place: str) -> Draws:
-    """Return the draws of that stream at that place. Raises ConfigError without a source of random numbers."""
-    require(random is not None, f"{stream}: it takes random numbers, and there is no seed; give the linear one")
-    assert random is not None
-    return Draws(random.keys[STREAMS.index(stream)], random.places[PLACES[place]])
-
-
-def signs_of(transform: Hadamard, stream: str, random: Random | None, device: torch.device) -> Tensor | None:
-    """Return the signs of a GEMM's transform, float32 [size] or, for a stack, [S, 1, size]; None if it has none."""
-    if transform.vector:
-        return written_signs(transform.vector, device)
-    if transform.signs == "none":
-        return None
-    return random_signs(draws_of(random, stream, transform.signs), transform.size)
-
-
-@constant
-def written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
-    return _written_signs(vector, device)
-
-
-@functools.cache
-def _written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(vector, dtype=torch.float32, device=device)
-
 
 # ------------------------------------------------------------------------------------------------------------- operands
 
@@ -91,6 +45,10 @@ class Bounds(NamedTuple):
 
 # Converts a quantised matrix to the operand of a GEMM other than torch's; the dtype is that of the GEMM's result.
 Decode = Callable[[Quantized, torch.dtype], Tensor]
+
+# Casts a matrix along an axis by a kernel, to a bf16 operand of the same values. The last argument is not read:
+# it keeps a cast that depends on no gradient in the backward, where a compiler would otherwise keep its result.
+CastKernel = Callable[[Tensor, Cast, int, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -161,21 +119,26 @@ def operand(
     On CPU the operand is float32, because bf16 GEMMs are several times slower there; the values are the same. A
     gathered weight is quantised already.
     """
-    gemm_dtype = torch.float32 if x.device.type == "cpu" else dtype
+    of_gemm = gemm_dtype(x, dtype)
     if cast is None:
-        return Operand(to_dtype(to_dtype(x, dtype), gemm_dtype))
+        return Operand(to_dtype(to_dtype(x, dtype), of_gemm))
     gathered = x if isinstance(x, GatheredWeight) else None
     if gathered is not None and decode is None:
-        return Operand(gathered.decoded(axis, gemm_dtype))
+        return Operand(gathered.decoded(axis, of_gemm))
     quantized = gathered.quantized(axis) if gathered is not None else quantized_operand(x, cast, axis, draws, bound)
     if decode is not None:
-        return Operand(decode(quantized, gemm_dtype))
+        return Operand(decode(quantized, of_gemm))
     if cast.scale == "FP32":
         block_scales = quantized.block_scales_along(axis % x.ndim)
-        return Operand(to_dtype(quantized.values, gemm_dtype), None, block_scales, quantized.block_size)
+        return Operand(to_dtype(quantized.values, of_gemm), None, block_scales, quantized.block_size)
     if quantized.tensor_scale is None:
-        return Operand(quantized.dequantize(gemm_dtype))
-    return Operand(quantized.without_tensor_scale().dequantize(gemm_dtype), quantized.tensor_scale)
+        return Operand(quantized.dequantize(of_gemm))
+    return Operand(quantized.without_tensor_scale().dequantize(of_gemm), quantized.tensor_scale)
+
+
+def gemm_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the operands of a GEMM in `dtype` on x's device."""
+    return torch.float32 if x.device.type == "cpu" else dtype
 
 
 def gemm(a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
@@ -223,15 +186,32 @@ def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """How a linear computes: filled recipe, random numbers, and the decoder for a GEMM other than torch's."""
+    """How a linear computes: filled recipe, random numbers, and the decoder for a GEMM other than torch's.
+
+    `kernel`: makes the operands, if their casts are all plain and GEMMs are in bf16.
+    """
 
     gemms: Gemms
     random: Random | None = None
     decode: Decode | None = None
+    kernel: CastKernel | None = None
 
-    def operand(self, x: Tensor, name: str, axis: int, dtype: torch.dtype, bounds: Bounds | None = None) -> Operand:
-        """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1."""
+    def operand(
+        self,
+        x: Tensor,
+        name: str,
+        axis: int,
+        dtype: torch.dtype,
+        bounds: Bounds | None = None,
+        after: Tensor | None = None,
+    ) -> Operand:
+        """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1.
+
+        `after`: what is there before the operand is made, where x itself is there long before.
+        """
         x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
+        if self.kernel is not None and cast is not None and dtype == torch.bfloat16:
+            return Operand(to_dtype(self.kernel(x, cast, axis, after), gemm_dtype(x, dtype)))
         return operand(x, cast, axis, dtype, self.draws(name), self.bound(name, bounds), self.decode)
 
     def gemm(self, a_MK: Operand, b_KN: Operand, dtype: torch.dtype) -> Tensor:
@@ -298,7 +278,7 @@ def dgrad_gemm(
         assert forward_weight_OI is not None
         weight_OI = linear.forward_cast(forward_weight_OI, "forward_w").dequantize()
     dh = linear.operand(dh_TO, "dgrad_dh", -1, dh_TO.dtype)
-    w = linear.operand(weight_OI, "dgrad_w", -2, dh_TO.dtype)
+    w = linear.operand(weight_OI, "dgrad_w", -2, dh_TO.dtype, after=dh_TO)
     return through_forward(linear.gemm(dh, w, dh_TO.dtype), x_TI, "forward_x", linear, takes_forward, bounds)
 
 
@@ -315,7 +295,7 @@ def wgrad_gemm(
     if takes_forward:
         x_TI = linear.forward_cast(x_TI, "forward_x", bounds).dequantize()
     dh = linear.operand(dh_TO, "wgrad_dh", -2, dh_TO.dtype)
-    x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype, bounds)
+    x = linear.operand(x_TI, "wgrad_x", -2, dh_TO.dtype, bounds, after=dh_TO)
     return through_forward(linear.gemm(dh.T, x, dh_TO.dtype), forward_weight_OI, "forward_w", linear, takes_forward)
 
 
@@ -356,12 +336,19 @@ def mx_linear(x: Tensor, weight: Tensor, linear: Linear, dtype: torch.dtype | No
     """
     stacked = weight.ndim - 2
     keys, places = linear.random or (None, None)
-    h_TO = _MXLinear.apply(x.flatten(stacked, -2), weight, keys, places, linear.gemms, linear.decode, dtype or x.dtype)
+    settings = linear.gemms, linear.decode, linear.kernel, dtype or x.dtype
+    h_TO = _MXLinear.apply(x.flatten(stacked, -2), weight, keys, places, *settings)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
 
-def linear_of(gemms: Gemms, keys: Tensor | None, places: Tensor | None, decode: Decode | None = None) -> Linear:
-    return Linear(gemms, None if keys is None or places is None else Random(keys, places), decode)
+def linear_of(
+    gemms: Gemms,
+    keys: Tensor | None,
+    places: Tensor | None,
+    decode: Decode | None = None,
+    kernel: CastKernel | None = None,
+) -> Linear:
+    return Linear(gemms, None if keys is None or places is None else Random(keys, places), decode, kernel)
 
 
 class _MXLinear(torch.autograd.Function):
@@ -374,16 +361,18 @@ class _MXLinear(torch.autograd.Function):
         places: Tensor | None,
         gemms: Gemms,
         decode: Decode | None,
+        kernel: CastKernel | None,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, weight_OI, keys, places)
-        ctx.gemms, ctx.decode = gemms, decode
-        return forward_gemm(x_TI, weight_OI, linear_of(gemms, keys, places, decode), dtype)
+        ctx.settings = gemms, decode, kernel
+        return forward_gemm(x_TI, weight_OI, linear_of(gemms, keys, places, decode, kernel), dtype)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, weight_OI, keys, places = ctx.saved_tensors
-        linear = linear_of(ctx.gemms, keys, places, ctx.decode)
+        gemms, decode, kernel = ctx.settings
+        linear = linear_of(gemms, keys, places, decode, kernel)
         dx_TI = dgrad_gemm(dh_TO, weight_OI, linear, x_TI, weight_OI)
         dweight_OI = wgrad_gemm(dh_TO, x_TI, linear, weight_OI)
-        return to_dtype(dx_TI, x_TI.dtype), to_dtype(dweight_OI, weight_OI.dtype), None, None, None, None, None
+        return to_dtype(dx_TI, x_TI.dtype), to_dtype(dweight_OI, weight_OI.dtype), *(None,) * 6

@@ -23,7 +23,7 @@ from mxstudy.compat.torch_compiler import constant
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.cast import BlockCast, Quantized, block_cast, split_blocks
 from mxstudy.numerics.gathered_weight import GatheredWeight
-from mxstudy.numerics.gemms import Bounds, Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
+from mxstudy.numerics.gemms import Bounds, CastKernel, Decode, Linear, dgrad_gemm, forward_gemm, linear_of, wgrad_gemm
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.reader import ConfigError, require
 
@@ -173,8 +173,8 @@ def norm_linear(
         mean_T1 = row_mean(x_TI) if centers else None
         rms_T1 = rms(center(x_TI, mean_T1))
     keys, places = linear.random or (None, None)
-    settings = (bounds, fold_gain, fold_gain_in_dgrad, rounded, linear.gemms, linear.decode, dtype or x.dtype)
-    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, keys, places, *settings)
+    settings = bounds, fold_gain, fold_gain_in_dgrad, rounded, linear.gemms, linear.decode, linear.kernel
+    h_TO = _NormLinear.apply(x_TI, mean_T1, rms_T1, gain, bias, weight, keys, places, *settings, dtype or x.dtype)
     return h_TO.unflatten(stacked, x.shape[stacked:-1])
 
 
@@ -208,21 +208,22 @@ class _NormLinear(torch.autograd.Function):
         rounded: bool,
         gemms: Gemms,
         decode: Decode | None,
+        kernel: CastKernel | None,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places)
-        ctx.settings = bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode
+        ctx.settings = bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode, kernel
         xbar_TI = normalize(center(x_TI, mean_T1), rms_T1)
         weight, bounds_of_y = weight_and_bounds(weight_OI, gain_I, bias_I, bounds, fold_gain)
         y_TI = as_read(xbar_TI, gain_I, bias_I, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
-        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode), dtype, bounds_of_y)
+        return forward_gemm(y_TI, weight, linear_of(gemms, keys, places, decode, kernel), dtype, bounds_of_y)
 
     @staticmethod
     def backward(ctx: Any, dh_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, mean_T1, rms_T1, gain_I, bias_I, weight_OI, keys, places = ctx.saved_tensors
-        bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode = ctx.settings
-        linear = linear_of(gemms, keys, places, decode)
+        bounds, fold_gain, fold_gain_in_dgrad, rounded, gemms, decode, kernel = ctx.settings
+        linear = linear_of(gemms, keys, places, decode, kernel)
         xbar = normalize(center(x_TI, mean_T1), rms_T1)
         y_TI = as_read(xbar, gain_I, bias_I, fold_gain)
         y_TI = to_dtype(y_TI, x_TI.dtype) if rounded and not fold_gain else y_TI
@@ -238,7 +239,7 @@ class _NormLinear(torch.autograd.Function):
             dx, dgain, dbias = norm_backward(dy, xbar, rms_T1, gain_I, bias_I, centers=mean_T1 is not None)
         dweight = times_gain(dweight, gain_I) if fold_gain else dweight
         dx, dweight = to_dtype(dx, x_TI.dtype), to_dtype(dweight, weight_OI.dtype)
-        return dx, None, None, dgain, dbias, dweight, *(None,) * 9
+        return dx, None, None, dgain, dbias, dweight, *(None,) * 10
 
 
 def norm_backward(

@@ -10,11 +10,16 @@ Words are uint32 values in int64 tensors, because torch has no uint32 arithmetic
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, library
+
+from mxstudy.compat.torch_compiler import constant
+from mxstudy.config.casts import OPERANDS, TRANSFORMS, Hadamard
+from mxstudy.reader import require
 
 WORD = 0xFFFFFFFF
 HALF_WORD = 0xFFFF
@@ -114,3 +119,47 @@ def _(key: Tensor, place: Tensor, rows: int, columns: int, purpose: int, row_of:
 def uniform(draws: Draws, rows: int, columns: int, bits: int = 24) -> Tensor:
     """Return `random_words` as float32 fractions in [0, 1) of `bits` bits each, the words' upper bits."""
     return (random_words(draws, rows, columns) >> (32 - bits)).to(torch.float32) * 2.0**-bits
+
+
+# ------------------------------------------------------------------------------------------------------- random streams
+
+STREAMS = (*OPERANDS, *TRANSFORMS)  # the random streams of a linear; each has its own key
+CALL, STEP, SEED = range(3)  # rows of Random.places: new numbers for each micro-batch, each step, once a run
+PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswith("_w") else CALL for name in OPERANDS}
+
+
+class Random(NamedTuple):
+    """The source of a linear's random numbers, as tensors on its device, so that nothing recompiles.
+
+    `keys`: int64 [STREAMS, 2], or [STREAMS, S, 2] for a stack. `places`: int64 [3, 2], the rows CALL (the step and the
+    first row of the current tokens), STEP (the step and row 0) and SEED (zeros).
+    """
+
+    keys: Tensor
+    places: Tensor
+
+
+def draws_of(random: Random | None, stream: str, place: str) -> Draws:
+    """Return the draws of that stream at that place. Raises ConfigError without a source of random numbers."""
+    require(random is not None, f"{stream}: it takes random numbers, and there is no seed; give the linear one")
+    assert random is not None
+    return Draws(random.keys[STREAMS.index(stream)], random.places[PLACES[place]])
+
+
+def signs_of(transform: Hadamard, stream: str, random: Random | None, device: torch.device) -> Tensor | None:
+    """Return the signs of a GEMM's transform, float32 [size] or, for a stack, [S, 1, size]; None if it has none."""
+    if transform.vector:
+        return written_signs(transform.vector, device)
+    if transform.signs == "none":
+        return None
+    return random_signs(draws_of(random, stream, transform.signs), transform.size)
+
+
+@constant
+def written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
+    return _written_signs(vector, device)
+
+
+@functools.cache
+def _written_signs(vector: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(vector, dtype=torch.float32, device=device)

@@ -19,7 +19,7 @@ from torch import Tensor
 from mxstudy.config.casts import Gemms
 from mxstudy.numerics.dispatch import Dispatch, sum_of_copies, to_rows
 from mxstudy.numerics.experts import Loop, Plain, Together
-from mxstudy.numerics.gemms import Bounds, Random, linear_of
+from mxstudy.numerics.gemms import Bounds, CastKernel, Linear, linear_of
 from mxstudy.numerics.grid import to_dtype
 from mxstudy.numerics.norm_linear import (
     NormBounds,
@@ -110,11 +110,12 @@ class _TimesGain(torch.autograd.Function):
 class Reads:
     """How a reader computes. `dtype`: that of unquantised operands and of its result.
 
-    `bounds`: upper bounds of |x / rms|; None: what it reads is no norm's output. `is_grouped`: all experts in one
-    grouped GEMM, instead of one after the other.
+    `kernel`: as in `Linear`. `bounds`: upper bounds of |x / rms|; None: what it reads is no norm's output.
+    `is_grouped`: all experts in one grouped GEMM, instead of one after the other.
     """
 
     gemms: Gemms
+    kernel: CastKernel | None
     dtype: torch.dtype
     bounds: NormBounds | None = None
     fold_gain: bool = False
@@ -124,29 +125,27 @@ class Reads:
 def read_norm(
     of: NormOutput,
     weight: Tensor,
-    gemms: Gemms,
+    linear: Linear,
     dtype: torch.dtype,
-    random: Random | None = None,
     dispatch: Dispatch | None = None,
     is_grouped: bool = False,
 ) -> Tensor:
     """Return a linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> [N, out], dispatched."""
-    reads = Reads(gemms, dtype, of.bounds, of.fold_gain, is_grouped)
-    return _read(of.y_TI, weight, of.gain_I, of.bias_I, random, reads, True, dispatch)
+    reads = Reads(linear.gemms, linear.kernel, dtype, of.bounds, of.fold_gain, is_grouped)
+    return _read(of.y_TI, weight, of.gain_I, of.bias_I, linear, reads, True, dispatch)
 
 
 def read_rows(
     x_NI: Tensor,
     weight_EOI: Tensor,
-    gemms: Gemms,
+    linear: Linear,
     dtype: torch.dtype,
-    random: Random | None,
     dispatch: Dispatch,
     is_grouped: bool,
 ) -> Tensor:
     """Return the experts' linear of rows that are dispatched already: [N, out]."""
-    reads = Reads(gemms, dtype, is_grouped=is_grouped)
-    return _read(x_NI, weight_EOI, None, None, random, reads, False, dispatch)
+    reads = Reads(linear.gemms, linear.kernel, dtype, is_grouped=is_grouped)
+    return _read(x_NI, weight_EOI, None, None, linear, reads, False, dispatch)
 
 
 def _read(
@@ -154,12 +153,12 @@ def _read(
     weight: Tensor,
     gain_I: Tensor | None,
     bias_I: Tensor | None,
-    random: Random | None,
+    linear: Linear,
     reads: Reads,
     dispatches: bool,
     dispatch: Dispatch | None,
 ) -> Tensor:
-    keys, places = random or (None, None)
+    keys, places = linear.random or (None, None)
     parts = dispatch or ()
     h: Tensor = _Reader.apply(x, weight, gain_I, bias_I, keys, places, reads, dispatches, *parts)
     return h
@@ -167,7 +166,7 @@ def _read(
 
 def gemms_of(ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None) -> Plain:
     """Return the three GEMMs as the reader computes them."""
-    linear = linear_of(ctx.reads.gemms, keys, places)
+    linear = linear_of(ctx.reads.gemms, keys, places, kernel=ctx.reads.kernel)
     if dispatch is None:
         return Plain(linear)
     return (Together if ctx.reads.is_grouped else Loop)(linear, dispatch, weight.shape[-2])

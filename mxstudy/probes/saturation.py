@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from mxstudy.numerics.quality import (
     underflow_fraction,
 )
 from mxstudy.numerics.quantized import Quantized
+from mxstudy.numerics.random_bits import Draws, stream_key
 from mxstudy.numerics.tiles import Tiles
 from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.shadow import capture_linears, whole_blocks
@@ -137,7 +137,8 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 
 @functools.cache
 def gaussian_quality(cast: Cast) -> dict[str, float]:
-    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; random rounding is replaced by ties to even."""
+    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; what is rounded stochastically, by one draw."""
     x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
-    cast = replace(cast, rounding="even", random_bits=24) if is_random(cast) else cast
-    return {name: value.item() for name, value in quality(quantized_operand(x, cast, -1), x, cast).items()}
+    key = torch.tensor(stream_key(GAUSSIAN_SEED, "gaussian"))
+    draws = Draws(key, torch.zeros(2, dtype=torch.int64)) if is_random(cast) else None
+    return {name: value.item() for name, value in quality(quantized_operand(x, cast, -1, draws), x, cast).items()}

@@ -6,9 +6,11 @@ the same. Each replica of a stack counts as one run.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +47,13 @@ from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.arm_colors import KNOWN as KNOWN
 from mxstudy.tracking.arm_colors import OTHERS as OTHERS
-from mxstudy.tracking.code import BESIDE, code_at, different_code
+from mxstudy.tracking.code import BESIDE, code_at, code_in, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
 from mxstudy.tracking.folder import find_runs, runs_of
 from mxstudy.tracking.journal import Row, read_journal
+from mxstudy.tracking.mixed_backends import backends_in
 from mxstudy.tracking.mixed_backends import different_backends as different_backends
 
 PROBES = probe_names()
@@ -89,11 +92,28 @@ def has_rehearsals(paths: Iterable[Path | str]) -> bool:
 
 def runs_in(path: Path) -> list[RunFolder]:
     """Return the runs of a path; a run that is being trained again stands for the one which it will replace."""
+    return _look.get()(path)
+
+
+def look_for_runs(path: Path) -> list[RunFolder]:
     if (path / "status.json").exists():
         return [RunFolder(path)]
     # runs/, else runs/NAME, else a folder of runs that is not in runs/, such as a copy
     found = find_runs(path) or runs_of(find_runs(path.parent), path.name) or find_runs(path, "*")
     return [run.with_result() for run in found]
+
+
+_look: ContextVar[Callable[[Path], list[RunFolder]]] = ContextVar("look", default=look_for_runs)
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Look for the runs of each path once within the block, so that all frames are of the same runs."""
+    token = _look.set(functools.cache(look_for_runs))
+    try:
+        yield
+    finally:
+        _look.reset(token)
 
 
 def load(paths: Sequence[Path | str], kind: str) -> pd.DataFrame:
@@ -229,8 +249,8 @@ def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
         "step": status.step,
         "mlflow_run_id": status.mlflow_run_id,
         "folder": str(folder.path),
-        "backend": folder.backend(),
-        "code": folder.code(),
+        "backend": backends_in(about),
+        "code": code_in(about, str(config["study"])),
         **{key: about.get(key) for key in ("commit", "dirty", "torch", "triton", "gpu", "command")},
         **{f"choice.{group}": choice for group, choice in asked.choices.items()},
         **{f"config.{key}": value for key, value in config.items()},
@@ -287,6 +307,17 @@ def load_evaluations(folders: Sequence[RunFolder]) -> pd.DataFrame:
     return load_probe(folders, "evaluation")
 
 
+def load_texts(folders: Sequence[RunFolder]) -> pd.DataFrame:
+    """Return one row per text that a model wrote, in training or afterwards: fingerprint, label, prompt, text, ..."""
+    written = [
+        {"fingerprint": folder.status().fingerprint, "label": folder.label, "step": row["step"]} | text
+        for folder in folders
+        for row in rows_of(folder)
+        for text in row.get("texts", ())
+    ]
+    return concatenate([pd.DataFrame(written), load_table(folders, "texts")])
+
+
 KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
     "runs": load_runs,
     "metrics": load_metrics,
@@ -295,6 +326,7 @@ KINDS: dict[str, Callable[[Sequence[RunFolder]], pd.DataFrame]] = {
     "spike_rings": load_spike_rings,
     "samples": load_samples,
     "evaluation": load_evaluations,
+    "texts": load_texts,
 }
 
 

@@ -74,12 +74,12 @@ def replica_metrics(folder: RunFolder) -> pd.DataFrame:
 
 def replica_probe(folder: RunFolder, rows: Sequence[Row]) -> pd.DataFrame:
     """Return one row per measurement and replica from a probe's rows, whose values are lists [S]."""
-    config = folder.config_of(StudentTeacher)
+    replicas = short_columns(folder, folder.config_of(StudentTeacher))
     return pd.DataFrame(
         [
             about | {"step": row["step"]} | {key: numbers[replica] for key, numbers in row["values"].items()}
             for row in rows
-            for replica, about in enumerate(short_columns(folder, config))
+            for replica, about in enumerate(replicas)
         ]
     )
 

@@ -13,6 +13,7 @@ from mxstudy.small_files import read_json
 from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
+MIXED = b"mxstudy.mixed"  # the columns with words among numbers, as JSON: Parquet has columns of one type only
 COPY_IT = "copy it again, or make it again from the runs"
 
 
@@ -22,8 +23,12 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
     import pyarrow.parquet as pq
 
     about = json.dumps({key: value for key, value in provenance.items() if key != "code_files"}).encode()
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata({PROVENANCE: about})  # without that of pandas, often larger than the rows
+    mixed = mixed_columns(frame)
+    table = pa.Table.from_pandas(
+        frame.assign(**{name: frame[name].map(json.dumps) for name in mixed}), preserve_index=False
+    )
+    metadata = {PROVENANCE: about} | ({MIXED: json.dumps(mixed).encode()} if mixed else {})
+    table = table.replace_schema_metadata(metadata)  # without that of pandas, often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
@@ -38,9 +43,17 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     try:
         table = pq.read_table(path)
-        return table.to_pandas(), json.loads((table.schema.metadata or {})[PROVENANCE])
+        metadata = table.schema.metadata or {}
+        frame, mixed = table.to_pandas(), json.loads(metadata.get(MIXED, b"[]"))
+        return frame.assign(**{name: frame[name].map(json.loads) for name in mixed}), json.loads(metadata[PROVENANCE])
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read as a table of runs ({one_line(error)}); {COPY_IT}") from error
+
+
+def mixed_columns(frame: pd.DataFrame) -> list[str]:
+    """Return the columns that have words in some rows and numbers in others, such as a number of blocks or `tail`."""
+    objects = frame.loc[:, frame.dtypes.eq(object)]
+    return [name for name in objects if objects[name].dropna().map(lambda value: isinstance(value, str)).nunique() > 1]
 
 
 def read_benchmark(path: Path) -> pd.DataFrame:

@@ -127,7 +127,7 @@ class StudentBlock(Fusable):
             self.attention = SelfAttention(qkv, out, model.attention_heads, model.sequence_length)
         self.up = after_norm(norm, size, fused, std(size, fused), cast, ops)
         self.down = MXLinear(inner, size, std(inner, size))
-        self.bias = nn.Parameter(torch.empty(size)) if model.residual else None
+        self.bias = nn.Parameter(torch.zeros(size)) if model.residual else None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.attention is not None:

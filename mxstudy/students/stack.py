@@ -92,7 +92,9 @@ class Stack:
         taught_as: config.StudentTeacher | None = None,
     ) -> None:
         self.config, self.device = run, device
-        self.model = build_student(run).to(device)
+        with torch.device("meta"):
+            model = build_student(run)
+        self.model = model.to_empty(device=device)
         self.model.init_weights([seed for seed, _ in run.replicas])
         self.taught_as = by = taught_as or run
         self.teacher = build_teacher(by.teacher.kind, by.model, by.data_seed, quantized(by), by.teacher.redrawn)

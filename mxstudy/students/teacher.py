@@ -89,6 +89,8 @@ def build_teacher(
     redrawn: bool = False,
 ) -> Teacher:
     """Return a teacher whose weights depend on `data_seed` alone; `redrawn` gives other weights for the same seed."""
-    teacher = Teacher(kind, student, quantized)
+    with torch.device("meta"):
+        teacher = Teacher(kind, student, quantized)
+    teacher.to_empty(device="cpu")
     teacher.mlp.init_weights([data_seed], prefix="redrawn_teacher." if redrawn else "teacher.")
     return teacher

@@ -11,6 +11,7 @@ MODULES = {
     "pretrain": "mxstudy.studies.pretrain.study",
     "evaluate": "mxstudy.studies.evaluate.study",
     "perplexity": "mxstudy.studies.perplexity.study",
+    "generate": "mxstudy.studies.generate",
     "prepare_data": "mxstudy.studies.prepare_data",
     "approximation": "mxstudy.studies.approximation.study",
     "student_teacher": "mxstudy.students.study",

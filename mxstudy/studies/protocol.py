@@ -20,6 +20,7 @@ from mxstudy.config.model import AnyNorm, Precision
 from mxstudy.config.observation import Probes, Scheduled
 from mxstudy.config.settings import vain_settings
 from mxstudy.config.student import StudentProbes
+from mxstudy.config.texts import TextsDuringTraining
 from mxstudy.reader import changed, require
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_parent import Summary
@@ -27,7 +28,7 @@ from mxstudy.train.runtime import is_planned, resolve_device
 
 C = TypeVar("C", bound=Run)
 PROBE = "probe."
-Watched = Scheduled | EvaluationDuringTraining
+Watched = Scheduled | EvaluationDuringTraining | TextsDuringTraining
 Identity = tuple[str, dict[str, Any]]  # the device's type, and what else a fingerprint hashes besides the config
 
 
@@ -65,6 +66,7 @@ class Study(ABC, Generic[C]):
     """A kind of run; a subclass overrides only the methods that it needs."""
 
     uses: ClassVar[Uses] = Uses.ONE_GPU
+    shows_again: ClassVar[bool] = False  # whether a run alone that is skipped shows its results again
 
     @abstractmethod
     def check(self, config: C, ranks: int = 1) -> None:
@@ -94,7 +96,7 @@ class Study(ABC, Generic[C]):
         return {}
 
     def watched(self, config: C) -> dict[str, Watched]:
-        """Return what is measured on a schedule of its own, by config key: probes, and an evaluation while training."""
+        """Return what is measured on a schedule of its own, by config key: probes, evaluation, texts."""
         return {}
 
     def check_watched(self, config: C) -> None:
@@ -121,7 +123,7 @@ class Study(ABC, Generic[C]):
         return changed(now, **parts)
 
     def asked_otherwise(self, then: C, now: C) -> list[str]:
-        """Return the keys of an evaluation in which two configs of the same run differ, so that their scores do too."""
+        """Return the keys of questions in which two configs of the same run differ, so that the answers do too."""
         return []
 
     def cost(self, config: C, done: int) -> Cost:

@@ -31,7 +31,8 @@ DECIDES: dict[str, tuple[str, ...]] = {
     "fork": STUDENTS,
     "evaluate": (*TRAINED, "studies/evaluate/run.py"),
     "perplexity": (*TRAINED, "studies/perplexity/run.py"),
-    "approximation": (*MODEL, "data", "studies/approximation/run.py"),
+    "generate": (*TRAINED, "studies/generate.py"),
+    "approximation": (*MODEL, "data", "studies/approximation/run.py", "studies/approximation/recipe_errors.py"),
     "prepare_data": ("data",),
 }
 EVERYTHING = (*STUDENTS, "evaluation", "studies")

@@ -26,11 +26,11 @@ from typing import Any, Literal, TypeVar
 
 from mxstudy import config as schemas
 from mxstudy.reader import ConfigError, plain, read, require
-from mxstudy.small_files import read_as, read_json, read_yaml, yaml_of
+from mxstudy.small_files import read_as, read_json, read_with, yaml_of
 from mxstudy.tracking import memberships, unchanged
 from mxstudy.tracking.code import code_in
 from mxstudy.tracking.memberships import Membership
-from mxstudy.tracking.mixed_backends import all_backends
+from mxstudy.tracking.mixed_backends import backends_in
 from mxstudy.whole_files import replace_file
 
 C = TypeVar("C", bound=schemas.Run)
@@ -44,7 +44,7 @@ CHECKPOINT = "step_"  # prefix of a checkpoint's name, followed by the step in e
 # The files that are sent to MLflow.
 ARTIFACTS = (
     *("status.json", "config.yaml", "provenance.json", "shards.json", "tokenizer.json", "metrics.jsonl", "error.log"),
-    *("scores.json", "perplexity.json", memberships.NAME),
+    *("scores.json", "perplexity.json", "texts.txt", memberships.NAME),
     *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
@@ -166,19 +166,20 @@ class RunFolder:
 
     def config(self) -> schemas.AnyRun:
         """Return the run's config. Raises ConfigError if it was changed, or if today's schema cannot read it."""
-        values = read_yaml(self.config_path, MOVE_AWAY)
-        try:
-            config = schemas.read_run(values)
-        except ConfigError as error:
-            raise ConfigError(f"{self.config_path}: {error}") from None
-        unchanged.check_unchanged(self.config_path, config, self.provenance())
-        return config
+        found = self._stored().config
+        if isinstance(found, ConfigError):
+            raise ConfigError(f"{self.config_path}: {found}")
+        return found
 
     def config_values(self) -> dict[str, Any]:
         """Return the run's config as plain data, perhaps of an earlier schema. Raises ConfigError if it was changed."""
-        values = read_yaml(self.config_path, MOVE_AWAY)
-        unchanged.check_values(self.config_path, values, self.provenance())
+        values: dict[str, Any] = plain(self._stored().values)
         return values
+
+    def _stored(self) -> unchanged.Stored:
+        found: unchanged.Stored = read_with(unchanged.stored, self.config_path, MOVE_AWAY)
+        unchanged.check_unchanged(self.config_path, found, self.provenance())
+        return found
 
     def config_of(self, kind: type[C]) -> C:
         """Return the run's config. Raises ConfigError if the run is of another kind."""
@@ -193,9 +194,7 @@ class RunFolder:
 
     def backend(self) -> str | None:
         """Return the backends that the run's blocks ran on, over all starts and resumes; None if not recorded."""
-        about = self.provenance()
-        found = (part.get("backend") for part in (about, *about.get("resumed", [])))
-        return all_backends(name.replace("joined", "fused") if name else None for name in found)  # its earlier name
+        return backends_in(self.provenance())
 
     def code(self) -> str:
         """Return the digest of the code that made the run; several, if it was resumed with other code."""
@@ -204,7 +203,7 @@ class RunFolder:
 
     def memberships(self) -> list[Membership]:
         """Return the experiments and sweeps that asked for this run, the one that came first at the beginning."""
-        return memberships.read_memberships(self.path, self.provenance())
+        return memberships.read_memberships(self.path, self.provenance)
 
     def join(self, *new: Membership) -> None:
         """Add memberships, unless the run has them."""

@@ -3,6 +3,7 @@
 {"step": 0, "loss": 5.5, "lr": 1e-4, ..., "time_s": ...}           a training row; steps count from 0
 {"step": 0, "validation_loss": 5.4, "time_s": ...}                 a validation row
 {"step": 0, "probe": "NAME", "values": {...}, "time_s": ...}       a probe's row
+{"step": 0, "texts": [{...}, ...], "time_s": ...}                  what the model wrote after prompts
 {"step": 0, "spike": {...}, "time_s": ...}                         a spike: loss, mean, std, ring, checkpoint
 {"resumed_from": 7, "time_s": ...}                                 rows of steps >= 7 above this line are void
 """

@@ -7,7 +7,7 @@ each experiment and sweep. A folder without it has the one membership that its p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,12 @@ class Membership:
         return {"experiment": self.experiment} | ({} if self.baseline is None else {"baseline": self.baseline})
 
 
-def read_memberships(folder: Path, about: Mapping[str, Any]) -> list[Membership]:
-    """Return the memberships of a run, the one that came first at the beginning; `about`: its provenance."""
+def read_memberships(folder: Path, provenance: Callable[[], Mapping[str, Any]]) -> list[Membership]:
+    """Return the memberships of a run, the one that came first at the beginning."""
     found = read_if_there(tuple[Membership, ...], folder / NAME, DELETE_IT)
     if found:
         return list(found)
+    about = provenance()
     choices = about.get("choices", {})
     return [
         Membership(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 NAMED = 3  # arms of one backend that are listed by name; more are only counted
 THEN = " then from step {} "
@@ -20,6 +21,15 @@ def all_backends(backends: Iterable[str | None]) -> str | None:
     if len(known) == 1:
         return known.pop()
     return ", ".join(sorted({name for one in known for name in re.split(rf", |{THEN.format(r'[0-9]+')}", one)})) or None
+
+
+def backends_in(about: Mapping[str, Any]) -> str | None:
+    """Return the backends that a run's blocks ran on, over all starts and resumes; None if not recorded.
+
+    `about`: the run's provenance.
+    """
+    found = (part.get("backend") for part in (about, *about.get("resumed", [])))
+    return all_backends(name.replace("joined", "fused") if name else None for name in found)  # its earlier name
 
 
 def backends_by_step(rows: Iterable[tuple[int, str | None]]) -> str | None:

@@ -284,6 +284,7 @@ class Session:
         self.has_parent = False
         self.offset, self.uncovered, self.spikes = 0, list[Row](), 0
         self.points: list[Any] = []
+        self.texts: list[Row] = []
 
     def begin(self, known: Mapping[str, str], tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
         """Set params, tags and status of the running run. `known`, `tags`: params and tags that MLflow already has."""
@@ -312,6 +313,9 @@ class Session:
         read = not self.points  # waiting points go first; otherwise an outage would fill the memory
         if read:
             self._read(limit)
+        while self.texts:  # before the points, for these say how far MLflow has the journal
+            self.client.log_text(self.position.run_id, *text_of(self.texts[0]))
+            del self.texts[0]
         batch = self.points[:METRICS_PER_CALL]
         if batch:
             self.client.log_batch(self.position.run_id, metrics=batch)
@@ -357,6 +361,7 @@ class Session:
                 self.spikes += "spike" in row
                 if row["step"] >= self.position.next_step:
                     self.points += points_of(row, self.spikes)
+                    self.texts += [row] if "texts" in row else []
 
 
 def points_of(row: Row, spikes: int = 0) -> list[Any]:
@@ -364,6 +369,11 @@ def points_of(row: Row, spikes: int = 0) -> list[Any]:
     from mlflow.entities import Metric
 
     return [Metric(name, value, int(row["time_s"] * 1000), row["step"]) for name, value in metrics_of(row, spikes)]
+
+
+def text_of(row: Row) -> tuple[str, str]:
+    """Return what a model wrote at a step, below the prompts, and the name of the file that has it in MLflow."""
+    return "\n\n---\n\n".join(one["prompt"] + one["text"] for one in row["texts"]), f"texts/step_{row['step']:08d}.txt"
 
 
 def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:

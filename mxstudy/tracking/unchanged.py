@@ -1,4 +1,4 @@
-"""Notice a config.yaml that somebody changed after its run was made: its numbers are those of another config.
+"""Parse a config.yaml, and notice one that was changed after its run was made: its numbers are of another config.
 
 provenance.json has a digest of the part of the config that decides numbers, as a fingerprint has it; folders of earlier
 versions have none, and are believed. What decides no number may change when a run is resumed.
@@ -6,15 +6,17 @@ versions have none, and are believed. What decides no number may change when a r
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mxstudy import config as schemas
 from mxstudy.config import SCHEMA_VERSION, hashed
 from mxstudy.reader import ConfigError, require
+from mxstudy.small_files import parse_yaml
 
 KEY = "config_digest"  # in provenance.json
 
@@ -25,25 +27,36 @@ def digest_of(config: schemas.Run) -> dict[str, Any]:
     return {"schema": SCHEMA_VERSION, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def check_values(path: Path, values: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Raise the same as `check_unchanged` for a config's values, unless today's schema cannot read them."""
+class Stored(NamedTuple):
+    """What a config.yaml holds. `config`: the error, if today's schema cannot read it. `digest`: that of the config."""
+
+    values: dict[str, Any]
+    config: schemas.AnyRun | ConfigError
+    digest: dict[str, Any] | None
+
+
+@functools.lru_cache(1000)  # a figure asks for a run's config several times, and to parse it takes milliseconds
+def stored(text: str) -> Stored:
+    """Return what the text of a config.yaml holds; nobody may change it. Raises ConfigError for what is no mapping."""
+    values = parse_yaml(text)
     try:
         config = schemas.read_run(values)
-    except ConfigError:
-        return
-    check_unchanged(path, config, about)
+    except ConfigError as error:
+        return Stored(values, error, None)
+    return Stored(values, config, digest_of(config))
 
 
-def check_unchanged(path: Path, config: schemas.Run, about: Mapping[str, Any]) -> None:
-    """Raise ConfigError if this config, read from a config.yaml, is not the one that its run was made with.
+def check_unchanged(path: Path, found: Stored, about: Mapping[str, Any]) -> None:
+    """Raise ConfigError if what a config.yaml holds is not the config that its run was made with.
 
-    `about`: the run's provenance. A digest of an earlier version of the schema is not compared.
+    `about`: the run's provenance. Neither a digest of an earlier version of the schema is compared, nor values that
+    today's schema cannot read.
     """
     recorded = about.get(KEY)
-    if recorded is None or recorded["schema"] != SCHEMA_VERSION:
+    if recorded is None or recorded["schema"] != SCHEMA_VERSION or found.digest is None:
         return
     require(
-        digest_of(config) == recorded,
+        found.digest == recorded,
         f"{path}: is not the config that this run was made with (its digest is not that in provenance.json); restore "
         "it, or move the folder away to train this run again",
     )

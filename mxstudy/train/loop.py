@@ -25,6 +25,7 @@ from mxstudy.model.backends import backends_of
 from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
+from mxstudy.model.dropout import without_dropout
 from mxstudy.model.head import one
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
@@ -39,6 +40,7 @@ from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
 
+CADENCES = ("validation", "evaluation", "sample", "checkpoint")  # of the config, what is done between two steps
 CORPORA = "corpora"  # in the journal: what a run has taken of each corpus at its end
 
 
@@ -68,6 +70,7 @@ class TrainingRun:
     probes: list[Probe] = field(default_factory=list)
     spikes: SpikeWatch | None = None
     evaluate: Callable[[], dict[str, float]] | None = None  # returns scores of the current model
+    write_texts: Callable[[], list[Row]] | None = None  # returns what the current model writes
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -132,7 +135,7 @@ def train_step(run: TrainingRun, step: int) -> StepView:
     run.diverged |= ~measured.isfinite().all()
     set_learning_rate(run.optimizer, learning_rate(run.config, step))
     step_unless(run.optimizer, run.diverged)
-    if routing is not None and view.is_finite():
+    if routing is not None and not run.diverged.item():
         move_biases(run.model, routing)
     run.mark("optimizer")
     return view
@@ -145,7 +148,7 @@ def learning_rate(config: config.Pretrain, step: int) -> float:
 def train(run: TrainingRun, start: int, leave: Leave) -> str:
     """Train from step `start` to the end, a divergence or a signal; returns finished, diverged or preempted."""
     settings, starts = run.config, {row.from_step for row in run.config.precision.schedule}
-    cadences = {name: getattr(settings, name).every_steps for name in ("validation", "evaluation", "checkpoint")}
+    cadences = {name: getattr(settings, name).every_steps for name in CADENCES}
     for step in range(start, settings.train.steps):
         if step in starts and step > start:
             plan = set_precision(run.model, settings, step, run.device)
@@ -168,6 +171,8 @@ def train(run: TrainingRun, start: int, leave: Leave) -> str:
             run.recorder.record({"step": step, "validation_loss": validate(run)})
         if run.evaluate and "evaluation" in due and (scores := run.evaluate()):
             run.recorder.record({"step": step, "probe": "evaluation", "values": scores})
+        if run.write_texts and "sample" in due:
+            run.recorder.record({"step": step, "texts": run.write_texts()})
         if signal or "checkpoint" in due:
             run.recorder.save(step + 1)
         if signal and not is_last:
@@ -255,7 +260,8 @@ def validate(run: TrainingRun) -> float:
         rows = parts[own if own < len(parts) else 0]
         move_to_row(run.model, int(rows[0]) * tokens_BT.shape[1])
         tokens, targets = run.to_device((tokens_BT[rows], targets_BT[rows]))
-        loss = run.model(tokens, targets)
+        with without_dropout(run.model):
+            loss = run.model(tokens, targets)
         if own < len(parts):
             total += loss
     drop_gathered(run.model)

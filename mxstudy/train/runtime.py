@@ -75,6 +75,16 @@ def configure_torch(compile: bool = False, deterministic: bool = False) -> None:
     keep_freed_memory()
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def share_of_cores(processes: int) -> int:
+    """Return the threads of each of so many processes on these cores; no more than torch would have."""
+    return max(1, min(torch.get_num_threads(), cores() // processes))
+
+
 def keep_freed_memory() -> None:
     """Tell glibc to keep freed memory; otherwise an eager step on CPU spends most of its time in page faults."""
     if sys.platform == "linux":

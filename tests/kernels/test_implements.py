@@ -12,7 +12,8 @@ from mxstudy.config.casts import BlockCast, Cast, Gemms
 from mxstudy.kernels.implements import Implements
 from mxstudy.numerics.cast import check_format
 from mxstudy.numerics.formats import FORMATS, ROUNDINGS, Rounding, any_random
-from mxstudy.numerics.gemms import STREAMS, Linear, Random
+from mxstudy.numerics.gemms import Linear
+from mxstudy.numerics.random_bits import STREAMS, Random
 from mxstudy.reader import ConfigError
 
 E2M1 = Cast(format="E2M1")

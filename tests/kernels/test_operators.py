@@ -131,6 +131,8 @@ def test_rotate_heads_is_an_operator():
     library.opcheck(torch.ops.mxstudy.rotate_heads_, (qkv, rope, 48, 16))
     with pytest.raises(ConfigError, match="qkv: the kernel takes bfloat16"):
         rotate_heads_(qkv.float(), rope, 48, 16)
+    with pytest.raises(ConfigError, match=r"qkv: \[14, 48\] with strides \(64, 1\) is not contiguous"):
+        rotate_heads_(qkv[:, :48], rope, 48, 16)
 
 
 def test_heads_of_bad_input():

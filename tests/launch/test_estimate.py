@@ -66,6 +66,7 @@ def test_gpu_hours_are_those_that_were_measured(
     [
         (("+experiment=moe", "model=moe_tiny"), "a mixture of experts"),
         (("+experiment=mxnorm_pretrain", "precision=fp32", "train.compute=fp32"), "train.compute=fp32"),
+        (("+experiment=fp4_recipes",), "the recipe nvfp4"),
     ],
 )
 def test_a_run_without_gpu_hours_says_why(words: tuple[str, ...], what: str, here: Path, capsys) -> None:

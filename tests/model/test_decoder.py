@@ -7,7 +7,7 @@ from each import each
 
 from mxstudy import config
 from mxstudy.cli import CONF
-from mxstudy.model import Decoder
+from mxstudy.model import Decoder, LayerNorm, MXNorm, PostRoundMXNorm, RMSNorm
 from mxstudy.model.decoder import Tree
 from mxstudy.numerics import BlockCast
 from mxstudy.reader import ConfigError, read
@@ -134,6 +134,35 @@ def test_the_papers_sizes(name, total, blocks):
         decoder = Decoder(model, config.RMSNorm(), BlockCast(), torch.bfloat16)
     assert decoder.num_params() == pytest.approx(total, rel=3e-3)
     assert sum(p.numel() for p in decoder.layers.parameters()) == pytest.approx(blocks, rel=3e-3)
+
+
+@each("norm", [RMSNorm(256), LayerNorm(256, bias=True), MXNorm(256, p=2.0), PostRoundMXNorm(256)])
+def test_a_new_norm_has_gain_1_and_bias_0(norm):
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(norm(x), norm.apply_affine(x, torch.ones(256), None))
+
+
+@each("settings", [SMALL, replace(SMALL, mlp="moe", qkv_bias=True, moe=config.MoE(num_experts=4, balance="bias"))])
+def test_a_new_decoder_is_drawn_as_a_run_draws_it_but_by_torchs_generator(settings):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        new, other = (Decoder(settings, config.RMSNorm(), BlockCast(), torch.float32) for _ in range(2))
+    drawn = build(settings).state_dict()
+    for name, weight in new.state_dict().items():
+        if drawn[name].std() == 0:  # a gain or a bias
+            assert torch.equal(weight, drawn[name]), name
+            continue
+        assert not torch.equal(weight, other.state_dict()[name]), name
+        rows, expected = weight.chunk(2, dim=-2), drawn[name].chunk(2, dim=-2)  # halves of w13 differ
+        for half, of in zip(rows, expected, strict=True):
+            assert half.std().item() == pytest.approx(of.std().item(), rel=0.2), name
+
+
+def test_building_on_meta_draws_nothing():
+    before = torch.random.get_rng_state()
+    with torch.device("meta"):
+        Decoder(SMALL, config.RMSNorm(), BlockCast(), torch.float32)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_initial_weights_depend_on_seed_and_name_alone():

@@ -1,73 +1,17 @@
 """A mixture of experts is dense MLPs, each on the tokens that a router sends it; compared with those, bit by bit."""
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from small_mixtures import DENSE, MOE, NORMS, ONE, build, gradients, group, tokens
 
 from mxstudy import config
 from mxstudy.config.casts import Gemms
-from mxstudy.model.balance import RoutingOfStep, move_biases
-from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.feed_forward import FeedForward
-from mxstudy.model.fusable import linears_in
 from mxstudy.model.moe import MixtureOfExperts, mixtures_of
-from mxstudy.model.precision import DTYPES, apply_precision, check_tokens
 from mxstudy.probes.shadow import borrowed, capture_linears
-from mxstudy.reader import ConfigError, read
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-DENSE = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=128)
-MOE = replace(DENSE, mlp="moe", moe=config.MoE(num_experts=6, top_k=2, num_shared=1))
-ONE = replace(DENSE, mlp="moe", moe=config.MoE(num_experts=1, top_k=1, gate="softmax", balance="none"))
-NORMS = {
-    "rmsnorm": config.RMSNorm(),
-    "mxnorm": config.MXNorm(p=2.0),
-    "folded": config.RMSNorm(fold_gain=True),
-    "layernorm": config.LayerNorm(bias=True),
-}
-
-
-def plan(row: str, backend: str = "auto", **changed: Any) -> config.Precision:
-    return config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": row}),), backend=backend, **changed)
-
-
-def build(
-    model: config.Decoder, norm: str, row: str, device: torch.device = CPU, compiled: bool = False, **changed: Any
-) -> Decoder:
-    precision, compute = plan(row, **changed), "fp32" if row == "fp32" else "bf16"
-    decoder = Decoder(model, NORMS[norm], precision.settings, DTYPES[compute])
-    decoder.init_weights(0)
-    apply_precision(decoder, precision, 0, compute, device, compiled=compiled)
-    for module in decoder.modules():
-        if hasattr(module, "fold_gain") and getattr(module, "weight", None) is not None:
-            with torch.no_grad():  # gains off 1, or a fold would do nothing
-                module.weight += 0.1 * torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(1))
-    return decoder
-
-
-def tokens(rows: int = 2) -> Tensor:
-    return torch.randint(0, 128, (rows, 64), generator=torch.Generator().manual_seed(3))
-
-
-def gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
-    model.zero_grad()
-    logits = model(tokens())
-    logits.float().square().sum().backward()
-    return logits, {name: weight.grad.clone() for name, weight in model.named_parameters()}
-
-
-def group(model: Decoder, is_grouped: bool) -> Decoder:
-    for mixture in mixtures_of(model).values():
-        mixture.is_grouped = is_grouped
-    return model
-
-
-# -------------------------------------------------------------------------------------------- one expert, and many
 
 
 @pytest.mark.integration
@@ -175,101 +119,6 @@ def test_one_grouped_gemm_has_the_bits_of_the_loop(norm, row):
     assert all(torch.equal(grouped[1][name], gradient) for name, gradient in loop[1].items())
 
 
-# --------------------------------------------------------------------------------------------------------- router
-
-
-def test_of_equal_scores_the_first_experts_are_chosen():
-    router = next(iter(mixtures_of(build(MOE, "rmsnorm", "fp32")).values())).router
-    with torch.no_grad():
-        router.weight.zero_()
-        router.weight[4] = 1.0
-    experts_TK, weights_TK, _ = router(torch.ones(3, 64))
-    assert experts_TK.tolist() == [[4, 0]] * 3
-    experts_TK, weights_TK, _ = router(torch.zeros(3, 64))
-    assert experts_TK.tolist() == [[0, 1]] * 3
-    assert weights_TK.tolist() == [[0.5, 0.5]] * 3
-
-
-def test_a_bias_counts_for_the_choice_alone():
-    router = next(iter(mixtures_of(build(MOE, "rmsnorm", "fp32")).values())).router
-    y_TD = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
-    scores_TE = torch.sigmoid(y_TD @ router.weight.T)
-    router.bias += torch.tensor([0.0, 0.0, 5.0, 0.0, 4.0, 0.0])
-    experts_TK, weights_TK, _ = router(y_TD)
-    assert experts_TK.tolist() == [[2, 4]] * 9
-    chosen = scores_TE[:, [2, 4]]
-    torch.testing.assert_close(weights_TK, chosen / chosen.sum(-1, keepdim=True))
-
-
-def test_one_expert_a_token_keeps_its_score_so_that_the_router_learns():
-    moe = replace(MOE.moe, top_k=1, gate="softmax")
-    router = next(iter(mixtures_of(build(replace(MOE, moe=moe), "rmsnorm", "fp32")).values())).router
-    y_TD = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
-    _, weights_TK, probabilities_TE = router(y_TD)
-    torch.testing.assert_close(weights_TK[:, 0], probabilities_TE.amax(-1), rtol=1e-6, atol=0)
-    assert (weights_TK < 1).all()
-
-
-def test_the_router_is_fp32_in_a_model_of_bf16():
-    """It reads x / rms * gain unrounded: a difference below bf16 counts."""
-    mixture = next(iter(mixtures_of(build(MOE, "mxnorm", "mxfp8")).values()))
-    read = mixture.up.normed(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16())
-    assert read.unfolded.dtype == mixture.router.weight.dtype == torch.float32
-    assert not torch.equal(read.unfolded, read.unfolded.bfloat16().float())
-    found = mixture.router(read.unfolded)
-    assert {found[1].dtype, found[2].dtype} == {torch.float32}
-
-
-# -------------------------------------------------------------------------------------------------------- balance
-
-
-def test_biases_move_once_by_the_sign_of_what_is_missing_to_the_mean():
-    model = build(replace(MOE, moe=replace(MOE.moe, bias_rate=0.25)), "rmsnorm", "fp32")
-    routed = RoutingOfStep(model)
-    for row in tokens():
-        model(row[None])
-        routed.with_loss(torch.zeros(()), 0.5)
-    routing = routed.over_ranks()
-    move_biases(model, routing)
-    assert routing.loads_LE.sum(1).tolist() == [2 * 64 * 2] * 2
-    for mixture, loads_E in zip(mixtures_of(model).values(), routing.loads_LE.tolist(), strict=True):
-        mean = sum(loads_E) / 6
-        expected = [0.25 * ((load < mean) - (load > mean)) for load in loads_E]
-        assert mixture.router.bias.tolist() == expected
-        assert any(expected)
-
-
-def test_the_auxiliary_loss_is_that_of_switch():
-    moe = replace(MOE.moe, balance="loss", gate="softmax", loss_coefficient=0.5)
-    model = build(replace(MOE, moe=moe), "rmsnorm", "fp32")
-    x_BTD = torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(5))
-    mixture = next(iter(mixtures_of(model).values()))
-    _, routed = mixture(x_BTD)
-    probabilities = (mixture.up.normed(x_BTD[0]).unfolded.double() @ mixture.router.weight.double().T).softmax(-1)
-    shares = [load / (64 * 2) for load in routed.loads_E.tolist()]
-    expected = 0.5 * 6 * sum(share * probabilities[:, e].mean().item() for e, share in enumerate(shares))
-    assert routed.balance_loss.item() == pytest.approx(expected, rel=1e-5)
-    entropies = [-sum(p * math.log(p) for p in row) for row in probabilities.tolist()]
-    assert routed.entropy.item() == pytest.approx(sum(entropies) / 64, rel=1e-5)
-    routed.balance_loss.backward()
-    assert mixture.router.weight.grad.any()
-    assert mixture.up.weight.grad is None
-
-
-def test_only_what_the_training_asks_for_is_counted():
-    model = build(MOE, "rmsnorm", "fp32")
-    model(tokens())
-    with torch.no_grad():
-        model(tokens())
-    routed = RoutingOfStep(model)
-    assert routed.with_loss(torch.zeros(()), 1.0) == 0
-    assert routed.over_ranks().loads_LE.sum() == 2 * 2 * 64 * 2
-    assert model.routings == []  # and not a second time
-
-
-# -------------------------------------------------------------------------------------------------------- numbers
-
-
 def test_parameters_are_counted_in_total_and_as_a_token_uses_them():
     model = build(MOE, "rmsnorm", "bf16")
     expert, attention, router = 3 * 64 * 96, 64 * 64 * 2 + 2 * 64 * 32, 6 * 64
@@ -314,98 +163,3 @@ def test_initial_weights_of_experts_differ_and_have_their_stds():
     assert gate.std().item() == pytest.approx(0.02, rel=0.03)
     assert other.std().item() == pytest.approx(0.02 / 2**0.5, rel=0.03)
     assert not torch.equal(up.weight[0], up.weight[1])
-
-
-# ---------------------------------------------------------------------------------------- what runs, and what not
-
-
-@pytest.mark.parametrize(
-    ("row", "device", "compiled", "backend", "why"),
-    [
-        ("mxfp8", CPU, False, "reference", "on CPU its experts are computed one after the other"),
-        ("mxfp8", CPU, True, "grouped", None),
-        ("mxfp8", CUDA, True, "grouped", None),
-        ("bf16", CUDA, False, "grouped", None),
-        ("fp8_tensor", CUDA, False, "reference", "the grouped GEMM has no scale for its accumulator"),
-        ("fp32", CUDA, False, "reference", "the grouped GEMM of its experts is in bf16"),
-    ],
-)
-def test_a_backend_is_chosen_and_says_why(row, device, compiled, backend, why):
-    model = build(MOE, "rmsnorm", row, device, compiled)
-    for block in model.layers:
-        assert block.backend.name == backend
-        assert (why or "") in (block.backend.why or "")
-        assert block.feed_forward.is_grouped == (backend == "grouped")
-
-
-@pytest.mark.parametrize(
-    ("row", "changed", "compiled", "says"),
-    [
-        ("mxfp8", {"backend": "fused"}, False, "precision.backend: fused cannot run layers.0: its MLP is a MixtureOfE"),
-        ("mxfp8", {"backend": "native"}, False, "precision.backend: native cannot run layers.0: "),
-        ("fp8_tensor", {}, True, "train.compile: layers.0 computes its experts one after the other"),
-        ("mxfp8", {"backend": "reference"}, True, "train.compile: layers.0 computes its experts one after the other"),
-    ],
-)
-def test_what_cannot_be_computed_is_refused(row, changed, compiled, says):
-    with pytest.raises(ConfigError, match=says):
-        build(MOE, "rmsnorm", row, CUDA, compiled, **changed)
-
-
-def test_a_micro_batch_need_not_be_a_multiple_of_the_experts_blocks():
-    """An expert's rows are filled up; attention's and the shared experts' are not."""
-    experts = {"schedule": [{"plan": {"layers.*.feed_forward.w*": "mxfp8"}}]}
-    model = Decoder(MOE, NORMS["rmsnorm"], plan("mxfp8").settings, torch.bfloat16)
-    apply_precision(model, read(config.Precision, experts), 0, "bf16", CPU)
-    check_tokens(model, "train.micro_batch_size: 80 tokens", 80)
-    assert {mixture.align for mixture in mixtures_of(model).values()} == {32}
-    apply_precision(model, plan("mxfp8"), 0, "bf16", CPU)
-    with pytest.raises(ConfigError, match=r"train\.micro_batch_size: 80 tokens do not divide into blocks of 32"):
-        check_tokens(model, "train.micro_batch_size: 80 tokens", 80)
-
-
-def test_blocks_that_are_filled_up_elsewhere_do_not_lie_in_two_experts():
-    model = build(MOE, "rmsnorm", "mxfp8", pad_blocks=True, block_size=64)
-    assert {mixture.align for mixture in mixtures_of(model).values()} == {64}
-
-
-def test_every_linear_of_a_mixture_is_in_the_plan():
-    model = build(MOE, "rmsnorm", "mxfp8")
-    block = model.layers[0]
-    assert len(linears_in(block)) == 6
-    assert all(any(linear.gemms.casts()) for linear in linears_in(block))
-
-
-@pytest.mark.parametrize(
-    ("moe", "says"),
-    [
-        ({"num_experts": 0}, "moe.num_experts: must lie in 1 .. 4,096, not 0"),
-        ({"num_experts": 10**12}, "moe.num_experts: must lie in 1 .. 4,096, not 1000000000000"),
-        ({"num_experts": 4, "top_k": 5}, r"moe.top_k: must lie in 1 .. num_experts \(4\), not 5"),
-        ({"num_shared": -1}, "moe.num_shared: must lie in 0 .. 4,096, not -1"),
-        ({"num_shared": 5000}, "moe.num_shared: must lie in 0 .. 4,096, not 5000"),
-        ({"balance": "loss", "bias_rate": 0.1}, "moe.bias_rate: only for balance=bias, not for loss"),
-        ({"balance": "none", "loss_coefficient": 0.1}, "moe.loss_coefficient: only for balance=loss, not for none"),
-        ({"bias_rate": 0.0}, "moe.bias_rate: must be positive"),
-    ],
-)
-def test_what_a_mixture_cannot_be_is_refused(moe, says):
-    sizes = {"hidden_size": 64, "ffn_size": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 128}
-    with pytest.raises(ConfigError, match=says):
-        read(config.Decoder, sizes | {"mlp": "moe", "moe": moe})
-
-
-def test_experts_of_a_dense_mlp_are_refused():
-    with pytest.raises(ConfigError, match="moe: swiglu has no experts; set mlp=moe"):
-        replace(DENSE, moe=config.MoE(num_experts=4))
-
-
-def test_shared_experts_are_refused_what_the_norm_that_they_read_cannot_have():
-    """A gain that is folded into the forward's weight would be in its gradient twice."""
-    casts = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
-    recipe = {name: {"format": "E4M3"} for name in casts} | {"dgrad_w": {"format": "E4M3", "source": "forward"}}
-    rows = {"layers.*": "mxfp8", "layers.*.shared.*": "mine"}
-    mine = read(config.Precision, {"schedule": [{"plan": rows}], "recipes": {"mine": recipe}})
-    decoder = Decoder(MOE, NORMS["mxnorm"], mine.settings, torch.bfloat16)
-    with pytest.raises(ConfigError, match=r"plan for layers\.0\.feed_forward\.shared\.w13: dgrad_w\.source: .* folded"):
-        apply_precision(decoder, mine, 0, "bf16", CPU)

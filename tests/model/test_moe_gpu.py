@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_moe import MOE, NORMS, plan, tokens
+from small_mixtures import MOE, NORMS, plan, tokens
 from torch import Tensor
 
 from mxstudy.model.decoder import Decoder
@@ -26,6 +26,7 @@ def on_gpu(norm: str, row: str, compiled: bool = False) -> Decoder:
     model.init_weights(0)
     apply_precision(model, precision, 0, "bf16", DEVICE, compiled=compiled)
     if compiled:
+        torch.compiler.reset()  # as a training does: after another model sizes would be variables
         for block in model.layers:
             block.compile(fullgraph=True)
     return model

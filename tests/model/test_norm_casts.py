@@ -126,6 +126,11 @@ def test_experts_and_shared_experts_take_one_absmax() -> None:
     with pytest.raises(ConfigError, match="reads the experts' norm but casts it in other blocks"):
         applied(precision, model=mixture)
     applied(of_row("mxfp4"), model=mixture)
+    with pytest.raises(
+        ConfigError, match=r"layers\.0\.feed_forward\.shared.* under another transform.* without random signs"
+    ):
+        applied(of_file("mxfp4_h16_random"), model=mixture)
+    applied(of_file("mxfp4_h16"), model=mixture)
     with pytest.raises(ConfigError, match=r"norm\.fold_gain_in_dgrad: .* reads a norm together with others"):
         applied(of_row("mxfp4"), replace(MXNORM, fold_gain_in_dgrad=True), model=mixture)
 

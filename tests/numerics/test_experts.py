@@ -10,12 +10,13 @@ import pytest
 import torch
 from reference import fake_quantize_array
 
+from mxstudy.blocks.operands import plain_operand
 from mxstudy.config.casts import OPERANDS, BlockCast, Cast, Gemms, Hadamard
 from mxstudy.config.recipes import PRECISIONS
 from mxstudy.numerics.dispatch import Dispatch, dispatch_of, sum_of_copies
-from mxstudy.numerics.gemms import STREAMS, Linear, Random, mx_linear
+from mxstudy.numerics.gemms import CastKernel, Linear, mx_linear
 from mxstudy.numerics.norm_linear import NormBounds
-from mxstudy.numerics.random_bits import stream_key
+from mxstudy.numerics.random_bits import STREAMS, Random, stream_key
 from mxstudy.numerics.readers import NormOutput, read_norm, read_rows
 
 TOKENS, IN, OUT, EXPERTS, K = 96, 64, 32, 6, 2
@@ -50,12 +51,19 @@ def normed(x_TI: torch.Tensor) -> NormOutput:
     return NormOutput(x_TI, torch.ones(x_TI.shape[1]), None, NormBounds(1e6, 1e6), fold_gain=False)
 
 
-def computed(gemms: Gemms, is_grouped: bool, random: Random | None = None, align: int = 0) -> list[torch.Tensor]:
+def computed(
+    gemms: Gemms,
+    is_grouped: bool,
+    random: Random | None = None,
+    align: int = 0,
+    kernel: CastKernel | None = None,
+) -> list[torch.Tensor]:
     """H of each copy, and the gradients of x and of the weights, for gradients of H that are a copy's own."""
     dispatch = dispatch_of(chosen(), EXPERTS, align or alignment(gemms))
     x_TI = integers(TOKENS, IN, seed=1).requires_grad_()
     weight = integers(EXPERTS, OUT, IN, seed=2).bfloat16().requires_grad_()
-    h_NO = read_norm(normed(x_TI), weight, gemms, torch.bfloat16, random, dispatch, is_grouped)
+    linear = Linear(gemms, random, kernel=kernel)
+    h_NO = read_norm(normed(x_TI), weight, linear, torch.bfloat16, dispatch, is_grouped)
     dh = integers(TOKENS * K, OUT, seed=3).bfloat16()
     dh_NO = torch.cat((dh, torch.zeros(1, OUT)))[dispatch.copies_N].bfloat16()
     h_NO.backward(dh_NO)
@@ -93,11 +101,16 @@ def by_hand(gemms: Gemms) -> list[torch.Tensor]:
     return [h, dx[:, 0] + dx[:, 1], torch.stack(dw)]
 
 
-@pytest.mark.parametrize("is_grouped", [False, True], ids=["loop", "grouped"])
+WAYS = {"loop": (False, None), "grouped": (True, None), "grouped, by kernels": (True, plain_operand)}
+
+
+@pytest.mark.parametrize(("is_grouped", "kernel"), WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "mx_mix", "mxfp6_e2m3"])
-def test_each_expert_is_a_linear_of_its_own(recipe, is_grouped):
+def test_each_expert_is_a_linear_of_its_own(recipe, is_grouped, kernel):
     gemms = filled(recipe)
-    for what, got, want in zip(("H", "dX", "dW"), computed(gemms, is_grouped), by_hand(gemms), strict=True):
+    for what, got, want in zip(
+        ("H", "dX", "dW"), computed(gemms, is_grouped, kernel=kernel), by_hand(gemms), strict=True
+    ):
         assert torch.equal(got, want), what
 
 
@@ -170,7 +183,7 @@ def test_random_numbers_are_those_of_a_token_wherever_it_goes():
 
     def outputs(rows: slice) -> torch.Tensor:
         dispatch = dispatch_of(experts[rows], EXPERTS, 32)
-        h = read_norm(normed(x_TI[rows]), weight, gemms, torch.bfloat16, random(rows.start), dispatch, True)
+        h = read_norm(normed(x_TI[rows]), weight, Linear(gemms, random(rows.start)), torch.bfloat16, dispatch, True)
         return h[dispatch.rows_TK]
 
     whole, half = outputs(slice(0, TOKENS)), TOKENS // 2
@@ -180,10 +193,10 @@ def test_random_numbers_are_those_of_a_token_wherever_it_goes():
 def test_rows_that_are_dispatched_already_are_read_as_they_are():
     dispatch, gemms = dispatch_of(chosen(), EXPERTS, 32), filled("mxfp8")
     x_TI, weight = integers(TOKENS, IN, seed=1), integers(EXPERTS, OUT, IN, seed=2).bfloat16()
-    h = read_norm(normed(x_TI), weight, gemms, torch.bfloat16, None, dispatch)
+    h = read_norm(normed(x_TI), weight, Linear(gemms), torch.bfloat16, dispatch)
     rows = torch.cat((x_TI, torch.zeros(1, IN)))[dispatch.tokens_N.clamp_max(TOKENS)].bfloat16()
     for is_grouped in (False, True):
-        assert torch.equal(read_rows(rows, weight, gemms, torch.bfloat16, None, dispatch, is_grouped), h)
+        assert torch.equal(read_rows(rows, weight, Linear(gemms), torch.bfloat16, dispatch, is_grouped), h)
 
 
 def test_a_folded_gain_is_in_the_weight_and_its_gradient_is_of_the_product():
@@ -198,7 +211,7 @@ def test_a_folded_gain_is_in_the_weight_and_its_gradient_is_of_the_product():
         y = (x if fold_gain else x * gain).clone().requires_grad_()
         weight = w.clone().requires_grad_()
         of = NormOutput(y, gain, None, NormBounds(1e6, 1e6), fold_gain)
-        h = read_norm(of, weight, Gemms(), torch.float32, None, dispatch)
+        h = read_norm(of, weight, Linear(Gemms()), torch.float32, dispatch)
         h.backward(h.detach().sign())
         return [h.detach(), y.grad, weight.grad]  # type: ignore[list-item]
 

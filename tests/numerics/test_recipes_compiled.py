@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 
 from mxstudy.config.casts import BlockCast, Cast, Gemms, Hadamard
 from mxstudy.model.random_streams import move_to
-from mxstudy.numerics.gemms import STREAMS, Linear, Random, mx_linear
-from mxstudy.numerics.random_bits import stream_key
+from mxstudy.numerics.gemms import Linear, mx_linear
+from mxstudy.numerics.random_bits import STREAMS, Random, stream_key
 from mxstudy.train.runtime import configure_torch
 
 pytestmark = pytest.mark.slow

@@ -196,6 +196,14 @@ def test_a_gaussian_has_its_last_bin(quantity: str, expected: float) -> None:
     assert got[quantity] == pytest.approx(expected, abs=2e-4)
 
 
+@each(("headroom", "noise"), [(1.0, 0.0188), (16 / 17, 0.0236)])
+def test_a_gaussian_is_rounded_as_the_operand_is(headroom: float, noise: float) -> None:
+    """Of NVFP4, stochastic: twice the noise of rounding to nearest (computed elsewhere, on N(0, 1))."""
+    cast = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", rounding="stochastic", headroom=headroom)
+    got = gaussian_quality(cast.filled(BlockCast(16)))
+    assert got["sqnr_db"] == pytest.approx(-10 * math.log10(noise), abs=0.05)
+
+
 def test_the_gaussian_stands_beside_and_is_that_of_the_cast() -> None:
     _, _, values = measured(settings_of("mxfp8_e5m2_grad", scale_rule="floor"))
     for operand in OPERANDS:

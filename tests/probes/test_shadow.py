@@ -42,7 +42,7 @@ def both_probes(every_steps: int) -> list[Probe]:
 def losses(settings: config.Pretrain, probes: list[Probe], device: str = "cpu", **train_changes: Any) -> list[float]:
     run, memory = tiny.build(settings, **train_changes)
     run.model.to(device)
-    run.device, run.probes = torch.device(device), probes
+    run.device, run.probes, run.diverged = torch.device(device), probes, run.diverged.to(device)
     assert train(run, 0, Leave()) == "finished"
     return memory.losses
 

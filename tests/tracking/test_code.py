@@ -160,7 +160,8 @@ def test_nobody_calls_what_is_left_out_as_uncalled() -> None:
 def test_the_code_of_every_commit_that_results_name_is_known() -> None:
     known = json.loads(BY_COMMIT.read_text())
     assert set(commits_in(tables_of_runs())) <= known.keys(), "python tests/code_by_commit.py adds them"
-    assert all(codes.keys() == STUDIES.keys() for codes in known.values())
+    younger = {"generate"}  # kinds of run that no commit had which recorded no code
+    assert all(STUDIES.keys() - younger <= codes.keys() <= STUDIES.keys() for codes in known.values())
     assert code_at("f" * 40, False, "pretrain") == code_at(next(iter(known)), True, "pretrain") == "unknown"
 
 
@@ -180,7 +181,7 @@ def test_a_commit_has_the_recorded_code() -> None:
         found = codes_at(first)
     except subprocess.CalledProcessError:
         pytest.skip("this clone has no such commit")
-    assert found == json.loads(BY_COMMIT.read_text())[first]
+    assert found.items() >= json.loads(BY_COMMIT.read_text())[first].items()
     assert code_at(first, False, "student_teacher") == code_at(second, False, "student_teacher")
 
 

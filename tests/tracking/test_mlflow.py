@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mirrored import ARTIFACTS, losses, mirror, points, send, the_run
@@ -79,6 +80,31 @@ def test_every_number_arrives_with_the_journals_time(uri: str, folder: RunFolder
         ("system/mfu", 1, 0.25, 12000),
         ("val/loss", 1, 4.5, 13000),
     }
+
+
+def test_texts_arrive_as_files_before_the_run_has_ended(uri: str, folder: RunFolder) -> None:
+    def texts(step: int, *written: str) -> dict[str, Any]:
+        return {
+            "step": step,
+            "texts": [{"prompt": "def ", "text": one, "tokens": 2, "ended": "eos"} for one in written],
+        }
+
+    rows = [training_row(0), training_row(1), texts(1, "f(", "é"), training_row(2), texts(2, "g("), training_row(3)]
+    write_rows(folder, rows)
+    follower = mirror(uri, folder)
+    follower.start()
+    follower.covered(2)  # a checkpoint: what was written after it may be superseded
+    client, found = connect(uri), []
+    for _ in range(600):
+        run_id = folder.status().mlflow_run_id
+        if found := client.list_artifacts(run_id, "texts") if run_id else []:
+            break
+        time.sleep(0.05)
+    assert [file.path for file in found] == ["texts/step_00000001.txt"]
+    assert follower.finish("finished") is None
+    files = [client.download_artifacts(run_id, f"texts/step_0000000{step}.txt") for step in (1, 2)]
+    assert [Path(file).read_text() for file in files] == ["def f(\n\n---\n\ndef é", "def g("]
+    assert points(uri) == losses(folder)
 
 
 def test_a_run_says_what_it_is(uri: str, folder: RunFolder) -> None:

@@ -75,6 +75,11 @@ def test_folders_of_earlier_versions_are_believed(folder: RunFolder) -> None:
     assert folder.config().optimizer.lr == 0.002
 
 
+def test_what_is_done_with_a_configs_values_changes_them_for_nobody_else(folder: RunFolder) -> None:
+    folder.config_values()["optimizer"]["lr"] = 0.002
+    assert folder.config_values()["optimizer"]["lr"] == 0.001
+
+
 def test_a_config_of_another_schema_is_not_compared(folder: RunFolder) -> None:
     edit(folder, "\n  lr: 0.001", "\n  rate: 0.001")  # today's schema cannot read it
     assert folder.config_values()["optimizer"]["rate"] == 0.001

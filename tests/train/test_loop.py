@@ -90,10 +90,12 @@ def test_nothing_non_finite_reaches_the_weights_and_divergence_is_a_result():
     assert memory.saved == [1]
 
 
-def test_a_host_that_is_a_step_ahead_records_the_same(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("model", [tiny.MODEL, replace(tiny.MODEL, mlp="moe")], ids=["dense", "mixture"])
+def test_a_host_that_is_a_step_ahead_records_the_same(model: config.Decoder, monkeypatch: pytest.MonkeyPatch):
     """Same losses, and everything else at its step; a step that was launched after one that diverged leaves nothing."""
     settings = replace(
         tiny.REFERENCE,
+        model=model,
         precision=replace(tiny.precision((0, "mxfp8"), (4, "bf16")), backend="reference"),
         validation=config.Validation(sequences=4, every_steps=3),
         checkpoint=config.Checkpoint(every_steps=2),
@@ -114,7 +116,7 @@ def test_a_host_that_is_a_step_ahead_records_the_same(monkeypatch: pytest.Monkey
         assert calls == 7 + ahead
         rows = [{key: value for key, value in row.items() if key != "tokens_per_s"} for row in memory.rows]
         states = [state["step"].item() for state in run.optimizer.state.values()]
-        left.append((repr(rows), memory.saved, states, [p.sum().item() for p in run.model.parameters()]))
+        left.append((repr(rows), memory.saved, states, [x.sum().item() for x in run.model.state_dict().values()]))
     assert left[0] == left[1]
     assert left[0][1] == [2, 4, 6, 6]
 
@@ -174,3 +176,13 @@ def test_activation_checkpointing_compiles(traced):
     compiled = tiny.losses(tiny.ONE_BLOCK, compile=True)
     recomputed = tiny.losses(tiny.ONE_BLOCK, compile=True, activation_checkpointing="full")
     assert max(abs(a - b) for a, b in zip(compiled, recomputed, strict=True)) < 1e-4
+
+
+@pytest.mark.slow
+def test_dropout_compiles_and_is_recomputed(traced):
+    """The masks of a compiled and recomputed model are those of an eager one, and there are masks."""
+    settings = replace(tiny.ONE_BLOCK, model=replace(tiny.ONE_BLOCK.model, dropout=0.2))
+    eager, plain = tiny.losses(settings, steps=FEW), tiny.losses(tiny.ONE_BLOCK, steps=FEW)
+    compiled = tiny.losses(settings, steps=FEW, compile=True, activation_checkpointing="full")
+    assert max(abs(a - b) for a, b in zip(eager, compiled, strict=True)) < 1e-4
+    assert abs(eager[0] - plain[0]) > 1e-3

@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 import torch.distributed as dist
+from each import each
 from gang import together
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -63,6 +64,7 @@ ARMS = {
     "one scale a tensor": (tiny.RMSNORM, "fp8_tensor", "bf16"),
     "nvfp4": (config.RMSNorm(fold_gain=True), "nvfp4_forward_only", "bf16"),
     "random": (tiny.RMSNORM, "random", "bf16"),
+    "dropout": (tiny.RMSNORM, "random", "bf16"),
     "experts": (tiny.MXNORM, "mxfp8", "bf16"),
     "experts, random, with an auxiliary loss": (tiny.RMSNORM, "random", "bf16"),
 }
@@ -78,6 +80,7 @@ def settings(arm: str, **train_changes: Any) -> config.Pretrain:
     precision = replace(tiny.precision((0, row)), block_size=size, recipes={row: RANDOM} if row == "random" else {})
     changed = replace(tiny.CONFIG.train, **{"compute": compute, **train_changes})
     model = replace(tiny.MODEL, mlp="moe", moe=EXPERTS[arm]) if arm in EXPERTS else tiny.MODEL
+    model = replace(model, dropout=0.2) if arm == "dropout" else model
     return replace(tiny.CONFIG, model=model, norm=norm, precision=precision, train=changed, probe=PROBES)
 
 
@@ -211,10 +214,11 @@ def test_one_process_agrees_at_step_1_in_fp32(steps):
             torch.testing.assert_close(step["after"][name], weight, rtol=1e-6, atol=1e-6, msg=name)
 
 
-def test_micro_batches_draw_what_one_batch_does():
+@each("arm", ["random", "dropout"])
+def test_micro_batches_draw_what_one_batch_does(arm):
     """In FP32, where gradients of micro-batches are not rounded before they are summed; recomputed forwards alike."""
     accumulation = [{"micro_batch_size": size, "activation_checkpointing": c} for size, c in ((4, "none"), (2, "full"))]
-    one, two = (step_of(sharded(settings("random", **changes, compute="fp32"))) for changes in accumulation)
+    one, two = (step_of(sharded(settings(arm, **changes, compute="fp32"))) for changes in accumulation)
     assert one["loss"] == pytest.approx(two["loss"], rel=1e-6)
     for name, gradient in one["gradients"].items():
         torch.testing.assert_close(two["gradients"][name], gradient, rtol=1e-4, atol=1e-6, msg=name)

@@ -7,6 +7,7 @@ folder, from which analysis/ draws figures.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,8 @@ from rich.table import Table
 from mxstudy import results
 from mxstudy.config import Approximation
 from mxstudy.results import terminal as tables
-from mxstudy.studies.approximation.tables import TABLES
+from mxstudy.studies.approximation.recipe_errors import recipe_errors
+from mxstudy.studies.approximation.tables import TABLES, Measure
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.journal import Journal
 from mxstudy.train.recorder import finish_and_mirror
@@ -29,17 +31,23 @@ def run(config: Approximation, folder: RunFolder, label: str) -> str:
 
     A table takes seconds, so a killed run simply continues with the missing ones.
     """
+    tables = tables_of(config)
     with folder.lock(), folder.heartbeat():
-        folder.update(state="running", steps=len(TABLES), reason=None)
-        for step, (name, measure) in enumerate(TABLES.items()):
+        folder.update(state="running", steps=len(tables), reason=None)
+        for step, (name, measure) in enumerate(tables.items()):
             if not results.table_path(folder, name).exists():
                 print(f"{label}  {name}", flush=True)
                 results.save_table(folder, name, pd.DataFrame(measure(config)))
             folder.update(step=step + 1)
         record(folder)
-        report(folder)
+        report(folder, tables)
         finish_and_mirror(config, folder, label)
     return "finished"
+
+
+def tables_of(config: Approximation) -> dict[str, Measure]:
+    """Return the measurements of a run by the names of their tables."""
+    return TABLES | ({"recipe_errors": recipe_errors} if config.precisions else {})
 
 
 def record(folder: RunFolder) -> None:
@@ -59,10 +67,12 @@ def record(folder: RunFolder) -> None:
 # ------------------------------------------------------------------------------------------------- on the terminal
 
 
-def report(folder: RunFolder) -> None:
+def report(folder: RunFolder, measured: Collection[str]) -> None:
     console = Console(highlight=False)
     for show in (show_formats, show_fidelity, show_convergence, show_bounds, show_quality, show_inputs):
         console.print(show(folder))
+    if "recipe_errors" in measured:
+        console.print(*show_recipe_errors(folder), sep="\n")
     print(how_to_draw(folder), flush=True)
 
 
@@ -138,3 +148,19 @@ def show_inputs(folder: RunFolder) -> Table:
         shares = (f"{100 * row['overflow', rule]:.2f} %" for rule in ("floor", "rceil"))
         table.add_row(name, *gains, *shares)
     return table
+
+
+def show_recipe_errors(folder: RunFolder) -> Iterator[Table]:
+    """Yield a table of SQNRs an input; a second line of a precision is that without its Hadamard transforms."""
+    rows = results.load_table([folder], "recipe_errors")
+    short = {name: name.replace("forward", "fwd") for name in rows["operand"].unique()}
+    for input_name, own in rows.groupby("input", sort=False):
+        title = f"SQNR of operands, dB: {input_name}; std over draws up to {own['sqnr_db_std'].max():.1f}"
+        table = grid(title, "precision", *short.values())
+        for key, measured in own.groupby("precision", sort=False):
+            is_without = measured.duplicated(["recipe", "operand"])
+            for name, part in ((key, measured[~is_without]), ("  unrotated", measured[is_without])):
+                sqnr = part.groupby("operand")["sqnr_db"].mean()
+                if len(sqnr):
+                    table.add_row(name, *(f"{sqnr[each]:.1f}" if each in sqnr else "-" for each in short))
+        yield table

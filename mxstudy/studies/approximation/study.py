@@ -12,7 +12,11 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 class ApproximationStudy(Study[Approximation]):
     def check(self, config: Approximation, ranks: int = 1) -> None:
-        """Accept every config that the schema has accepted."""
+        """Raise ConfigError for a precision of which no operand can be measured."""
+        if config.precisions:
+            from mxstudy.studies.approximation.recipe_errors import check_recipes
+
+            check_recipes(config)
 
     def identity(self, config: Approximation) -> Identity:
         return "cpu", {}

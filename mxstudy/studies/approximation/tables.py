@@ -31,6 +31,7 @@ from mxstudy.numerics.quality import (
 )
 
 TableRow = dict[str, Any]
+Measure = Callable[[Approximation], Iterator[TableRow]]
 EPS = 1e-5
 POWERS = (1.0, 2.0)
 ELEMENTS_A_DRAW = 2**17  # where the row length varies: longer rows mean fewer rows
@@ -275,7 +276,7 @@ def orientations(config: Approximation) -> Iterator[TableRow]:
             yield {"scale_rule": rule, "casts": name, "stored_differ": stored, "decoded_differ": decoded}
 
 
-TABLES: dict[str, Callable[[Approximation], Iterator[TableRow]]] = {
+TABLES: dict[str, Measure] = {
     "distributions": distributions,
     "fidelity": fidelity,
     "convergence": convergence,

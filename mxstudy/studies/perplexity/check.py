@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mxstudy.config import Corpus, Perplexity, blend_of
+from mxstudy.config import Corpus, Data, Files, Perplexity, blend_of
 from mxstudy.data import corpus
 from mxstudy.evaluation.checkpoints import Trained
-from mxstudy.reader import require
+from mxstudy.reader import changed, require
 
 CHUNK_CHARACTERS = 2**19  # the documents of a chunk are scored and saved together
 
@@ -41,6 +41,15 @@ def check_split(config: Perplexity, trained: Trained) -> None:
     )
     if config.split != "validation" or trained.data is None:
         return
+    if isinstance(config.data, Files) and (
+        config.data.validation_paths or getattr(trained.data, "validation_paths", ())
+    ):
+        require(
+            bool(config.data.validation_paths),
+            f"data.validation_paths: {trained.name} was trained on all else; name them, or use split=all for another "
+            "corpus",
+        )
+        return
     if type(config.data) in map(type, blend_of(trained.data).corpora.values()):
         held_out = trained.data.validation_fraction
         require(
@@ -66,9 +75,16 @@ def windows_of(config: Perplexity, trained: Trained) -> Windows:
     return Windows(length, stride)
 
 
+def corpus_of(config: Perplexity) -> Data:
+    """Return the corpus, with split=all as one that keeps nothing for validation: no file is cut in two then."""
+    if config.split == "all" and isinstance(config.data, Files) and not config.data.validation_paths:
+        return changed(config.data, validation_fraction=0.0)
+    return config.data
+
+
 def documents_of(config: Perplexity) -> Iterator[Document]:
     """Yield the first documents of the split, each text once; a document's chunk depends only on those before it."""
-    documents = corpus.unique_documents(config.data)
+    documents = corpus.unique_documents(corpus_of(config))
     texts = (text for split, text in documents if config.split in ("all", split))
     characters = 0
     for number, text in enumerate(itertools.islice(texts, config.documents)):

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from mxstudy.config import Perplexity
 from mxstudy.data import corpus
 from mxstudy.reader import require
-from mxstudy.studies.perplexity.check import check_split, documents_of, windows_of
+from mxstudy.studies.perplexity.check import check_split, corpus_of, documents_of, windows_of
 from mxstudy.studies.protocol import Identity
 from mxstudy.studies.trained_model import TrainedModelStudy, check_model, identity_of
 from mxstudy.tracking.folder import RunFolder
@@ -30,7 +30,7 @@ class PerplexityStudy(TrainedModelStudy[Perplexity]):
         return config.checkpoint, config.runs_dir, config.device, config.data
 
     def identity(self, config: Perplexity) -> Identity:
-        return identity_of(config, corpus=corpus.identity(config.data))
+        return identity_of(config, corpus=corpus.identity(corpus_of(config)))
 
     def run(self, config: Perplexity, folder: RunFolder, label: str) -> str:
         from mxstudy.studies.perplexity.run import run

@@ -18,8 +18,9 @@ from mxstudy.data import blends, corpus
 from mxstudy.data.batches import Batches, rows_of_rank
 from mxstudy.data.sampling import Sampling
 from mxstudy.data.shards import Shards, open_shards
-from mxstudy.data.tokenizer import load_pretrained
+from mxstudy.data.tokenizer import ByteTokenizer, load_pretrained
 from mxstudy.evaluation import questions
+from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
@@ -32,7 +33,7 @@ from mxstudy.tracking.mixed_backends import all_backends, backends_by_step
 from mxstudy.train.runtime import is_planned, resolve_device
 
 # Config sections whose code runs the model on one rank, for which it needs unsharded weights.
-WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation")
+WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation", "sample")
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
@@ -43,7 +44,8 @@ def check(config: Pretrain, ranks: int = 1) -> None:
         require(
             attrgetter(name)(config).every_steps == 0,
             f"{name}.every_steps: it needs all weights on one GPU, but each of {ranks} ranks has only its shards; set "
-            "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run",
+            "it to 0, or train on one rank. +experiment=olmes evaluates checkpoints of any run, +experiment=generate "
+            "continues a prompt with them",
         )
     require(
         ranks == 1 or config.precision.gain is None,
@@ -53,6 +55,8 @@ def check(config: Pretrain, ranks: int = 1) -> None:
     check_routing(config)
     if config.evaluation.every_steps:
         questions.check(config.evaluation)
+    if config.sample.every_steps:
+        check_prompts(config)
     check_vocabulary(config, most_ids(config.tokenizer))
     if ranks == 1:  # else a process that plans has done it
         keyed = Keyed(repr((config.data, config.tokenizer, config.cache_dir)), config)
@@ -129,6 +133,18 @@ def most_ids(chosen: schemas.Tokenizer) -> int:
     if isinstance(chosen, schemas.Pretrained):
         return load_pretrained(chosen).vocab_size
     return chosen.vocab_size if isinstance(chosen, schemas.TrainedBPE) else SMALLEST_BPE
+
+
+def check_prompts(config: Pretrain) -> None:
+    """Raise ConfigError if a text cannot be written during the training, or a prompt is too long for it.
+
+    How long a prompt is under a tokenizer that is yet to be trained is known when the run begins.
+    """
+    check_casts(config.precision, config.precision.schedule)
+    if not isinstance(config.tokenizer, schemas.TrainedBPE):
+        chosen = config.tokenizer
+        own = load_pretrained(chosen) if isinstance(chosen, schemas.Pretrained) else ByteTokenizer()
+        check_prompts_of(config.sample, own, config.train.sequence_length)
 
 
 @functools.cache  # a corpus may have thousands of files, and `here` is where its paths begin

@@ -23,6 +23,7 @@ from mxstudy.data.batches import Batches
 from mxstudy.data.sampling import Sampling
 from mxstudy.data.shards import Shards, verify
 from mxstudy.distributed import all_of, is_first, on_first_rank, world_size
+from mxstudy.evaluation.generation import Text, blocks, sampler_of
 from mxstudy.model.all_gather import gather_in_mx
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
@@ -95,7 +96,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
             recorder.record({"step": start} | about)
             spikes = spikes_of(config, probes, folder, checkpoints) if is_first() else None
             evaluate = evaluation_of(config, model, tokenizer_of_run, recorder.measuring)
-            running = TrainingRun(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate)
+            texts = texts_of(config, model, tokenizer_of_run)
+            running = TrainingRun(config, model, optimizer, batches, device, recorder, probes, spikes, evaluate, texts)
             state = train(running, start, leave)
             why = divergence(read_journal(folder.journal_path)) if state == "diverged" else None
             record_end(recorder, folder, state, why, leave)
@@ -143,6 +145,14 @@ def evaluation_of(
     from mxstudy.evaluation.during_training import build_evaluation  # here: lm-eval takes a second to import
 
     return build_evaluation(config.evaluation, model, own, config.train.sequence_length, tell)
+
+
+def texts_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], list[Row]] | None:
+    """Return the function that returns what the model writes, or None if it never does."""
+    if not config.sample.every_steps:
+        return None
+    write = sampler_of(config.sample, model, own, config.train.sequence_length)
+    return lambda: [text._asdict() for text in write()]
 
 
 def initial_model(config: Pretrain, device: torch.device) -> Decoder:
@@ -230,6 +240,12 @@ class PretrainRecorder(Recorder):
         super().record(row)
         if "validation_loss" in row and row["step"] + 1 == self.progress.steps:
             print(f"validation loss {row['validation_loss']:.4f} nats a token", flush=True)
+        if "texts" in row:
+            self.progress.close()
+            print(
+                "\n".join([f"written after step {row['step']}", *blocks(Text(**one) for one in row["texts"])]),
+                flush=True,
+            )
         if row.get("probe") == CORPORA:
             print(f"tokens used: {used_of(row['values'])}", flush=True)
         if "loss" in row:

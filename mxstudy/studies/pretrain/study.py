@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
-from mxstudy.config import OutlierFeatures, Pretrain
+from mxstudy.config import OutlierFeatures, Pretrain, Texts
 from mxstudy.data import blends
 from mxstudy.reader import changed, require
 from mxstudy.studies.pretrain.check import backends_over, check, flops_per_token
@@ -28,6 +28,7 @@ from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
 # What decides the questions. Not limit, which +debug=tiny sets for every kind of run, nor data_dir: a folder may move.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
+WRITTEN = ("prompts", *vars(Texts()))  # what decides the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
 arithmetic."""
@@ -57,7 +58,7 @@ class PretrainStudy(Study[Pretrain]):
         return settings_in_vain(config.precision, config.norm)
 
     def watched(self, config: Pretrain) -> dict[str, Watched]:
-        return probes_of(config.probe) | {"evaluation": config.evaluation}
+        return probes_of(config.probe) | {"evaluation": config.evaluation, "sample": config.sample}
 
     def check_watched(self, config: Pretrain) -> None:
         for key, part in self.watched(config).items():
@@ -69,17 +70,20 @@ class PretrainStudy(Study[Pretrain]):
         )
 
     def asked_otherwise(self, then: Pretrain, now: Pretrain) -> list[str]:
-        before, after = then.evaluation, now.evaluation
-        if 0 in (before.every_steps, after.every_steps):
-            return []
-        return [f"evaluation.{n}" for n in (*QUESTIONS, "limit") if getattr(before, n) != getattr(after, n)]
+        return [
+            f"{part}.{name}"
+            for part, names in (("evaluation", (*QUESTIONS, "limit")), ("sample", WRITTEN))
+            for before, after in [(getattr(then, part), getattr(now, part))]
+            if before.every_steps and after.every_steps
+            for name in names
+            if getattr(before, name) != getattr(after, name)
+        ]
 
     def cost(self, config: Pretrain, done: int) -> Cost:
         """Return the cost of the remaining steps, without validation, probes and recomputation."""
         tokens = config.train.batch_size * config.train.sequence_length
         flops = float(tokens * flops_per_token(config))
-        recipes = {name for row in config.precision.schedule for name in row.plan.values()}
-        rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes <= UNQUANTISED else MFU_MX)
+        rate = PEAK_FLOPS[GPU] * (MFU_BF16 if recipes_in(config) <= UNQUANTISED else MFU_MX)
         hours = None if unmeasured(config) else flops / rate / 3600
         return Cost(tokens, flops, hours) * (config.train.steps - done)
 
@@ -98,10 +102,17 @@ class PretrainStudy(Study[Pretrain]):
         return summarise(runs, baseline)
 
 
+def recipes_in(config: Pretrain) -> set[str]:
+    """Return the names of the recipes in any of the run's plans."""
+    return {name for row in config.precision.schedule for name in row.plan.values()}
+
+
 def unmeasured(config: Pretrain) -> str | None:
     """Return of which kind a run is whose rate was not measured on a GPU, or None if it is of no such kind."""
     if config.model.mlp == "moe":
         return "a mixture of experts"
+    if own := sorted(recipes_in(config) & config.precision.recipes.keys()):
+        return f"the recipe {', '.join(own)}"
     return None if config.train.compute == "bf16" else f"train.compute={config.train.compute}"
 
 

@@ -130,10 +130,7 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
     Points: validation loss. Thin lines: runs that diverged, to a cross. Behind a single run: its raw loss. Returns the
     figure's absolute path.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # no pyplot, whose windows are the user's in a notebook
     from matplotlib.ticker import EngFormatter
 
     rows = results.load_metrics(folders)
@@ -142,7 +139,8 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
         {own.arm: own for own in results.curves_of(rows, runs, "loss", "tokens", s)} for s in (True, False)
     )
     validation = {own.arm: own for own in results.curves_of(points, runs, LOSS, "tokens")} if len(points) else {}
-    figure, (top, bottom) = plt.subplots(2, sharex=True, figsize=(6, 4.8), height_ratios=(3, 2), layout="constrained")
+    figure = Figure(figsize=(6, 4.8), layout="constrained")
+    top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     for arm, own in training.items():
         if own.alive.shape[1] == 1:
             top.plot(raw[arm].alive, color=own.color, linewidth=0.6, alpha=0.25)
@@ -166,7 +164,6 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
     bottom.xaxis.set_major_formatter(EngFormatter())
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return path.resolve()
 
 

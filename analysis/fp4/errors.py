@@ -1,0 +1,95 @@
+"""Where the error of each arm of a contradiction between FP4 recipes is made, at the last measurement of its runs.
+
+Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 less the cosine of the gradient
+with that in FP32 at the same weights, of each linear's weight. Points: means over runs and linears, or layers; lines:
+from the least to the most of these.
+
+python -m analysis.fp4.errors --runs runs/fp4_where --of fp4_where
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.command import command
+from analysis.fp4.contradictions import Contradiction
+from analysis.fp4.losses import BY_SWEEP
+from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
+from analysis.units import chosen
+
+OPERANDS = ("forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x")
+LINEARS = ("attention.wqkv", "attention.wo", "feed_forward.w13", "feed_forward.w2")
+COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7")
+
+
+def spread(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Return the mean over runs of each column that the pattern names, at each run's last measurement."""
+    last = rows.sort_values("step").groupby("fingerprint").last()
+    return last.filter(regex=column).mean().dropna()
+
+
+def noise(saturation: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the SQNR in decibels of each operand, by linear."""
+    return {name: spread(saturation, rf"/{name}/sqnr_db$") for name in OPERANDS}
+
+
+def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return 1 less the cosine of the gradient of each linear's weight, by layer."""
+    return {name: 1 - spread(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
+
+
+def draw(of: Contradiction, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.DataFrame) -> Figure:
+    """Draw the figure. Raises ValueError if nothing was measured in a run of any arm."""
+    measured = {
+        name: [
+            part[part["fingerprint"].isin(runs.loc[chosen(runs, arm), "fingerprint"])] for part in (saturation, bias)
+        ]
+        for name, arm in of.arms.items()
+    }
+    measured = {name: parts for name, parts in measured.items() if any(map(len, parts))}
+    if not measured:
+        raise ValueError(f"no run of an arm of {of.sweep} has measured its errors; give them probe=errors")
+    size = (TWO_COLUMNS, 0.9 + 0.36 * len(measured))
+    figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True)
+    draw_spreads(left, [parts[0] for parts in measured.values()], noise)
+    draw_spreads(right, [parts[1] for parts in measured.values()], turned)
+    left.set_yticks(range(len(measured)), measured)
+    left.invert_yaxis()
+    left.set(xlabel="SQNR of operands, dB")
+    right.set(xlabel="1 - cosine of the gradient with FP32's", xscale="log")
+    figure.suptitle(of.asks)
+    return figure
+
+
+def draw_spreads(axes: Axes, arms: Sequence[pd.DataFrame], of: Callable[[pd.DataFrame], dict[str, pd.Series]]) -> None:
+    """Draw a row an arm, with a line below the other for each of its quantities."""
+    for y, rows in enumerate(arms):
+        found = of(rows)
+        for i, (color, values) in enumerate(zip(COLORS, found.values(), strict=False)):
+            if len(values):
+                height = y + 0.7 * ((i + 0.5) / len(found) - 0.5)
+                axes.plot([values.min(), values.max()], [height, height], color=color, linewidth=0.8)
+                axes.plot(values.mean(), height, ".", color=color, markersize=4)
+    entries = [plt.Line2D([], [], color=color, label=name) for color, name in zip(COLORS, of(arms[0]), strict=False)]
+    axes.legend(handles=entries, fontsize=6, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser("fp4_errors", __doc__)
+    options.add_argument("--of", choices=BY_SWEEP, required=True)
+    given = options.parse_args(arguments)
+    runs, *measured = load_chosen(options, given, "runs", "saturation", "gradient_bias")
+    try:
+        figure = draw(BY_SWEEP[given.of], runs, *measured)
+    except ValueError as error:
+        options.error(str(error))
+    save(figure, given.name, caption(runs, __doc__, given.runs))
+
+
+if __name__ == "__main__":
+    main()

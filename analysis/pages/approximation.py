@@ -1,0 +1,115 @@
+"""The parts of the page about norms, casts and recipes on random tensors, from the approximation study's tables."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pandas as pd
+
+from analysis.pages.marks import Parts, rows_of
+from mxstudy import results
+
+OUTLIERS = "4 features x 30"
+
+
+def table(kind: str) -> pd.DataFrame:
+    return rows_of(kind, "approximation")
+
+
+# ------------------------------------------------------------------------------------------------------ norms and casts
+
+
+def fit(features: int) -> str:
+    """Return the mean r^2 of MXNorm, p = 2, blocks of 32, for rows of that many Gaussians."""
+    found = table("fidelity").query("block_size == 32 and p == 2 and blocks * 32 == @features")
+    return f"{found['r_squared'].mean():.4f}"
+
+
+def estimate(distribution: str) -> str:
+    """Return MXNorm's estimate over the true RMS, p = 2, in the longest rows."""
+    found = table("convergence").query("distribution == @distribution and p == 2")
+    return f"{found.loc[found['blocks'].idxmax(), 'mean']:.2f}"
+
+
+def cast(column: str, rule: str, form: str, drawn: str = "gaussian") -> str:
+    """Return what that scale rule does to such numbers in E4M3, half to even."""
+    found = table("quality").query(
+        "input == @drawn and format == 'E4M3' and rounding == 'even' and not pre_round and scale_rule == @rule"
+    )
+    return f"{found[column].item():{form}}"
+
+
+# -------------------------------------------------------------------------------------------------------------- recipes
+
+
+@cache
+def errors(drawn: str) -> pd.DataFrame:
+    """Return the errors on such numbers by precision, operand and whether without the recipe's transform."""
+    rows = table("recipe_errors").query("input == @drawn")
+    largest = rows.groupby(["precision", "operand"])["hadamard"].transform("max")
+    return rows.assign(unrotated=rows["hadamard"] < largest).set_index(["precision", "operand", "unrotated"])
+
+
+def decibels(drawn: str, precision: str, operand: str, unrotated: bool = False) -> float:
+    return float(errors(drawn)["sqnr_db"][precision, operand, unrotated])
+
+
+def shrinks(precision: str, operand: str) -> str:
+    """Return by how much the cast shrinks Gaussians: '0.37 %'."""
+    return f"{100 * (1 - errors('gaussian')['gain'][precision, operand, False]):.2f} %"
+
+
+def less(drawn: str, one: tuple[str, str], other: tuple[str, str]) -> str:
+    """Return the SQNR of one precision's operand less that of another's."""
+    return f"{decibels(drawn, *one) - decibels(drawn, *other):.1f}"
+
+
+def recipes(drawn: str) -> str:
+    """Return the table of SQNRs; in brackets that without the transform."""
+    sqnr = errors(drawn)["sqnr_db"]
+    names = [list(dict.fromkeys(sqnr.index.get_level_values(level))) for level in ("precision", "operand")]
+    cells = [(precision, *(cell(sqnr, precision, operand) for operand in names[1])) for precision in names[0]]
+    return results.markdown(["precision", *names[1]], cells, left=["precision"])
+
+
+def cell(sqnr: pd.Series, precision: str, operand: str) -> str:
+    own, without = (sqnr.get((precision, operand, unrotated)) for unrotated in (False, True))
+    return "-" if own is None else f"{own:.1f}" + ("" if without is None else f" ({without:.1f})")
+
+
+def changed_by_transforms(drawn: str) -> str:
+    """Return by how many decibels transforms change the SQNR of an operand at most."""
+    sqnr = errors(drawn)["sqnr_db"].unstack("unrotated").dropna()
+    return f"{(sqnr[False] - sqnr[True]).abs().max():.2f}"
+
+
+X, DH = "forward_x", "dgrad_dh"
+APPROXIMATION: Parts = {
+    **{f"r^2 of {features}": partial(fit, features) for features in (1024, 4096)},
+    **{f"estimate of {name}": partial(estimate, name) for name in ("laplace", "uniform")},
+    "gain of floor": lambda: cast("gain", "floor", ".4f"),
+    "clamped by floor": lambda: cast("overflow", "floor", ".2%").replace("%", " %"),
+    "gain of rceil": lambda: cast("gain", "rceil", ".4f"),
+    "clamped by rceil": lambda: cast("overflow", "rceil", ".0%").replace("%", " %"),
+    "gains clamped by floor": lambda: cast("overflow", "floor", ".1%", "gain 0.99 +- 0.003").replace("%", " %"),
+    "X in NVFP4": lambda: f"{decibels('gaussian', 'nvfp4', X):.1f}",
+    "NVFP4 over MXFP4": partial(less, "gaussian", ("nvfp4", X), ("mxfp4_parts", X)),
+    "four over six": partial(less, "gaussian", ("nvfp4_four_over_six", X), ("nvfp4", X)),
+    "squares": partial(less, "gaussian", ("nvfp4_parts", "forward_w"), ("nvfp4", "forward_w")),
+    "stochastic": partial(less, "gaussian", ("nvfp4_parts", DH), ("nvfp4", DH)),
+    "headroom": partial(less, "gaussian", ("nvfp4", DH), ("nvfp4_four_over_six", DH)),
+    "shrinks whole": partial(shrinks, "nvfp4", DH),
+    "shrinks 16/17": partial(shrinks, "nvfp4_four_over_six", DH),
+    "shrinks floor": partial(shrinks, "mxfp4_parts", X),
+    "shrinks deviation": partial(shrinks, "quartet", X),
+    "transforms of Gaussians": partial(changed_by_transforms, "gaussian"),
+    "X of mxfp4_h16": lambda: f"{decibels(OUTLIERS, 'mxfp4_h16', X):.1f}",
+    "X of mxfp4_h16, without": lambda: f"{decibels(OUTLIERS, 'mxfp4_h16', X, unrotated=True):.1f}",
+    "X of nvfp4_parts, outliers": lambda: f"{decibels(OUTLIERS, 'nvfp4_parts', X):.1f}",
+    "X of quartet": lambda: f"{decibels(OUTLIERS, 'quartet', X):.1f}",
+    "X of quartet, without": lambda: f"{decibels(OUTLIERS, 'quartet', X, unrotated=True):.1f}",
+    "wgrad X of nvfp4": lambda: f"{decibels('laplace', 'nvfp4', 'wgrad_x'):.1f}",
+    "wgrad X of nvfp4, without": lambda: f"{decibels('laplace', 'nvfp4', 'wgrad_x', unrotated=True):.1f}",
+    "largest std": lambda: f"{table('recipe_errors')['sqnr_db_std'].max():.1f}",
+    **{f"recipes, {name}": partial(recipes, name) for name in ("gaussian", "laplace", OUTLIERS)},
+}

@@ -1,0 +1,166 @@
+"""Continue prompts with a decoder, token by token; each new token is read alone, beside what attention kept of others.
+
+A prompt begins a document: EOS stands before it, as between the documents of a training. Logits are made probabilities
+in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without what attention keeps (`keeps`
+false) the model reads the whole text again for each token. That gives the same logits but for the order of sums, since
+a forward casts every token on its own, in blocks along its features: blocks along tokens exist in wgrad alone. The
+exception are square blocks of activations, which are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.config import Texts, TextsDuringTraining
+from mxstudy.data.tokenizer import Tokenizer
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.past import Past
+from mxstudy.model.precision import evaluated
+from mxstudy.model.seeds import generator_for
+from mxstudy.reader import require
+
+# Why a text has no more tokens, in words.
+ENDS = {
+    "eos": "then the model ended the text",
+    "max_new_tokens": "as many as asked",
+    "context": "as many as the training's sequences have",
+    "nan": "then its logits were not finite",
+}
+
+
+class Text(NamedTuple):
+    """What a model wrote after a prompt: `tokens` new ones, the EOS not counted. `ended`: a row of ENDS."""
+
+    prompt: str
+    text: str
+    tokens: int
+    ended: str
+
+
+def check_prompt(prompt: str, tokenizer: Tokenizer, max_length: int, key: str) -> list[int]:
+    """Return EOS and the prompt as ids; raises ConfigError, naming the config `key`, if no token fits behind them."""
+    ids = [tokenizer.eos_id, *tokenizer.encode_batch([prompt])[0].tolist()]
+    require(
+        len(ids) <= max_length,
+        f"{key}: {len(ids) - 1:,} tokens and the EOS before them are more than the {max_length:,} of the training's "
+        "sequences; shorten it",
+    )
+    return ids
+
+
+def check_prompts_of(settings: TextsDuringTraining, tokenizer: Tokenizer, max_length: int) -> None:
+    """Raise ConfigError for a prompt of a training's texts behind which no token fits."""
+    for number, prompt in enumerate(settings.prompts):
+        check_prompt(prompt, tokenizer, max_length, f"sample.prompts[{number}]")
+
+
+def check_casts(precision: config.Precision, rows: Sequence[config.PrecisionRow]) -> None:
+    """Raise ConfigError if a recipe of these rows casts the forward's activations in blocks of several tokens.
+
+    Such a block would have other tokens in it, and so another scale, whenever one more token is there.
+    """
+    for name in dict.fromkeys(name for row in rows for name in row.plan.values()):
+        cast = precision.recipe(name).filled(precision.settings).forward_x
+        require(
+            cast is None or not cast.two_dimensional,
+            f"precision.schedule: {name} casts activations in square blocks, of several tokens, and a text grows by "
+            "one; take a recipe whose forward_x has blocks along features",
+        )
+
+
+@torch.inference_mode()
+def continued(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    settings: Texts,
+    max_length: int,
+    samples: int = 1,
+    keeps: bool = True,
+) -> list[Text]:
+    """Return so many continuations of a prompt, written side by side."""
+    ids, device = check_prompt(prompt, tokenizer, max_length, "prompt"), model.tok_embeddings.weight.device
+    room = max_length + 1 - len(ids)  # the last token is not read
+    most = min(settings.max_new_tokens, room)
+    written: list[list[int]] = [[] for _ in range(samples)]
+    ends: dict[int, str] = {}
+    draws = [generator_for(settings.seed, f"sample {number}") for number in range(samples)]
+    pasts = [Past(len(ids) + most) for _ in model.layers] if keeps else None
+    unread_BT = whole_BT = torch.tensor([ids] * samples, device=device)
+    for _ in range(most):
+        features_BTD = model.features(unread_BT, pasts=pasts)
+        logits_BV = model.output(features_BTD[:, -1])[:, : tokenizer.vocab_size].double().cpu()
+        uniform_B = torch.cat([torch.rand(1, generator=draw, dtype=torch.float64) for draw in draws])
+        next_B = chosen(logits_BV, settings, uniform_B)
+        for number in {*range(samples)} - ends.keys():
+            if not logits_BV[number].isfinite().all():
+                ends[number] = "nan"
+            elif next_B[number] == tokenizer.eos_id:
+                ends[number] = "eos"
+            else:
+                written[number].append(int(next_B[number]))
+        if len(ends) == samples:
+            break
+        whole_BT = torch.cat((whole_BT, next_B[:, None].to(device)), dim=1)
+        unread_BT = whole_BT[:, -1:] if keeps else whole_BT
+    last = "max_new_tokens" if most == settings.max_new_tokens else "context"
+    return [
+        Text(prompt, tokenizer.backend.decode(own, skip_special_tokens=False), len(own), ends.get(number, last))
+        for number, own in enumerate(written)
+    ]
+
+
+def chosen(logits_BV: Tensor, settings: Texts, uniform_B: Tensor) -> Tensor:
+    """Return the next tokens, int64 [B]: the likeliest, or those that uniform numbers in [0, 1) draw."""
+    if settings.temperature == 0:
+        return logits_BV.argmax(-1)
+    below_BV = logits_BV - logits_BV.amax(-1, keepdim=True)  # any temperature above 0 may divide them
+    likely_BV, tokens_BV = (below_BV / settings.temperature).softmax(-1).sort(descending=True, stable=True)
+    upto_BV = likely_BV.cumsum(-1)
+    kept_B1 = (upto_BV - likely_BV < settings.top_p).sum(-1, keepdim=True).clamp(min=1)
+    drawn_B1 = uniform_B[:, None] * upto_BV.gather(-1, kept_B1 - 1)
+    place_B1 = torch.searchsorted(upto_BV, drawn_B1, right=True).minimum(kept_B1 - 1)
+    return tokens_BV.gather(-1, place_B1).squeeze(-1)
+
+
+def sampler_of(
+    settings: TextsDuringTraining, model: Decoder, tokenizer: Tokenizer, max_length: int
+) -> Callable[[], list[Text]]:
+    """Return a function that continues each prompt once with the model in its current state, and changes nothing.
+
+    As an evaluation during training, it is eager, and computes as the model's checkpoint would.
+    """
+    check_prompts_of(settings, tokenizer, max_length)
+
+    @torch.compiler.set_stance("force_eager")
+    def write() -> list[Text]:
+        try:
+            with evaluated(model):
+                return [
+                    text
+                    for prompt in settings.prompts
+                    for text in continued(model, tokenizer, prompt, settings, max_length)
+                ]
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()  # a run's peak memory is that of its training steps
+
+    return write
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: control characters, which a model may write, as Python writes them."""
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+
+
+def blocks(texts: Iterable[Text]) -> list[str]:
+    """Return each text for reading: above it its length and end, then its prompt and what the model wrote."""
+    return [
+        f"--- {one.tokens} token{'s' * (one.tokens != 1)}, {ENDS[one.ended]}\n{printable(one.prompt + one.text)}"
+        for one in texts
+    ]

@@ -1,0 +1,53 @@
+"""The threads of processes that compute on a CPU which others use as well.
+
+By default torch has a thread for every core. All of them have to end an operation before the next one begins, so one
+that waits for its core makes all wait: on four cores with other load, a rehearsal took 8 times as long with four
+threads as with one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from mxstudy.distributed import all_of
+from mxstudy.launch.plan import Job
+from mxstudy.launch.sweep import say
+from mxstudy.train.runtime import cores, share_of_cores
+
+VARIABLE = "OMP_NUM_THREADS"  # whoever sets it decides
+
+
+class Threads(NamedTuple):
+    """The number of threads of each process, and why it is not torch's default."""
+
+    number: int
+    why: str
+
+    def line(self, remedy: str) -> str:
+        """Return the line to be printed; `remedy`: what sets another number."""
+        return f"threads: {self.number} in each process, because {self.why}; {remedy} sets another number"
+
+
+def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
+    """Return the threads of each of so many processes that share this one's cores; None if nothing has to be set."""
+    if VARIABLE in os.environ:
+        return None
+    if is_rehearsal:
+        return Threads(1, "a rehearsal is too small for more")
+    if processes > 1:
+        return Threads(share_of_cores(processes), f"{processes} processes share {cores()} cores")
+    return None
+
+
+def cap_threads(jobs: Sequence[Job]) -> None:
+    """Set the threads of this process, which runs these jobs, beside others if torchrun or srun has started several."""
+    mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
+    processes = all_of(mine).count(mine)  # srun may have given each process cores of its own
+    if threads := threads_of(all("debug" in job.choices for job in jobs), processes):
+        torch.set_num_threads(threads.number)
+        say(threads.line(f"{VARIABLE}=N"))

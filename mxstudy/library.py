@@ -1,0 +1,72 @@
+"""What a notebook calls beside numerics, norms and results: the config of a command, its model, and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mxstudy import cli
+from mxstudy.config import AnyRun, Pretrain, read_run
+from mxstudy.config.launcher import Launcher
+from mxstudy.launch.composed import Composed
+from mxstudy.launch.plan import Job
+from mxstudy.launch.start import launch
+from mxstudy.model.decoder import Decoder
+from mxstudy.reader import ConfigError, require
+from mxstudy.studies.pretrain.run import initial_model
+from mxstudy.train.loop import set_precision
+from mxstudy.train.runtime import configure_torch, resolve_device
+
+
+def compose(*words: str) -> AnyRun:
+    """Return the config of the run that `python -m mxstudy WORDS` starts; it is frozen, as the run would have it.
+
+    Raises ConfigError for words that start no run, or more than one.
+    """
+    found: list[Composed] = []
+
+    def take(composed: Callable[[], list[Composed]], launcher: Launcher) -> int:
+        found.extend(composed())
+        return 0
+
+    cli.hand_over(words, take)
+    require(len(found) == 1, f"{' '.join(words)}: starts {len(found)} runs; give each key one value")
+    values = found[0].values
+    if isinstance(values, ConfigError):
+        raise values
+    return read_run(values)
+
+
+def build_model(config: AnyRun) -> Decoder:
+    """Return the decoder of a pre-training as it is before its first step, on the device of `train.device`.
+
+    It has the weights of the run's seed, and the formats and backends of the schedule's first row. Stochastic roundings
+    are those of step 0, until `mxstudy.model.random_streams.move_to` moves them on. Raises ConfigError for other runs.
+    """
+    if not isinstance(config, Pretrain):
+        raise ConfigError(f"study: {config.study} has no decoder of its own; compose an experiment of study=pretrain")
+    device = resolve_device(config.train.device)
+    configure_torch(config.train.compile, config.train.deterministic)
+    model = initial_model(config, device)
+    set_precision(model, config, 0, device)
+    return model
+
+
+def run(*words: str) -> list[Path]:
+    """Do what `python -m mxstudy WORDS` does, in this process, and return its runs' folders.
+
+    `mxstudy.results.load` reads them. What is finished is skipped, and its folder is returned. Raises ConfigError for
+    words that start no run, and RuntimeError if a run failed; one that diverged has a result.
+    """
+    jobs, codes = list[Job](), list[int]()
+
+    def take(composed: Callable[[], list[Composed]], launcher: Launcher) -> int:
+        launched = launch(composed, launcher)
+        jobs.extend(launched.jobs)
+        codes.append(launched.code)
+        return 0
+
+    cli.hand_over(words, take)
+    if any(codes):
+        raise RuntimeError(f"{' '.join(words)}: ended with exit code {codes[0]}; what it printed says why")
+    return [job.folder for job in jobs]

@@ -1,0 +1,60 @@
+"""Small decoders whose MLPs are mixtures of experts, and what a forward and backward of them gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.model.moe import mixtures_of
+from mxstudy.model.precision import DTYPES, apply_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+DENSE = config.Decoder(hidden_size=64, ffn_size=96, num_layers=2, num_heads=4, num_kv_heads=2, vocab_size=128)
+MOE = replace(DENSE, mlp="moe", moe=config.MoE(num_experts=6, top_k=2, num_shared=1))
+ONE = replace(DENSE, mlp="moe", moe=config.MoE(num_experts=1, top_k=1, gate="softmax", balance="none"))
+NORMS = {
+    "rmsnorm": config.RMSNorm(),
+    "mxnorm": config.MXNorm(p=2.0),
+    "folded": config.RMSNorm(fold_gain=True),
+    "layernorm": config.LayerNorm(bias=True),
+}
+
+
+def plan(row: str, backend: str = "auto", **changed: Any) -> config.Precision:
+    return config.Precision(schedule=(config.PrecisionRow(plan={"layers.*": row}),), backend=backend, **changed)
+
+
+def build(
+    model: config.Decoder, norm: str, row: str, device: torch.device = CPU, compiled: bool = False, **changed: Any
+) -> Decoder:
+    precision, compute = plan(row, **changed), "fp32" if row == "fp32" else "bf16"
+    decoder = Decoder(model, NORMS[norm], precision.settings, DTYPES[compute])
+    decoder.init_weights(0)
+    apply_precision(decoder, precision, 0, compute, device, compiled=compiled)
+    for module in decoder.modules():
+        if hasattr(module, "fold_gain") and getattr(module, "weight", None) is not None:
+            with torch.no_grad():  # gains off 1, or a fold would do nothing
+                module.weight += 0.1 * torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(1))
+    return decoder
+
+
+def tokens(rows: int = 2) -> Tensor:
+    return torch.randint(0, 128, (rows, 64), generator=torch.Generator().manual_seed(3))
+
+
+def gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    logits = model(tokens())
+    logits.float().square().sum().backward()
+    return logits, {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+def group(model: Decoder, is_grouped: bool) -> Decoder:
+    for mixture in mixtures_of(model).values():
+        mixture.is_grouped = is_grouped
+    return model

@@ -1,0 +1,82 @@
+"""`import mxstudy`: its names, and what a notebook calls."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import mxstudy
+from mxstudy import config
+from mxstudy.model.decoder import Decoder
+from mxstudy.reader import ConfigError
+from mxstudy.tracking.folder import RunFolder
+
+TINY = ("+experiment=quickstart", "+debug=tiny", "norm=mxnorm_p2", "precision=mxfp8")
+
+
+@pytest.mark.integration
+def test_every_name_is_there_for_people_and_for_type_checkers() -> None:
+    assert all(getattr(mxstudy, name) is not None for name in dir(mxstudy))
+    tree = ast.parse(Path(str(mxstudy.__file__)).read_text())
+    typed = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    places = {
+        alias.name: str(node.module).removeprefix("mxstudy").lstrip(".") for node in typed for alias in node.names
+    }
+    assert places == mxstudy.PLACES | dict.fromkeys(mxstudy.PACKAGES, "")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'mxstudy' has no attribute 'quantise'"):
+        mxstudy.quantise  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_norm_of_the_library_normalises() -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    assert mxstudy.MXNorm(256, p=2.0)(3 * x).square().mean().item() == pytest.approx(1, rel=0.02)
+
+
+@pytest.mark.integration
+def test_the_config_of_a_command_and_its_model() -> None:
+    composed = mxstudy.compose(*TINY, "seed=3")
+    assert isinstance(composed, config.Pretrain)
+    assert (composed.seed, composed.norm) == (3, config.MXNorm(p=2.0))
+    model = mxstudy.build_model(composed)
+    drawn = Decoder(composed.model, composed.norm, composed.precision.settings, torch.bfloat16)
+    drawn.init_weights(3)
+    assert all(map(torch.equal, model.state_dict().values(), drawn.state_dict().values()))
+    assert {"E4M3"} == {cast.format for _, cast in model.get_submodule("layers.0").attention.wo.gemms.casts()}
+    tokens = torch.arange(64)[None]
+    model(tokens, tokens, divisor=64).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((*TINY, "seed=0,1"), r"seed=0,1: starts 2 runs; give each key one value$"),
+        (("+experiment=quickstrat",), r"^\+?experiment=quickstrat: no such choice; did you mean 'quickstart'"),
+        ((*TINY, "optimizer.lr=fast"), r"^optimizer\.lr: "),
+    ],
+)
+def test_words_that_start_no_run_are_refused(words: tuple[str, ...], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        mxstudy.compose(*words)
+
+
+@pytest.mark.integration
+def test_only_a_pre_training_has_a_decoder() -> None:
+    with pytest.raises(ConfigError, match="study: approximation has no decoder"):
+        mxstudy.build_model(mxstudy.compose("+experiment=approximation", "+debug=tiny"))
+
+
+@pytest.mark.integration
+def test_a_run_gives_its_folder(trained: RunFolder, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is finished, so that nothing is trained; the notebooks train."""
+    monkeypatch.chdir(trained.path.parents[2])
+    (folder,) = mxstudy.run(*TINY, "runs_dir=runs", "tracking=none", cache)
+    assert folder.resolve() == trained.path.resolve()
+    assert len(mxstudy.results.load([folder], "metrics")) == 10
