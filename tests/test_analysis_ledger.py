@@ -280,7 +280,9 @@ def test_a_row_of_the_json_has_its_rule_effect_and_verdict() -> None:
     rows = {row["id"]: row for row in json.loads((ROOT / "results/claims.json").read_text())}
     assert rows.keys() == ROWS.keys()
     decided = [row for row in rows.values() if row["verdict"] in (REPRODUCED, CONTRADICTED)]
-    assert all(row["effects"] and row["rule"] and row["n"] >= 1 for row in decided)
+    assert all(row["effect"] is not None and row["rule"] and row["n"] >= 1 for row in decided)
+    assert all(row["interval"][0] <= row["effect"] <= row["interval"][1] for row in decided)
+    assert all(row["claim"] == ROWS[name].says for name, row in rows.items())
     assert all(row["note"] for row in rows.values() if row["verdict"] in (NOT_RUN, IMPOSSIBLE))
     sampled = partial(filter, lambda row: row["kind"] in ("students", "pre-training", "evaluation"))
     assert all(row["n"] >= 4 for row in sampled(decided))

@@ -6,6 +6,7 @@ python -m analysis.ledger.page
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -132,21 +133,21 @@ def tidy(value: float) -> float | None:
 
 
 def record(source: str, one: Judged) -> dict[str, Any]:
-    """Return a claim as a row of the JSON."""
-    claim, found = one.claim, one.evidence.found if one.evidence else ()
-    effects = [
-        {"value": tidy(each.value), "low": tidy(low), "high": tidy(high), "level": tidy(1 - rate), "n": each.count}
-        for each, rate in zip(found, one.rates, strict=True)
-        for low, high in [each.interval(1 - rate)]
-    ]
-    about = {name: getattr(claim, name) for name in ("id", "where", "says", "kind", "there", "arms", "needs", "page")}
+    """Return a claim as a row of the JSON, with `effect` and `interval` of its comparison, null where there is none."""
+    claim = one.claim
+    ((found, rate),) = zip(one.evidence.found, one.rates, strict=True) if one.evidence else ((None, math.nan),)
+    low, high = map(tidy, found.interval(1 - rate)) if found else (None, None)
+    about = {name: getattr(claim, name) for name in ("id", "where", "kind", "there", "arms", "needs", "page")}
     return about | {
+        "claim": claim.says,
         "source": source,
         "here": here(one),
         "rule": claim.rule.words,
         "unit": one.evidence.unit if one.evidence else None,
         "n": one.units,
-        "effects": effects,
+        "effect": tidy(found.value) if found else None,
+        "interval": None if low is None else [low, high],
+        "level": tidy(1 - rate),
         "note": note_of(one),
         "verdict": one.verdict,
         "counted_as": one.counted_as,
@@ -156,13 +157,13 @@ def record(source: str, one: Judged) -> dict[str, Any]:
 def pages(tables: Tables) -> dict[Path, str]:
     """Return the text of each file that the command writes."""
     found = judged(tables)
-    rows = [record(source, one) for source, one in by_source(found)]
+    rows = [json.dumps(record(source, one), ensure_ascii=False) for source, one in by_source(found)]
     text = README.read_text()
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     block = f"{BEGIN}\n{sums(by_source(found), 'source', found)}\n{END}"
     return {
         RESULTS / "claims.md": page(found),
-        RESULTS / "claims.json": json.dumps(rows, indent=1, ensure_ascii=False) + "\n",
+        RESULTS / "claims.json": "[\n" + ",\n".join(rows) + "\n]\n",  # a claim a line
         README: f"{before}{block}{after}",
     }
 
