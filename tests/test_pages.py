@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from analysis.figures import FIGURES, IMAGES
+from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
 from analysis.pages import training_speed
-from analysis.pages.__main__ import PAGES, main
+from analysis.pages.__main__ import OF_ALL, PAGES, main
 from analysis.pages.marks import PART, RESULTS, benchmark, names, rewritten
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +66,7 @@ def test_a_page_is_what_its_tables_say(name: str, monkeypatch) -> None:
         assert match["made"] == again["made"], f"results/{name}.md, {match['name']}: run make pages"
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "README"])
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in OF_ALL])
 def test_every_part_is_on_its_page(name: str) -> None:
     index = {part.removeprefix(f"{name}: ") for part in names(page_of("README")) if part.startswith(f"{name}: ")}
     assert {*names(page_of(name))} | index == {*PAGES[name]}
@@ -86,6 +89,22 @@ def typed(page: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted({*PAGES} - {"prestated"}))
 def test_no_number_of_a_sentence_is_typed(name: str) -> None:
     assert {*typed(page_of(name))} == {*SETTINGS.get(name, ())}, "mark it, or name it among the settings"
+
+
+def test_each_finding_stands_on_rows_that_are_decided_as_it_says() -> None:
+    verdicts = {row["id"]: row["verdict"] for row in json.loads((ROOT / RESULTS / "claims.json").read_text())}
+    _, *sections = page_of("findings").split("\n## ")
+    decided, known = {REPRODUCED, CONTRADICTED}, set[str]()
+    for title, _, section in (section.partition("\n") for section in sections):
+        sentences = section.strip().split("\n- ")
+        named = [re.findall(r"\[([^]]*)\]\((\w+)\.md\)", sentence) for sentence in sentences]
+        assert all(named), f"{title}: a finding without a row or a page"
+        for name, page in itertools.chain(*named):
+            assert page == "claims" or page == name
+            known |= {name} if page == "claims" else set()
+            allowed = {UNCLEAR, NOT_RUN, IMPOSSIBLE} if title == "Not known" else decided
+            assert page != "claims" or verdicts[name] in allowed, f"{title}: {name} is {verdicts[name]}"
+    assert len(known) > 20
 
 
 def test_what_is_typed_is_seen() -> None:

@@ -49,8 +49,10 @@ PAGES: dict[str, Parts] = {
     "train_step": TRAIN_STEP,
 }
 
-# The index may have the parts of all pages.
-PAGES["README"] = {f"{page}: {name}": part for page, parts in PAGES.items() for name, part in parts.items()}
+# The index and the findings may have the parts of all pages.
+EVERYTHING: Parts = {f"{page}: {name}": part for page, parts in PAGES.items() for name, part in parts.items()}
+OF_ALL = ("README", "findings")
+PAGES |= dict.fromkeys(OF_ALL, EVERYTHING)
 
 
 @command
