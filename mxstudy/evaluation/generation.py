@@ -2,9 +2,10 @@
 
 A prompt begins a document: EOS stands before it, as between the documents of a training. Logits are made probabilities
 in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without what attention keeps (`keeps`
-false) the model reads the whole text again for each token. That gives the same logits but for the order of sums, since
-a forward casts every token on its own, in blocks along its features: blocks along tokens exist in wgrad alone. The
-exception are square blocks of activations, which are refused.
+false) the model reads the whole text again for each token. That makes the same casts, since a forward casts every token
+on its own, in blocks along its features: blocks along tokens exist in wgrad alone. The exception are square blocks of
+activations, which are refused. What differs is the order of attention's sums, and so the last bit of some numbers; a
+coarse format may make neighbours on its grid of them.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def blended(folder: Path) -> config.Blend:
         (absent, r"data\.validation_paths: 'nowhere\.txt' does not exist, and matches no file as a glob pattern"),
         (
             both,
-            r"validation_paths: all validation is on them, and no fraction of paths \(0\.1\) is kept; leave out",
+            r"validation_paths: all validation is on them, and no fraction of paths \(0\.1\) is kept; leave them out, "
+            r"or validation_fraction at 0\.02",
         ),
         (outside, r"validation_fraction: must lie in 0\.\.1 and leave something to train on, not 1\.0"),
         (blended, r"corpora\.mine\.validation_paths: a blend keeps the same validation_fraction of all its corpora; "),
