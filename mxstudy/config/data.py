@@ -54,7 +54,7 @@ class Files(Corpus):
         require(
             not self.validation_paths or self.validation_fraction == Corpus.validation_fraction,
             f"validation_paths: all validation is on them, and no fraction of paths ({self.validation_fraction}) is "
-            "kept; leave out validation_paths or validation_fraction",
+            f"kept; leave them out, or validation_fraction at {Corpus.validation_fraction}",
         )
         require(
             self.format != "text" or self.text_field == "text",

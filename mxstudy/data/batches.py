@@ -64,8 +64,8 @@ class Batches:
             require(
                 share <= windows,
                 f"validation.sequences: {share} sequences of {self.sequence_length} tokens are more than the {windows} "
-                f"that the validation split{self.of(name)} holds; ask for fewer, or keep more text for it "
-                "(data.validation_fraction)",
+                f"that the validation split{self.of(name)} holds; ask for fewer, keep more text for it "
+                "(data.validation_fraction), or name some of your files for it (data.validation_paths)",
             )
             found += [(tokens, window) for window in (np.arange(share) * windows // max(share, 1)).tolist()]
         return self.gather(found)

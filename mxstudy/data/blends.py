@@ -20,7 +20,7 @@ from mxstudy.data import tokenizer as tokenization
 from mxstudy.data.build_shards import OnCounts, Report, ignore_counts
 from mxstudy.data.content_hash import Split
 from mxstudy.data.shards import Shards
-from mxstudy.reader import ConfigError, key_in
+from mxstudy.reader import ConfigError, key_in, require
 
 
 def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str, Any]:
@@ -29,8 +29,21 @@ def identity(data: config.TrainingData, tokenizer: config.Tokenizer) -> dict[str
     for name, one in blend_of(data).corpora.items():
         with keys_of(data, name):
             found[name] = corpus.identity(one)
+    check_divided(found)
     of_all = {"kind": data.kind, "corpora": found} if isinstance(data, config.Blend) else found[data.kind]
     return of_all | {"tokenizer": tokenization.identity(tokenizer)}
+
+
+def check_divided(identities: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError if a corpus has a text as a whole, and so trains on what another keeps of it for validation."""
+    divided = {one["sha256"][0]: name for name, one in identities.items() if "split" in one}
+    for name, one in identities.items():
+        for sha256 in one["sha256"] if one["kind"] == "files" and "split" not in one else ():
+            require(
+                sha256 not in divided,
+                f"data.corpora: {name} has a text of which {divided.get(sha256)} keeps the last part for validation; "
+                "leave it out of one of them",
+            )
 
 
 def check(data: config.TrainingData, tokenizer: config.Tokenizer, cache_dir: Path) -> None:

@@ -100,7 +100,8 @@ def tokenize(data: config.Data, tokenizer: Tokenizer, folder: Path, how: How) ->
     require(documents["train"] > 0, "data.validation_fraction: it leaves no document to train on")
     require(
         documents["validation"] > 0 or source.held_out is None,
-        "data.validation_paths: no text is left to validate on; one that is empty, or trained on too, is dropped",
+        "data: no text is left to validate on, for one that is empty, or trained on too, is dropped; name another in "
+        "data.validation_paths",
     )
     return partial
 

@@ -186,6 +186,12 @@ class LocalFiles:
     def __init__(self, data: config.Files) -> None:
         self.paths = files_of("paths", data.paths)
         self.validation_paths = files_of("validation_paths", data.validation_paths)
+        trained_on = set(map(os.path.realpath, self.paths))
+        for path in self.validation_paths:
+            require(
+                os.path.realpath(path) not in trained_on,
+                f"data.validation_paths: {path} is one of data.paths too; leave it out of one of them",
+            )
         self.is_cut = (
             data.format == "text"
             and len(self.paths) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from mxstudy.train.checkpoint import load_weights, read_about, weight_shapes
 class Trained:
     """The description of a checkpoint. `max_length`: tokens of the sequences that it was trained on.
 
+    `model`: without the dropout of a training, so that all models are evaluated by the same backends.
     `shapes`: shapes of its weights, under our names. `data`: the data that it was trained on; None if unknown.
     `seed`: the seed of its random signs.
     """
@@ -85,7 +86,8 @@ def native(path: Path) -> Trained:
     tokenizer = tokenizer_of(run.tokenizer_path, own_eos)
     name = f"{about['fingerprint'][:12]}/{path.name}"
     length, compute = trained.train.sequence_length, trained.train.compute
-    model, norm, precision, shapes = trained.model, trained.norm, trained.precision, weight_shapes(path)
+    model, shapes = replace(trained.model, dropout=0.0), weight_shapes(path)
+    norm, precision = trained.norm, trained.precision
     return Trained(name, model, norm, precision, compute, tokenizer, length, shapes, trained.data, trained.seed)
 
 

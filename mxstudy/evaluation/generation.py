@@ -2,9 +2,10 @@
 
 A prompt begins a document: EOS stands before it, as between the documents of a training. Logits are made probabilities
 in FP64 on the CPU, and the draws of a text depend on its seed and number alone. Without what attention keeps (`keeps`
-false) the model reads the whole text again for each token. That gives the same logits but for the order of sums, since
-a forward casts every token on its own, in blocks along its features: blocks along tokens exist in wgrad alone. The
-exception are square blocks of activations, which are refused.
+false) the model reads the whole text again for each token. That makes the same casts, since a forward casts every token
+on its own, in blocks along its features: blocks along tokens exist in wgrad alone. The exception are square blocks of
+activations, which are refused. What differs is the order of attention's sums, and so the last bit of some numbers; a
+coarse format may make neighbours on its grid of them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class Text(NamedTuple):
 
 
 def check_prompt(prompt: str, tokenizer: Tokenizer, max_length: int, key: str) -> list[int]:
-    """Return EOS and the prompt as ids; raises ConfigError, naming the config `key`, if no token fits behind them."""
+    """Return EOS and the prompt as ids; raises ConfigError, naming the config `key`, if no token fits behind them.
+
+    Raises ConfigError, too, for bytes of a command line that are not UTF-8.
+    """
+    require(is_unicode(prompt), f"{key}: {prompt!r} is not valid Unicode; give it in UTF-8")
     ids = [tokenizer.eos_id, *tokenizer.encode_batch([prompt])[0].tolist()]
     require(
         len(ids) <= max_length,
@@ -51,6 +56,11 @@ def check_prompt(prompt: str, tokenizer: Tokenizer, max_length: int, key: str) -
         "sequences; shorten it",
     )
     return ids
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has UTF-8; half of a surrogate pair, which Python makes of any other byte, has none."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def check_prompts_of(settings: TextsDuringTraining, tokenizer: Tokenizer, max_length: int) -> None:
@@ -110,9 +120,15 @@ def continued(
         unread_BT = whole_BT[:, -1:] if keeps else whole_BT
     last = "max_new_tokens" if most == settings.max_new_tokens else "context"
     return [
-        Text(prompt, tokenizer.backend.decode(own, skip_special_tokens=False), len(own), ends.get(number, last))
+        Text(prompt, added_text(tokenizer, ids[1:], own), len(own), ends.get(number, last))
         for number, own in enumerate(written)
     ]
+
+
+def added_text(tokenizer: Tokenizer, prompt: list[int], own: list[int]) -> str:
+    """Return what the `own` tokens add to the text of a prompt's: alone, some decoders drop the space before a word."""
+    before, whole = (tokenizer.backend.decode(ids, skip_special_tokens=False) for ids in (prompt, prompt + own))
+    return whole[len(before) :]
 
 
 def chosen(logits_BV: Tensor, settings: Texts, uniform_B: Tensor) -> Tensor:

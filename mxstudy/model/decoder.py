@@ -105,17 +105,16 @@ def attend(
 ) -> Tensor:
     """Return the heads' attention outputs, concatenated: [B, T, D]. Keys and values are added to the `past`, if any.
 
-    `dropout`: of the attention's weights.
-
-    The last reshape copies nothing, because torch gives the result the memory layout of the queries.
+    `dropout`: of the attention's weights. The last reshape copies nothing, because torch gives the result the memory
+    layout of the queries.
     """
     if past is not None:
         k_BTNH, v_BTNH = past.extended(k_BTNH, v_BTNH)
     q, k, v = (y.transpose(1, 2) for y in (q_BTNH, k_BTNH, v_BTNH))
-    drops = dropout is not None and dropout.training
-    if mask_BTT is not None or drops:  # only flash attention computes grouped queries in one kernel, and has neither
+    dropout = dropout if dropout is not None and dropout.training else None
+    if mask_BTT is not None or dropout is not None:  # flash attention, which takes grouped queries, has neither
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
-    if dropout is not None and drops:
+    if dropout is not None:
         out_BNTH = attend_dropped(q, k, v, mask_BTT, dropout)
     elif mask_BTT is None:
         is_causal = q.shape[2] == k.shape[2]  # else the one query is that of the last token, which reads all others

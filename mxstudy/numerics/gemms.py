@@ -46,8 +46,8 @@ class Bounds(NamedTuple):
 # Converts a quantised matrix to the operand of a GEMM other than torch's; the dtype is that of the GEMM's result.
 Decode = Callable[[Quantized, torch.dtype], Tensor]
 
-# Casts a matrix along an axis by a kernel, to a bf16 operand of the same values. The last argument is not read:
-# it keeps a cast that depends on no gradient in the backward, where a compiler would otherwise keep its result.
+# Casts a matrix along an axis by a kernel, to a bf16 operand of the same values. The last argument is not read, but a
+# cast that depends on it stays in the backward: a compiler would move another to the forward, and keep its result.
 CastKernel = Callable[[Tensor, Cast, int, Tensor | None], Tensor]
 
 
@@ -207,7 +207,7 @@ class Linear:
     ) -> Operand:
         """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1.
 
-        `after`: what is there before the operand is made, where x itself is there long before.
+        `after`: a tensor before which the operand is not to be made, because x itself is there long before it.
         """
         x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
         if self.kernel is not None and cast is not None and dtype == torch.bfloat16:

@@ -96,3 +96,19 @@ def test_an_error_names_the_corpus(two: Blend, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"content": "x"}\n')
     with pytest.raises(ConfigError, match=r"^data\.corpora\.b\.text_field: .* has no column 'text'"):
         blends.check(two, config.Bytes(), tmp_path)
+
+
+def test_a_text_that_one_corpus_divides_is_not_another_ones_to_train_on(tmp_path: Path) -> None:
+    for name in ("book.txt", "copy.txt", "other.txt"):
+        (tmp_path / name).write_text("another text" if name == "other.txt" else "one text")
+    book = Files(format="text", paths=(str(tmp_path / "book.txt"),))
+    copy = Files(format="text", paths=(str(tmp_path / "copy.txt"),))
+    more = Files(format="text", paths=(str(tmp_path / "[co]*.txt"),))
+
+    def blended(other: Files) -> Blend:
+        return Blend(corpora={"a": book, "b": other}, phases=(Phase(weights={"a": 1, "b": 1}),))
+
+    blends.identity(blended(copy), config.Bytes())  # divides it at the same place
+    message = r"^data\.corpora: b has a text of which a keeps the last part for validation; leave it out of one of them"
+    with pytest.raises(ConfigError, match=message):
+        blends.identity(blended(more), config.Bytes())

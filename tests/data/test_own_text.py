@@ -90,6 +90,16 @@ def nothing_new(folder: Path) -> config.Files:
     return files(write(folder / "a.txt", TEXT), validation_paths=same)
 
 
+def repeated(folder: Path) -> config.Files:
+    return files(write(folder / "a.txt", TEXT * 2), validation_fraction=0.5)
+
+
+def same_file(folder: Path) -> config.Files:
+    for name in "ab":
+        write(folder / f"{name}.txt", name * 100)
+    return files(folder / "*.txt", validation_paths=(f"{folder}/../{folder.name}/b.txt",))
+
+
 def absent(folder: Path) -> config.Files:
     return files(write(folder / "a.txt", TEXT), validation_paths=("nowhere.txt",))
 
@@ -115,14 +125,14 @@ def blended(folder: Path) -> config.Blend:
         (empty, r"data\.paths: \S+a\.txt is empty; name a file with text"),
         (one_character, r"data\.validation_fraction: 0\.02 of the 1 characters of \S+a\.txt leaves none to train on"),
         (hardly_any, r"data\.validation_fraction: 1e-20 of the 3 characters of \S+a\.txt leaves none to validate on"),
-        (
-            nothing_new,
-            r"data\.validation_paths: no text is left to validate on; one that is empty, or trained on ",
-        ),
+        (nothing_new, r"data: no text is left to validate on, for one that is empty, or trained on too, is dropped; "),
+        (repeated, r"data: no text is left to validate on, for one that is empty, or trained on too, is dropped; "),
+        (same_file, r"data\.validation_paths: \S+/b\.txt is one of data\.paths too; leave it out of one of them"),
         (absent, r"data\.validation_paths: 'nowhere\.txt' does not exist, and matches no file as a glob pattern"),
         (
             both,
-            r"validation_paths: all validation is on them, and no fraction of paths \(0\.1\) is kept; leave out",
+            r"validation_paths: all validation is on them, and no fraction of paths \(0\.1\) is kept; leave them out, "
+            r"or validation_fraction at 0\.02",
         ),
         (outside, r"validation_fraction: must lie in 0\.\.1 and leave something to train on, not 1\.0"),
         (blended, r"corpora\.mine\.validation_paths: a blend keeps the same validation_fraction of all its corpora; "),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mxstudy import config
+from mxstudy.evaluation import checkpoints
 from mxstudy.evaluation.checkpoints import build, describe, find, load
 from mxstudy.evaluation.hugging_face import export
 from mxstudy.model.decoder import Decoder
@@ -17,7 +18,7 @@ from mxstudy.numerics.cast import BlockCast
 from mxstudy.reader import ConfigError
 from mxstudy.studies.pretrain import run as pretrain
 from mxstudy.tracking.folder import RunFolder
-from mxstudy.train.checkpoint import CheckpointError
+from mxstudy.train.checkpoint import CheckpointError, read_about
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
@@ -63,6 +64,18 @@ def test_the_decoder_is_the_one_that_was_trained(run: RunFolder) -> None:
     assert {name for name, _ in decoder.named_parameters()} == {name for name, _ in fresh.named_parameters()}
     assert not torch.equal(decoder.output.weight, fresh.output.weight)
     assert decoder.layers[0].attention.wqkv.gemms.format("forward_x") == "E4M3"
+
+
+def test_what_was_trained_with_dropout_is_evaluated_without_it(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = find(str(run.path), Path("runs"))
+    without = load(path, describe(path), CPU)
+    about = read_about(path)
+    about["config"]["model"]["dropout"] = 0.2
+    monkeypatch.setattr(checkpoints, "read_about", lambda path: about)
+    decoder = load(path, describe(path), CPU)
+    assert [block.backend.name for block in decoder.layers] == ["fused"] * 3
+    with torch.no_grad():
+        assert torch.equal(decoder(TOKENS), without(TOKENS))
 
 
 def test_another_norm_and_precision_in_place_of_those(run: RunFolder) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from each import each
 from tiny import MODEL, MXNORM, RMSNORM
@@ -14,8 +16,8 @@ from tiny import MODEL, MXNORM, RMSNORM
 from mxstudy import config
 from mxstudy.config import Texts
 from mxstudy.config.casts import Cast, Gemms
-from mxstudy.data.tokenizer import ByteTokenizer
-from mxstudy.evaluation.generation import Text, blocks, check_casts, chosen, continued, sampler_of
+from mxstudy.data.tokenizer import ByteTokenizer, Tokenizer
+from mxstudy.evaluation.generation import Text, added_text, blocks, check_casts, chosen, continued, sampler_of
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.past import Past
 from mxstudy.model.precision import DTYPES, apply_precision
@@ -143,6 +145,26 @@ def test_a_text_says_why_it_ends() -> None:
     ]
     assert blocks(found)[1] == "--- 1 token, then the model ended the text\nabh"
     assert blocks([Text("a\n", "\x1b[2J\t\x07é", 5, "eos")])[0].endswith("\na\n\\x1b[2J\t\\x07é")
+
+
+def test_a_space_before_the_first_new_word_is_kept() -> None:
+    """A decoder of Llama 2's kind drops it at the beginning of a document."""
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"\u2581to": 0, "\u2581be": 1, "</s>": 2}, unk_token="</s>")
+    )
+    words.pre_tokenizer, words.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    words.add_special_tokens(["</s>"])
+    by_words = Tokenizer(words, "</s>")
+    assert [added_text(by_words, prompt, [1]) for prompt in ([0], [])] == [" be", "be"]
+    assert added_text(TOKENIZER, [*"é".encode()], [0xA9, 0x61]) == "\ufffda"
+
+
+def test_a_prompt_that_is_not_unicode_is_refused() -> None:
+    model, message = model_in(RMSNORM, "fp32", "fp32"), r"'a\udcff' is not valid Unicode; give it in UTF-8"
+    with pytest.raises(ConfigError, match="^prompt: " + re.escape(message)):
+        continued(model, TOKENIZER, "a\udcff", GREEDY, 64)
+    with pytest.raises(ConfigError, match=r"^sample\.prompts\[0\]: " + re.escape(message)):
+        sampler_of(config.TextsDuringTraining(prompts=("a\udcff",)), model, TOKENIZER, 64)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused() -> None:
