@@ -1,4 +1,4 @@
-"""The number of processes, GPUs and nodes that a kind of run can use, started by a launcher or by hand."""
+"""The number of processes, GPUs and nodes that a kind of run can use, whether a launcher or a user starts it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tasks_per_node(study: str, settings: Local | Slurm) -> int:
 
 
 def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
-    """Raise ConfigError if a run cannot be shared by the processes that its launcher will start."""
+    """Raise ConfigError if the processes that a run's launcher will start cannot share the run."""
     ranks = world_size()
     require(
         ranks == 1,
@@ -47,7 +47,7 @@ def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
 
 
 def check_started(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError if a run cannot be shared by the processes that torchrun or srun has started."""
+    """Raise ConfigError if the processes that torchrun or srun has started cannot share the run."""
     ranks = world_size()
     for job in jobs:
         study = job.config.study

@@ -48,7 +48,7 @@ def backends_sentence(jobs: Sequence[Job]) -> str | None:
 
 
 def code_sentence(jobs: Sequence[Job]) -> str | None:
-    """Return a sentence that names the code of the jobs' runs, or None if all were made by the same."""
+    """Return a sentence that names the code of the jobs' runs, or None if the same code made all of them."""
     return different_code(job.run.provenance() | {"code": job.run.code(), "study": job.config.study} for job in jobs)
 
 

@@ -1,7 +1,7 @@
-"""The threads of processes that compute on a CPU which others use as well.
+"""Set the number of threads of processes that share a CPU with others.
 
-By default torch has a thread for every core. All of them have to end an operation before the next one begins, so one
-that waits for its core makes all wait: on four cores with other load, a rehearsal took 8 times as long with four
+By default torch has a thread for every core. All threads must end an operation before the next one begins, so one
+thread that waits for its core makes all wait: on four cores with other load, a rehearsal took 8 times as long with four
 threads as with one.
 """
 
@@ -19,7 +19,7 @@ from mxstudy.launch.plan import Job
 from mxstudy.launch.sweep import say
 from mxstudy.train.runtime import cores, share_of_cores
 
-VARIABLE = "OMP_NUM_THREADS"  # whoever sets it decides
+VARIABLE = "OMP_NUM_THREADS"  # a user who sets it decides
 
 
 class Threads(NamedTuple):
@@ -29,12 +29,12 @@ class Threads(NamedTuple):
     why: str
 
     def line(self, remedy: str) -> str:
-        """Return the line to be printed; `remedy`: what sets another number."""
+        """Return the line to print; `remedy`: how to set another number."""
         return f"threads: {self.number} in each process, because {self.why}; {remedy} sets another number"
 
 
 def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
-    """Return the threads of each of so many processes that share this one's cores; None if nothing has to be set."""
+    """Return the threads of each of these processes, which share this one's cores; None if nothing must be set."""
     if VARIABLE in os.environ:
         return None
     if is_rehearsal:
@@ -45,9 +45,9 @@ def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
 
 
 def cap_threads(jobs: Sequence[Job]) -> None:
-    """Set the threads of this process, which runs these jobs, beside others if torchrun or srun has started several."""
+    """Set the threads of this process, which runs these jobs; torchrun or srun may have started others beside it."""
     mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
-    processes = all_of(mine).count(mine)  # srun may have given each process cores of its own
+    processes = all_of(mine).count(mine)  # srun may give each process its own cores
     if threads := threads_of(all("debug" in job.choices for job in jobs), processes):
         torch.set_num_threads(threads.number)
         say(threads.line(f"{VARIABLE}=N"))
