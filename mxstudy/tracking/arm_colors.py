@@ -23,16 +23,16 @@ SHADES = (1.0, 0.6, 1.45)  # of the palette, if it is not enough
 def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = ()) -> dict[str, str]:
     """Return the colour of each arm, by its key; `arms`: the values that part it from others, by key.
 
-    Arms choose in turn, those of `first` before the others: what is known by KNOWN takes that, all others begin at a
-    place in the palette that their key decides, and take the first colour that is free. So an arm that is added behind
-    changes no other's colour.
+    Arms choose in turn, those of `first` before the others. An arm that KNOWN lists takes that colour. Any other arm
+    begins at a place in the palette that its key decides, and takes the first free colour. So an arm that is added at
+    the end changes no other's colour.
     """
     found: dict[str, str] = {}
     for key in sorted(arms, key=lambda key: key not in first):
         start = int(key[:8], 16) % len(OTHERS)
         wished = [KNOWN[word] for word in words_of(arms[key]) if word in KNOWN]
         others = OTHERS[start:] + OTHERS[:start]
-        spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # those of KNOWN stay free
+        spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # the colours of KNOWN stay free
         rest = [shaded(color, shade) for shade, color in chain(*spare)]
         free = [color for color in (*wished, *rest) if color not in found.values()]
         found[key] = free[0] if free else rest[len(found) % len(rest)]
@@ -40,7 +40,7 @@ def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = 
 
 
 def words_of(values: Mapping[str, Value]) -> list[str]:
-    """Return what an arm is known by, in this order: an MXNorm with its power, the plan's only recipe, the norm."""
+    """Return the words by which KNOWN may list an arm: an MXNorm with its power, the plan's only recipe, the norm."""
     schedule = values.get("precision.schedule")
     plan = {str(name) for key, name in schedule if PLAN in f".{key}"} if isinstance(schedule, tuple) else set()
     norm, power = values.get("norm.kind"), values.get("norm.p")
