@@ -195,8 +195,7 @@ def differing_parts(paths: Sequence[str]) -> list[str]:
 
 
 def title_of(arm: Named) -> str:
-    """Return the name of a single arm: its PLAIN choices and their departures, else checkpoint, parent or
-    experiment."""
+    """Return the name of a single arm: its PLAIN choices with their changes, else checkpoint or experiment."""
     words = []
     for group in PLAIN:
         keys = [key for key in arm.values if key.startswith(f"{group}.")]

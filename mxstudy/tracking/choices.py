@@ -1,5 +1,4 @@
-"""Read the values of a group's choice from its YAML file, without Hydra: conf/norm/mxnorm_p2.yaml gives
-norm.p=2.
+"""Read the values of a group's choice from its YAML file, without Hydra: conf/norm/mxnorm_p2.yaml gives norm.p=2.
 
 The values come from the file itself and from the files of its group in its defaults list. The rest of a group has the
 schema's defaults. '${..a.b}', another value of the same file, is looked up.

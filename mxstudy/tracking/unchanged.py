@@ -28,8 +28,7 @@ def digest_of(config: schemas.Run) -> dict[str, Any]:
 
 
 class Stored(NamedTuple):
-    """The content of a config.yaml. `config`: the error, if today's schema cannot read it. `digest`: that of the
-    config."""
+    """The content of a config.yaml. `config`: the error, if today's schema cannot read it. `digest`: the config's."""
 
     values: dict[str, Any]
     config: schemas.AnyRun | ConfigError

@@ -76,7 +76,7 @@ def windows_of(config: Perplexity, trained: Trained) -> Windows:
 
 
 def corpus_of(config: Perplexity) -> Data:
-    """Return the corpus, with split=all as one that keeps nothing for validation: no file is cut in two then."""
+    """Return the corpus; with split=all, one that keeps nothing for validation, so that no file is cut in two."""
     if config.split == "all" and isinstance(config.data, Files) and not config.data.validation_paths:
         return changed(config.data, validation_fraction=0.0)
     return config.data
