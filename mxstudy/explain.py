@@ -1,4 +1,4 @@
-"""Say in one line what is wrong with a command and what would be right, in place of Hydra's own messages."""
+"""Say in one line what is wrong with a command and what would be right, instead of Hydra's own messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = "+experiment=NAME or +sweep=NAME"
 
 
 def explain(error: Exception) -> str:
-    """Return what is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
+    """Return what is wrong and what would be right, instead of Hydra's advice to append unknown keys."""
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -65,7 +65,7 @@ def nothing_to_run(values: Iterable[str]) -> str:
 
 
 def nothing_to_replace(group: str) -> str:
-    """Return what to write in place of an override of a group that nothing has chosen."""
+    """Return what to write instead of an override of a group that has no choice yet."""
     if group in STARTS:
         return f"write +{group}=NAME, with a plus"
     if group in groups():

@@ -77,8 +77,7 @@ def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
 
 
 def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
-    """Return one operand of x, bf16, by a kernel of its own. `parts`: the operations of `cast_one` on x
-    before the cast.
+    """Return one operand of x, bf16, by a kernel of its own. `parts`: earlier operations of `cast_one` on x.
 
     A gathered weight is quantised already, its gain included, and is decoded.
     """
