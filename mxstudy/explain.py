@@ -43,7 +43,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         if followed := re.search(FOLLOWS_NULL, str(error)):
-            return f"{error.full_key}: follows {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
+            return f"{error.full_key}: repeats {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
         return f"{error.full_key}: {str(error).splitlines()[0]}"
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
 
@@ -69,7 +69,7 @@ def nothing_to_replace(group: str) -> str:
     if group in STARTS:
         return f"write +{group}=NAME, with a plus"
     if group in groups():
-        return f"no choice is made that this could replace; start from {START}"
+        return f"there is no choice to replace; start from {START}"
     return f"no such group; {suggest(group, groups())}"
 
 

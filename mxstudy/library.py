@@ -69,5 +69,5 @@ def run(*words: str) -> list[Path]:
 
     cli.hand_over(words, take)
     if any(codes):
-        raise RuntimeError(f"{' '.join(words)}: ended with exit code {codes[0]}; what it printed says why")
+        raise RuntimeError(f"{' '.join(words)}: ended with exit code {codes[0]}; its output says why")
     return [job.folder for job in jobs]

@@ -27,13 +27,13 @@ def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     `groups`: every config group with its choices.
     """
     encoding = sys.getfilesystemencoding()
-    require(encoding == "utf-8", f"LC_ALL: names of files are {encoding} here; set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+    require(encoding == "utf-8", f"LC_ALL: file names are in {encoding} here; set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
     check_shape(arguments, groups)
     for line in overrides_in(arguments):
         try:
             key, value = first_value(line)
         except (HydraException, ValueError) as error:
-            advice = f"text with other signs than a-z 0-9 _ - . / stands in quotes: '{key_of(line)}=\"...\"'"
+            advice = f"put text with signs other than a-z 0-9 _ - . / in quotes: '{key_of(line)}=\"...\"'"
             raise ConfigError(f"{short(line)}: cannot be read ({short(one_line(error))}); {advice}") from error
         if key in groups and not isinstance(value, str | list):
             raise ConfigError(f"{short(line)}: no such choice; {suggest(line.partition('=')[2], groups[key])}")
@@ -60,7 +60,9 @@ def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
         if word.startswith("-"):
             require(option in OPTIONS, f"{option}: no such option; {suggest(option, sorted(OPTIONS))}")
         elif before not in VALUED:
-            require(not word.startswith("~"), f"{short(word)}: nothing can be left out of a config; set it: KEY=VALUE")
+            require(
+                not word.startswith("~"), f"{short(word)}: a key cannot be removed from a config; set it: KEY=VALUE"
+            )
             key, equals, _ = word.lstrip("+").partition("=")
             require(bool(equals and key), f"{short(word)}: must be GROUP=CHOICE or KEY=VALUE{meant(word, groups)}")
         before = word

@@ -212,4 +212,4 @@ def mark_failed(folder: RunFolder, codes: list[int], log: str) -> None:
     if state in ("queued", "running") and any(codes):
         code = next(code for code in codes if code)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        folder.update(state="failed", reason=f"died without a word: {how} ({log})")
+        folder.update(state="failed", reason=f"died without a message: {how} ({log})")

@@ -42,7 +42,7 @@ class Parents:
     def _make(self) -> None:
         away = {uri: reason for uri in self._uris if (reason := create_store(uri))}
         for reason in away.values():
-            say(f"tracking: {reason}; the runs go on with their journals")
+            say(f"tracking: {reason}; the runs continue with their journals only")
         for sweep in sweeps(self._jobs):
             if sweep.uri not in away:
                 try:

@@ -175,7 +175,7 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
             found = found.put_back()
         except RunLocked:
             return replace(job, folder=found.path, state="running")
-        print(f"{found.path}: is back in its place; a rerun was cut off when it had set it aside", flush=True)
+        print(f"{found.path}: was put back; a rerun was killed after it had set it aside", flush=True)
     found.memberships()  # this sweep will be added to them, so an unreadable file is refused here
     run = observe(found, queues or Queues())
     if run.in_flight:

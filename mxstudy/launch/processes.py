@@ -39,7 +39,7 @@ def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
     ranks = world_size()
     require(
         ranks == 1,
-        f"hydra/launcher: local and slurm start processes themselves, and {ranks} were started together; start it "
+        f"hydra/launcher: local and slurm start processes themselves, but {ranks} were started together; start it "
         "without torchrun or srun",
     )
     for job in jobs:
@@ -53,7 +53,7 @@ def check_started(jobs: Sequence[Job]) -> None:
         study = job.config.study
         require(
             ranks == 1 or study_of(study).uses == Uses.TASK_EACH,
-            f"study: {study} runs in one process, and {ranks} were started together; start it without torchrun or srun",
+            f"study: {study} runs in one process, but {ranks} were started together; start it without torchrun or srun",
         )
         check(job.config, ranks)
 

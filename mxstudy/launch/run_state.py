@@ -75,11 +75,11 @@ def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, st
     if status.state == "preempted":
         return "preempted", status.reason
     if ticket is None:
-        return ("failed", "killed without a word") if status.state == "running" else (status.state, status.reason)
+        return ("failed", "killed without a message") if status.state == "running" else (status.state, status.reason)
     end = queues.fate(ticket)
     if end and end.startswith("CANCELLED"):
         return "cancelled", end
-    what = "died without a word" if status.state == "running" else "left the queue before it began"
+    what = "died without a message" if status.state == "running" else "left the queue before it began"
     return "failed", f"{what} ({end}; {ticket.log})" if end else f"{what} ({ticket.log})"
 
 

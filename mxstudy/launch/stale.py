@@ -50,7 +50,7 @@ def check_code(folder: RunFolder, config: AnyRun, state: str, device_type: str) 
         return
     if changed := changes_since(folder, config.study, device_type):
         what = TAKES["skip" if state in DONE else "resume"]
-        raise ConfigError(f"{STALE}there is a run of other code ({'; '.join(changed)}); {AGAIN}, stale=ok {what}")
+        raise ConfigError(f"{STALE}other code made this run ({'; '.join(changed)}); {AGAIN}, stale=ok {what}")
 
 
 def changes_since(folder: RunFolder, study: str, device_type: str) -> list[str]:

@@ -21,7 +21,7 @@ from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import one_line
 from mxstudy.tracking.silence import answers_of
 
-AGAIN = "run the same command again to put it right"
+AGAIN = "run the same command again to repair it"
 
 
 def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:

@@ -46,8 +46,8 @@ def check_split(config: Perplexity, trained: Trained) -> None:
     ):
         require(
             bool(config.data.validation_paths),
-            f"data.validation_paths: {trained.name} was trained on all else; name them, or use split=all for another "
-            "corpus",
+            f"data.validation_paths: {trained.name} kept its validation_paths out of the training; name them, or use "
+            "split=all for another corpus",
         )
         return
     if type(config.data) in map(type, blend_of(trained.data).corpora.values()):

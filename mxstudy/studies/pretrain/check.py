@@ -113,15 +113,16 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             widths.append(check_all_gather(model, ranks))
             require(
                 widths[0] == widths[-1],
-                f"train.all_gather: mx gathers as many bytes in all steps, and the row of precision.schedule from step "
-                f"{row.from_step} on has others; give all rows formats of as many bits in equal blocks, or {ELSE}",
+                f"train.all_gather: mx must gather the same number of bytes in every step, but the row of "
+                f"precision.schedule from step {row.from_step} on has another; give all rows formats of as many bits "
+                f"in equal blocks, or {ELSE}",
             )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
         require(
             scaled is None or config.probe.saturation.every_steps == 0,
-            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has a scale for each; "
-            "set it to 0",
+            f"probe.saturation.every_steps: it measures all experts together, but their {scaled} has an outer scale "
+            "for each; set it to 0",
         )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return backends_by_step(backends)
@@ -189,7 +190,7 @@ def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
             require(
                 most > length,
                 f"data.paths: these files have at most {most:,} tokens, fewer than the {length:,} + 1 of "
-                "train.sequence_length; name more text",
+                "train.sequence_length; give more text",
             )
 
 

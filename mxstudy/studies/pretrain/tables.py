@@ -58,11 +58,11 @@ def legend(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
     """Return a line that explains losses and differences, and a footnote if a mean leaves out diverged runs."""
     partners = {row.partner for row in rows if row.difference is not None}
     choices = " ".join(f"{group}={choice}" for group, choice in baseline.items())
-    other = next(iter(partners)) if len(partners) == 1 else f"the arm with {choices} that has all else the same"
+    other = next(iter(partners)) if len(partners) == 1 else f"the arm with {choices} and everything else the same"
     several = any(len(row.runs) > 1 for row in rows)
     mean = "mean of the runs that finished, ± 95 % interval over seeds (Student)" if several else "of the last step"
     paired = ", paired by seed" if several else ""
-    less = f"; diff: less that of {other}{paired}" if len(rows) > 1 else ""
+    less = f"; diff: minus that of {other}{paired}" if len(rows) > 1 else ""
     return [f"val loss: nats a token, {mean}{less}", *survivors(rows)]
 
 
