@@ -56,8 +56,8 @@ def build_model(config: AnyRun) -> Decoder:
 def run(*words: str) -> list[Path]:
     """Do what `python -m mxstudy WORDS` does, in this process, and return its runs' folders.
 
-    `mxstudy.results.load` reads them. Finished runs are skipped, and their folders are returned. Raises ConfigError for
-    words that start no run, and RuntimeError if a run failed; a diverged run has a result.
+    `mxstudy.results.load` reads them. What is finished is skipped, and its folder is returned. Raises ConfigError for
+    words that start no run, and RuntimeError if a run failed; one that diverged has a result.
     """
     jobs, codes = list[Job](), list[int]()
 
@@ -69,5 +69,5 @@ def run(*words: str) -> list[Path]:
 
     cli.hand_over(words, take)
     if any(codes):
-        raise RuntimeError(f"{' '.join(words)}: ended with exit code {codes[0]}; its output says why")
+        raise RuntimeError(f"{' '.join(words)}: ended with exit code {codes[0]}; what it printed says why")
     return [job.folder for job in jobs]

@@ -33,7 +33,7 @@ def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
         try:
             key, value = first_value(line)
         except (HydraException, ValueError) as error:
-            advice = f"put text with signs other than a-z 0-9 _ - . / in quotes: '{key_of(line)}=\"...\"'"
+            advice = f"text with other signs than a-z 0-9 _ - . / stands in quotes: '{key_of(line)}=\"...\"'"
             raise ConfigError(f"{short(line)}: cannot be read ({short(one_line(error))}); {advice}") from error
         if key in groups and not isinstance(value, str | list):
             raise ConfigError(f"{short(line)}: no such choice; {suggest(line.partition('=')[2], groups[key])}")

@@ -210,8 +210,8 @@ class Perplexity(TrainedModelRun):
 class Generate(TrainedModelRun, Texts):
     """Texts that a checkpoint writes after a prompt.
 
-    `samples`: texts, each with draws of its own. `keep`: keep keys and values of the tokens that are read. If false,
-    the model reads the whole text again for each token, and writes the same text unless two tokens are equally likely.
+    `samples`: texts, each with draws of its own. `keep`: keep keys and values of the tokens that are read; without
+    them, the model reads the whole text again for each token, and writes the same one unless two tokens are as likely.
     """
 
     compares = False

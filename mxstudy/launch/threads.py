@@ -29,7 +29,7 @@ class Threads(NamedTuple):
     why: str
 
     def line(self, remedy: str) -> str:
-        """Return the line to print; `remedy`: how to set another number."""
+        """Return the line to be printed; `remedy`: what sets another number."""
         return f"threads: {self.number} in each process, because {self.why}; {remedy} sets another number"
 
 
@@ -45,7 +45,7 @@ def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
 
 
 def cap_threads(jobs: Sequence[Job]) -> None:
-    """Set the threads of this process, which runs these jobs; torchrun or srun may have started others beside it."""
+    """Set the threads of this process, which runs these jobs, beside others if torchrun or srun has started several."""
     mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
     processes = all_of(mine).count(mine)  # srun may give each process its own cores
     if threads := threads_of(all("debug" in job.choices for job in jobs), processes):

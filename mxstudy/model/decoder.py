@@ -113,7 +113,7 @@ def attend(
         k_BTNH, v_BTNH = past.extended(k_BTNH, v_BTNH)
     q, k, v = (y.transpose(1, 2) for y in (q_BTNH, k_BTNH, v_BTNH))
     drops = dropout is not None and dropout.training
-    if mask_BTT is not None or drops:  # grouped queries have a kernel only in flash attention, without these
+    if mask_BTT is not None or drops:  # only flash attention computes grouped queries in one kernel, and has neither
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
     if dropout is not None and drops:
         out_BNTH = attend_dropped(q, k, v, mask_BTT, dropout)

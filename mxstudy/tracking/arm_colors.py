@@ -23,9 +23,9 @@ SHADES = (1.0, 0.6, 1.45)  # of the palette, if it is not enough
 def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = ()) -> dict[str, str]:
     """Return the colour of each arm, by its key; `arms`: the values that part it from others, by key.
 
-    Arms choose in turn, those of `first` before the others. An arm that KNOWN lists takes that colour. Any other arm
-    begins at a place in the palette that its key decides, and takes the first free colour. So an arm that is added at
-    the end changes no other's colour.
+    Arms choose in turn, those of `first` before the others: what is known by KNOWN takes that, all others begin at a
+    place in the palette that their key decides, and take the first colour that is free. So an arm that is added behind
+    changes no other's colour.
     """
     found: dict[str, str] = {}
     for key in sorted(arms, key=lambda key: key not in first):

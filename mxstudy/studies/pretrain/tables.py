@@ -130,7 +130,7 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
     Points: validation loss. Thin lines that end in a cross: runs that diverged. Behind a single run: its raw loss.
     Returns the figure's absolute path.
     """
-    from matplotlib.figure import Figure  # not pyplot, whose windows belong to the user of a notebook
+    from matplotlib.figure import Figure  # no pyplot, whose windows are the user's in a notebook
     from matplotlib.ticker import EngFormatter
 
     rows = results.load_metrics(folders)
