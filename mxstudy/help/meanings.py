@@ -82,7 +82,7 @@ def paragraphs(cls: type) -> list[str]:
 
 
 def said_of(cls: type) -> str:
-    """Return a class's own docstring; "" for none, for which a dataclass has its signature."""
+    """Return a class's own docstring; "" if it has none (a dataclass then has its signature there)."""
     doc = cls.__doc__ or ""
     return "" if doc.startswith(f"{cls.__name__}(") else inspect.cleandoc(doc)
 
