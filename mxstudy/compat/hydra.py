@@ -158,8 +158,7 @@ class Family:
     def composed(
         self, job: Sequence[str], chosen: Mapping[str, str]
     ) -> tuple[DictConfig, dict[str, str], dict[str, Any]]:
-        """Return config and choices of a job, and the parts that its values do not move as plain data; we own the
-        config.
+        """Return config and choices of a job, and as plain data what its values do not move; the config is ours.
 
         `chosen`: by group, those of its choices that stand alone.
         """
