@@ -47,7 +47,7 @@ def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
 def cap_threads(jobs: Sequence[Job]) -> None:
     """Set the threads of this process, which runs these jobs, beside others if torchrun or srun has started several."""
     mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
-    processes = all_of(mine).count(mine)  # srun may give each process its own cores
+    processes = all_of(mine).count(mine)  # srun may have given each process cores of its own
     if threads := threads_of(all("debug" in job.choices for job in jobs), processes):
         torch.set_num_threads(threads.number)
         say(threads.line(f"{VARIABLE}=N"))

@@ -111,7 +111,7 @@ def use_fused(module: nn.Module, on: bool, target: Target) -> None:
 
 
 def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
-    """Compute experts in one grouped GEMM, and plain operands by kernels: compiled casts along the tokens are slow."""
+    """Compute experts in one grouped GEMM, and make plain operands by kernels: a compiler is slow across the tokens."""
     has_kernels = on and target.device.type == "cuda" and target.compute == torch.bfloat16
     for linear in linears_in(module):
         linear.casts_by_kernel = has_kernels and PLAIN.why_not(linear.gemms) is None

@@ -47,9 +47,9 @@ class MXLinear(nn.Module):
     The weight is kept in FP32 and first cast to x's dtype, which is also the result's. If `compute` is set, unquantised
     operands and results have that dtype instead, and operands are quantised from FP32. `random`: the random streams of
     stochastic rounding and random signs. `native`: use the hardware's MX GEMM. `casts_by_kernel`: make operands by
-    kernels; the recipe must have kernels for all of them. `on_tensor_cores`: compute in FP32 by `linear_fp32`.
-    `is_of_experts`: the weight has one matrix for each expert, which share their random streams.
-    `init_std`: the std of the initial weight, drawn by torch's generator; or one for each equal part of its rows.
+    kernels, which the recipe must have. `on_tensor_cores`: compute in FP32 by
+    `linear_fp32`. `is_of_experts`: the weight has one matrix for each expert, which share their random streams.
+    `init_std`: that of the initial weight, drawn by torch's generator; or one for each equal part of its rows.
     `experts`: (their number,), or () for one matrix.
     """
 

@@ -46,9 +46,8 @@ class Bounds(NamedTuple):
 # Converts a quantised matrix to the operand of a GEMM other than torch's; the dtype is that of the GEMM's result.
 Decode = Callable[[Quantized, torch.dtype], Tensor]
 
-# Casts a matrix along an axis by a kernel, to a bf16 operand of the same values. The last argument is not read. It
-# keeps a cast that depends on no gradient in the backward; else a compiler would compute it earlier and store its
-# result.
+# Casts a matrix along an axis by a kernel, to a bf16 operand of the same values. The last argument is not read:
+# it keeps a cast that depends on no gradient in the backward, where a compiler would otherwise keep its result.
 CastKernel = Callable[[Tensor, Cast, int, Tensor | None], Tensor]
 
 
@@ -208,7 +207,7 @@ class Linear:
     ) -> Operand:
         """Return x [rows, columns] as the operand of that name, whose contraction axis is -2 or -1.
 
-        `after`: a tensor that must exist before the operand is made, if x itself exists much earlier.
+        `after`: what is there before the operand is made, where x itself is there long before.
         """
         x, cast = self.rotated(x, name.partition("_")[0], axis), getattr(self.gemms, name)
         if self.kernel is not None and cast is not None and dtype == torch.bfloat16:
