@@ -32,11 +32,11 @@ from mxstudy.tracking.provenance import provenance
 class Job:
     """One job of a sweep. `label`: what varies among the jobs; `choices`: the choice of each config group.
 
-    `state`: new and resume jobs will run, queued and running ones belong to another process, finished and diverged ones
-    are done. `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`:
-    "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels of
-    other jobs of this sweep that are the same run. `name`, `color`: those of its arm among these jobs; the name
-    includes the seeds.
+    `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
+    `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`: that of the
+    job, "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels
+    of further jobs of this sweep that are the same run. `name`, `color`: those of its arm among these jobs, the name
+    with its seeds.
     """
 
     config: AnyRun

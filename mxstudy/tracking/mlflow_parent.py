@@ -98,7 +98,7 @@ class Sweep:
 def link_to_charts(client: Any, parent_id: str, elsewhere: Sequence[Any]) -> str:
     """Return a Markdown link to the charts that show all runs of a sweep together.
 
-    They are its children, or all runs with its tag if some are `elsewhere`, under another parent.
+    They are its children, or all runs with its tag if some have another parent and so are `elsewhere`.
     """
     own = client.get_run(parent_id).info.experiment_id
     ids = list(dict.fromkeys([own, *(run.info.experiment_id for run in elsewhere)]))
@@ -114,7 +114,7 @@ def links_to_runs(runs: Sequence[Any]) -> list[str]:
 
 
 def tag_of(parent_id: str) -> str:
-    """Return the tag by which a sweep finds all its runs: a run has only one parent, but may be in many sweeps."""
+    """Return the tag by which a sweep finds all of its runs: a run has one parent, but may be in many sweeps."""
     return f"sweep.{parent_id[:12]}"
 
 

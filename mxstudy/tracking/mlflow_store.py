@@ -138,7 +138,7 @@ def membership_tags(folder: RunFolder) -> dict[str, str]:
 
 
 def member_of(name: str) -> str:
-    """Return the search for the runs of an experiment or sweep, in any experiment of MLflow."""
+    """Return the search for the runs of an experiment or sweep, in whichever experiment of MLflow they are."""
     return f"tags.`{allowed(MEMBER + name)}` LIKE '%'"
 
 
