@@ -77,7 +77,7 @@ def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
 
 
 def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
-    """Return one operand of x, bf16, by a kernel of its own. `parts`: earlier operations of `cast_one` on x.
+    """Return one operand of x, bf16, by a kernel of its own. `parts`: what `cast_one` does to x before it casts.
 
     A gathered weight is quantised already, its gain included, and is decoded.
     """
