@@ -10,7 +10,7 @@ from mxstudy.reader import ConfigError
 
 
 def main() -> None:
-    """Run the command line; what needs neither Hydra nor torch is done without them."""
+    """Run the command line; commands that need neither Hydra nor torch run without loading them."""
     words = sys.argv[1:]
     first = words[0] if words else ""
     try:

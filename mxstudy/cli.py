@@ -64,7 +64,7 @@ BASES: dict[str, dict[str, Any]] = {
 }
 ADDED = "+data.corpora."  # how an override of a blend's corpus begins
 LAUNCHED = {"launch", "+launch"}
-Take = Callable[[Callable[[], list[Composed]], schemas.Launcher], int]  # from what composes the jobs to an exit code
+Take = Callable[[Callable[[], list[Composed]], schemas.Launcher], int]  # from the composer of the jobs to an exit code
 _take: ContextVar[Take | None] = ContextVar("take", default=None)  # Hydra passes on no argument of its caller
 
 USAGE = """\
@@ -123,7 +123,7 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
 
 
 def explain_names(names: Sequence[str]) -> None:
-    """Print what each of these is, or all groups if there is none; exit with a message if one is unknown."""
+    """Print the help for each name, or all groups if there is none; exit with a message for an unknown name."""
     try:
         print("\n\n".join(map(answer, names)) or usage())
     except ConfigError as error:
@@ -167,7 +167,7 @@ def _never_called(config: DictConfig) -> None:
 
 
 def register(sweeps: Path, arguments: Iterable[str]) -> None:
-    """Register with Hydra the bases, and the sweeps that a command line names; to read all takes 0.3 s."""
+    """Register with Hydra the bases, and the sweeps that a command line names; reading all of them takes 0.3 s."""
     register_bases()
     asked = ",".join(word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("sweep="))
     for path in sweeps.glob("*.yaml"):
@@ -210,7 +210,7 @@ def in_kind_of_run(study: str, value: Any, other: Any, *, _root_: DictConfig) ->
 def launch_jobs(
     loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]], launcher: schemas.Launcher
 ) -> None:
-    """Hand the jobs to whoever called `hand_over`, called by our Hydra launcher; exit with the code if it is not 0."""
+    """Pass the jobs to the caller of `hand_over`; our Hydra launcher calls this. Exit with the code if it is not 0."""
     take = _take.get() or plan_and_launch
     if code := take(lambda: map_in_processes(functools.partial(compose, loader, master), jobs), launcher):
         sys.exit(code)
@@ -219,7 +219,7 @@ def launch_jobs(
 def plan_and_launch(composed: Callable[[], list[Composed]], launcher: schemas.Launcher) -> int:
     from mxstudy.launch.start import launch  # imports torch
 
-    gc.freeze()  # what was imported stays: to look for garbage in it takes a tenth of a launch
+    gc.freeze()  # imported objects stay; a garbage collection of them takes a tenth of a launch
     return launch(composed, launcher).code
 
 
@@ -227,8 +227,8 @@ def compose(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[st
     """Yield each job with its config as plain data, or with the ConfigError that says why it has none.
 
     A full composition takes 0.1 s. Hydra applies group choices first and values last, so jobs that differ only in
-    values share one composition, and their values are set on it. So do jobs that differ in choices which stand alone:
-    each of these is composed once, and its section taken. Only what can move is resolved again.
+    values share one composition, and their values are set on it. So do jobs that differ in independent choices: each of
+    these is composed once, and its section is reused. Only sections that can change are resolved again.
     """
     read_files_once(loader)
     parsed = functools.cache(functools.partial(parse, loader))
@@ -289,9 +289,9 @@ def compose_fully(loader: ConfigLoader, master: DictConfig, job: Sequence[str]) 
 
 
 def corpora_by_name(loader: ConfigLoader, master: DictConfig, config: DictConfig) -> list[str]:
-    """Return the overrides that give a blend those of its corpora which are choices of the group data.
+    """Return the overrides that add to a blend those of its corpora that are choices of the group data.
 
-    A corpus that `data.corpora` describes itself, with its kind, needs none. Raises ConfigError for an unknown name.
+    A corpus that `data.corpora` describes, with its kind, needs none. Raises ConfigError for an unknown name.
     """
     data: Any = OmegaConf.to_container(config).get("data")  # type: ignore[union-attr]
     phases, corpora = (data.get(key) for key in ("phases", "corpora")) if isinstance(data, dict) else (None, None)
@@ -311,13 +311,13 @@ def corpora_by_name(loader: ConfigLoader, master: DictConfig, config: DictConfig
 
 
 def without_blends(loader: ConfigLoader, master: DictConfig, choices: Sequence[str]) -> list[str]:
-    """Return those of the choices of the group data that are a corpus, for a blend has none but these."""
+    """Return the choices of the group data that are a corpus; a blend can have only these."""
     found = loader.load_sweep_config(master, [f"+data@choices.{name}={name}" for name in choices]).choices
     return [name for name in choices if found[name].kind != "blend"]
 
 
 def resolved(config: DictConfig, key: str) -> Any:
-    """Return a section or value of a config as plain data, with what it refers to."""
+    """Return a section or value of a config as plain data, with its references resolved."""
     value = MISSING if OmegaConf.is_missing(config, key) else config[key]
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
@@ -342,7 +342,7 @@ def finish(config: DictConfig, choices: dict[str, str], overrides: Sequence[str]
 
 
 def partly_as_trained(values: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield group and key of each value that is set in a group chosen as_trained.
+    """Yield group and key of each value that is set in a group whose choice is as_trained.
 
     Such a group comes from the checkpoint as a whole. A group that also has its key of WHOLE was replaced in full, and
     is allowed.

@@ -1,4 +1,4 @@
-"""Say in one line what is wrong with a command and what would be right, in place of Hydra's own messages."""
+"""Say in one line what is wrong with a command and what would be right, instead of Hydra's own messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = "+experiment=NAME or +sweep=NAME"
 
 
 def explain(error: Exception) -> str:
-    """Return what is wrong and what would be right, in place of Hydra's advice to append unknown keys."""
+    """Return what is wrong and what would be right, instead of Hydra's advice to append unknown keys."""
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
@@ -43,7 +43,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         if followed := re.search(FOLLOWS_NULL, str(error)):
-            return f"{error.full_key}: follows {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
+            return f"{error.full_key}: repeats {followed[1]}, which is gone; write {error.full_key}=VALUE as well"
         return f"{error.full_key}: {str(error).splitlines()[0]}"
     return " ".join(one_line(part) for part in (error, cause) if part is not None)
 
@@ -65,11 +65,11 @@ def nothing_to_run(values: Iterable[str]) -> str:
 
 
 def nothing_to_replace(group: str) -> str:
-    """Return what to write in place of an override of a group that nothing has chosen."""
+    """Return what to write instead of an override of a group that has no choice yet."""
     if group in STARTS:
         return f"write +{group}=NAME, with a plus"
     if group in groups():
-        return f"no choice is made that this could replace; start from {START}"
+        return f"there is no choice to replace; start from {START}"
     return f"no such group; {suggest(group, groups())}"
 
 

@@ -1,4 +1,4 @@
-"""What a notebook calls beside numerics, norms and results: the config of a command, its model, and its runs."""
+"""The functions of a notebook besides numerics, norms and results: the config of a command, its model, its runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 
 def compose(*words: str) -> AnyRun:
-    """Return the config of the run that `python -m mxstudy WORDS` starts; it is frozen, as the run would have it.
+    """Return the frozen config of the run that `python -m mxstudy WORDS` would start.
 
     Raises ConfigError for words that start no run, or more than one.
     """
@@ -38,10 +38,11 @@ def compose(*words: str) -> AnyRun:
 
 
 def build_model(config: AnyRun) -> Decoder:
-    """Return the decoder of a pre-training as it is before its first step, on the device of `train.device`.
+    """Return the decoder of a pre-training before its first step, on the device of `train.device`.
 
-    It has the weights of the run's seed, and the formats and backends of the schedule's first row. Stochastic roundings
-    are those of step 0, until `mxstudy.model.random_streams.move_to` moves them on. Raises ConfigError for other runs.
+    It has the initial weights of the run's seed, and the formats and backends of the schedule's first row. Stochastic
+    roundings are those of step 0, until `mxstudy.model.random_streams.move_to` sets another step. Raises ConfigError
+    for other runs.
     """
     if not isinstance(config, Pretrain):
         raise ConfigError(f"study: {config.study} has no decoder of its own; compose an experiment of study=pretrain")

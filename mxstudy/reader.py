@@ -31,7 +31,7 @@ def cosmetic(default: Any = MISSING, **kwargs: Any) -> Any:
 
 
 def named(default: Any = MISSING, **kwargs: Any) -> Any:
-    """Return a cosmetic field that names or finds something whose identity is hashed instead, so that it parts arms."""
+    """Return a cosmetic field that names or locates something whose identity is hashed instead; it parts arms."""
     return field(default=default, metadata={"cosmetic": True, "names": True}, **kwargs)
 
 
@@ -55,7 +55,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_at_most(value: Any, most: Mapping[str, int]) -> None:
-    """Raise ConfigError unless each of these fields is positive and at most as large as this mapping has it."""
+    """Raise ConfigError unless each of these fields is positive and at most this mapping's number."""
     for name, largest in most.items():
         number = getattr(value, name)
         require(0 < number <= largest, f"{name}: must lie in 1 .. {largest:,}, not {number}")
@@ -69,7 +69,7 @@ def one_line(error: BaseException) -> str:
 
 
 def root_of(error: BaseException) -> BaseException:
-    """Return the error that came first, of those that were raised one from the other."""
+    """Return the first error in a chain of errors that were raised from each other."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -88,7 +88,7 @@ def suggest(word: str, choices: Iterable[object]) -> str:
 
 
 def key_in(path: str, key: object) -> str:
-    """Return the full key of a mapping's value, as one types it: PATH.KEY, or PATH[KEY] if that is no plain word."""
+    """Return the full key of a mapping's value, as a user types it: PATH.KEY, or PATH[KEY] if KEY is no plain word."""
     return f"{path}.{key}" if re.fullmatch(r"[\w-]+", str(key)) else f"{path}[{key}]"
 
 

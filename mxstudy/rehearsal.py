@@ -1,4 +1,4 @@
-"""Make a composed config that of a rehearsal: without what its kind of run has no key for, and with a small corpus."""
+"""Turn a composed config into that of a rehearsal: drop keys that its kind of run lacks, and use a small corpus."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ IN_PLACE_OF = "in_place_of"  # the key of a debug choice below which are the cor
 
 
 def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str, ...]:
-    """Put the debug choice's tokenizer into a config, and its corpus unless an override speaks of the corpus.
+    """Put the debug choice's tokenizer into a config, and its corpus unless an override is about the corpus.
 
     The user's own files stay, alone or in a blend. A blend keeps its phases and weights, and its corpora their names.
-    Return a note on each choice of the overrides that is not taken as it is, and on a blend.
+    Return a note on each choice of the overrides that is replaced or changed, and on a blend.
     """
     notes = []
     for group, small in values.get(IN_PLACE_OF, {}).items():
@@ -42,12 +42,12 @@ def rehearse_data(values: dict[str, Any], overrides: Sequence[str]) -> tuple[str
 
 
 def is_own(data: Any) -> bool:
-    """Return whether a corpus is local files, and says which: a choice of data alone does not."""
+    """Return whether a corpus is local files and names them; a choice of data alone does not."""
     return isinstance(data, dict) and data.get("kind") == "files" and isinstance(data.get("paths"), list)
 
 
 def corpora_of(data: Any) -> dict[str, Any]:
-    """Return the corpora of a blend by their names; none of a single corpus, or of what is no blend."""
+    """Return the corpora of a blend by their names; {} for anything else."""
     blended = data.get("corpora") if isinstance(data, dict) else None
     return blended if isinstance(blended, dict) else {}
 
@@ -60,7 +60,7 @@ def endless(data: Any) -> Iterator[dict[str, Any]]:
 
 
 def without_foreign(values: Mapping[str, Any], cls: Any, rehearsal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` without those that the debug choice has set and `cls` has no key for.
+    """Return `values` without those that the debug choice has set and for which `cls` has no key.
 
     A value that the user has set for an unknown key stays, so that it is refused.
     """

@@ -1,6 +1,6 @@
-"""The small JSON and YAML files of a run: read, and named in the error if empty, torn or unreadable; YAML written.
+"""Read a run's small JSON and YAML files, and name one that is empty, torn or unreadable in the error; write YAML.
 
-`remedy`: what to do then; it ends the message.
+`remedy`: what to do about it; it ends the message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def mapping(found: Any) -> dict[str, Any]:
 
 
 def read_with(parse: Callable[[str], T], path: Path, remedy: str) -> T:
-    """Return what `parse` makes of a file's text. Raises ConfigError, also in place of the errors that it raises."""
+    """Return the result of `parse` on a file's text. Raises ConfigError, also instead of the errors of `parse`."""
     try:
         text = path.read_text(encoding="utf-8")
         require(bool(text.strip()), "it is empty")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; what the block writes there takes its place, flushed to disk.
+    """Yield a temporary path beside `path`; the file that the block writes there replaces `path`, flushed to disk.
 
     If the block raises, `path` stays as it was, and the temporary file is removed.
     """
@@ -33,7 +33,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what was written to a file, or renamed in a folder, survive a power failure."""
+    """Make the contents of a file, or a rename in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

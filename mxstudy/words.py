@@ -22,12 +22,12 @@ SHOWN = 60  # characters of a word in a message
 
 
 def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError for a word that is no override or option, for one given twice, and for what Hydra cannot read.
+    """Raise ConfigError for a word that is no override or option, is given twice, or that Hydra cannot read.
 
     `groups`: every config group with its choices.
     """
     encoding = sys.getfilesystemencoding()
-    require(encoding == "utf-8", f"LC_ALL: names of files are {encoding} here; set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+    require(encoding == "utf-8", f"LC_ALL: file names are in {encoding} here; set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
     check_shape(arguments, groups)
     for line in overrides_in(arguments):
         try:
@@ -40,7 +40,7 @@ def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
 
 
 def as_text(word: str) -> str:
-    """Return a word of TEXTS with its value in quotes, in which Hydra reads it as it is; one in quotes stays.
+    """Return a word of TEXTS with its value in quotes, so that Hydra reads it literally; a quoted value stays.
 
     So `prompt='def quicksort('` needs no second pair of quotes, and `prompt='"a","b"'` is a sweep.
     """
@@ -60,7 +60,9 @@ def check_shape(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
         if word.startswith("-"):
             require(option in OPTIONS, f"{option}: no such option; {suggest(option, sorted(OPTIONS))}")
         elif before not in VALUED:
-            require(not word.startswith("~"), f"{short(word)}: nothing can be left out of a config; set it: KEY=VALUE")
+            require(
+                not word.startswith("~"), f"{short(word)}: a key cannot be removed from a config; set it: KEY=VALUE"
+            )
             key, equals, _ = word.lstrip("+").partition("=")
             require(bool(equals and key), f"{short(word)}: must be GROUP=CHOICE or KEY=VALUE{meant(word, groups)}")
         before = word
@@ -78,7 +80,7 @@ def overrides_in(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def meant(word: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the question whether a choice was meant whose group is missing; '' if there is none of that name."""
+    """Return the question whether the user meant a choice but left out its group; '' if no choice has that name."""
     found = next((group for group, choices in groups.items() if word in choices), None)
     plus = "+" if found in STARTS else ""
     return f"; did you mean {plus}{found}={word}?" if found else ""

@@ -17,13 +17,13 @@ WORDS = [
     ("+experiment=quickstart seed=1 seed=2", "seed=1 and seed=2: one key is given twice; leave one of them out"),
     ("+experiment=quickstart +experiment=loss", "+experiment=quickstart and +experiment=loss: one key is given twice"),
     ("+experiment=quickstart norm=rmsnorm norm=none", "norm=rmsnorm and norm=none: one key is given twice"),
-    ("+experiment=quickstart ~norm", "~norm: nothing can be left out of a config; set it: KEY=VALUE"),
-    ("+experiment=quickstart ~train.steps=3", "~train.steps=3: nothing can be left out of a config"),
+    ("+experiment=quickstart ~norm", "~norm: a key cannot be removed from a config; set it: KEY=VALUE"),
+    ("+experiment=quickstart ~train.steps=3", "~train.steps=3: a key cannot be removed from a config"),
     ("+experiment=quickstart --nope", "--nope: no such option; did you mean"),
     ("+experiment=quickstart --run", "--run: no such option; did you mean"),
     ("+experiment=quickstart --config-name=x", "--config-name: no such option; did you mean '--config-dir'?"),
     ("+experiment=quickstart train.steps=[1", "train.steps=[1: cannot be read (no viable alternative at input"),
-    ("+experiment=quickstart runs_dir=\u00fc", "stands in quotes: 'runs_dir=\"...\"'"),
+    ("+experiment=quickstart runs_dir=\u00fc", "in quotes: 'runs_dir=\"...\"'"),
     ("+experiment=quickstart seed=range(0,3,0)", "seed=range(0,3,0): cannot be read (range() arg 3 must not be zero)"),
     ("+experiment=quickstart seed=choice()", "seed=choice(): cannot be read (ValueError while evaluating 'choice()'"),
     ("+experiment=quickstart seed=nofunc(1)", "seed=nofunc(1): cannot be read"),
@@ -42,7 +42,7 @@ WORDS = [
     ),
     ("+launch=status runs_dir=a runs_dir=b", "runs_dir=a and runs_dir=b: one key is given twice"),
     ("+launch=status runs_dir=nope", "runs_dir: there are no runs in nope/"),
-    ("+launch=status ~norm", "~norm: nothing can be left out of a config"),
+    ("+launch=status ~norm", "~norm: a key cannot be removed from a config"),
 ]
 
 # Values of +experiment=quickstart +debug=tiny.
@@ -75,7 +75,7 @@ VALUES = [
     ("train.steps=${train.steps}", "train.steps: Recursive interpolation detected"),
     (
         "precision=nvfp4 precision.recipes.nvfp4.dgrad_dh=null",
-        "precision.recipes.nvfp4.wgrad_dh.rounding: follows dgrad_dh.rounding, which is gone; write precision.recipes",
+        "precision.recipes.nvfp4.wgrad_dh.rounding: repeats dgrad_dh.rounding, which is gone; write precision.recipes",
     ),
     ("train.batch_size=1000000000000", "train.batch_size: 1,000,000,000,000 sequences are"),
     ("train.sequence_length=1000000000000", "must be at most 2,147,483,648"),

@@ -143,7 +143,7 @@ def test_a_rounding_changes_the_numbers_and_another_under_its_name_is_not_skippe
     command = recipes()["A rounding"].command
     code, said = copy.run(command)
     assert code != 0
-    assert "stale: there is a run of other code (mxstudy/numerics/formats.py); stale=rerun trains it again" in said
+    assert "stale: other code made this run (mxstudy/numerics/formats.py); stale=rerun trains it again" in said
     assert "skipped: finished" in copy.trained(command, "stale=ok")
     assert copy.losses() == losses
     assert "skipped" not in copy.trained(command, "stale=rerun")

@@ -246,7 +246,7 @@ def test_a_locale_in_which_paths_cannot_be_written_is_refused(tmp_path: Path) ->
     folder.mkdir()
     command = [sys.executable, "-m", "mxstudy", *SMALL, *OWN_TEXT, corpus(tmp_path), 'runs_dir="\u00fc"']
     for variables, code, line in (
-        ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 1, "LC_ALL: names of files are ascii here; set LC_ALL=C.UTF"),
+        ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 1, "LC_ALL: file names are in ascii here; set LC_ALL=C.UTF"),
         ({}, 0, "loss"),
     ):
         environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": str(Path(__file__).parents[1])} | variables

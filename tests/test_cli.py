@@ -43,7 +43,7 @@ MISSPELT = [
     (["+experiment=quikstart"], "experiment=quikstart: no such choice; did you mean 'quickstart'?"),
     (["+sweep=quikstart"], "sweep=quikstart: no such choice; did you mean 'quickstart'?"),
     (["experiment=quickstart"], "experiment: write +experiment=NAME, with a plus"),
-    (["norm=rmsnorm"], "norm: no choice is made that this could replace; start from +experiment=NAME"),
+    (["norm=rmsnorm"], "norm: there is no choice to replace; start from +experiment=NAME"),
     (["nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
     ([QUICK, "nrom=rmsnorm"], "nrom: no such key; did you mean 'norm'?"),
     ([QUICK, "norm=mxnorm_p3"], "norm=mxnorm_p3: no such choice; did you mean 'mxnorm_p2'?"),

@@ -257,7 +257,7 @@ def test_a_server_that_is_away_at_the_start_is_caught_up_with_later(
         patches.setattr(mirroring, "LAST_CHANCE_S", 0.1)
         assert call(*command, f"tracking.uri={away}") == (0, "")
         said = capsys.readouterr().out
-        assert re.search(rf"tracking: {away}: .*refused.*; the runs go on with their journals", said)
+        assert re.search(rf"tracking: {away}: .*refused.*; the runs continue with their journals only", said)
         assert re.search(rf"tracking: {away}: .*; the journal has everything", said)
         assert (status(here).state, len(losses(here))) == ("finished", 6)
 

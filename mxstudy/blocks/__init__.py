@@ -1,1 +1,1 @@
-"""Fused blocks: between two GEMMs they read every tensor once, and cast it there for every GEMM that reads it next."""
+"""Fused blocks: between two GEMMs they read every tensor once, and cast it in the same pass for its next GEMMs."""

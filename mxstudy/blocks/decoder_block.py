@@ -3,12 +3,12 @@
     before    q | k | v = Q(norm(x)) Q(Wqkv)^T, q and k rotated
     after     h = x + Q(a) Q(Wo)^T      g = Q(norm(h)) Q(Wup)^T      out = h + Q(phi(g)) Q(Wdown)^T
 
-The results have the bits of the linears and the activation computed one after another. Those stay the oracle, and the
-path for everything without a kernel. The forward saves x, a, h and g in bf16, and one number per row. Every operand is
-cast where it or its source is read anyway: the forward casts along the rows only; the backward casts dH for both GEMMs
-that read it, and along the columns what the forward cast along the rows, phi(g) together with dg. A weight is cast
-where it is read, once for each GEMM: held operands would cost memory, and under FSDP whole weights. An operand that
-is not quantised is made in the same places, and only rounded to bf16.
+The results have the same bits as the linears and the activation one after another. That path stays the oracle, and
+computes everything without a kernel. The forward saves x, a, h and g in bf16, and one number per row. Every operand is
+cast in a pass that reads it, or its source, anyway. The forward casts along the rows only. The backward casts dH for
+both of its GEMMs; along the columns, it casts the tensors that the forward cast along the rows, phi(g) together with
+dg. A weight is cast when it is read, once for each GEMM, because held operands would cost memory, and under FSDP whole
+weights. An unquantised operand is made in the same passes, and only rounded to bf16.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ BF16, FP32 = torch.bfloat16, torch.float32
 class FusedBlock:
     """A fused block's settings. Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
 
-    `cast`: the run's settings; an operand whose cast they fill is made by the kernel that makes its tensor. `sizes`:
-    the sizes of queries, keys and values, over all heads of `head_size`.
+    `cast`: the run's settings; the kernel that makes a tensor also makes each of its operands whose cast has these
+    settings. `sizes`: the sizes of queries, keys and values, over all heads of `head_size`.
     """
 
     norm: RowNorm
@@ -68,7 +68,7 @@ class FusedBlock:
 
 
 Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
-Keys = tuple[Tensor | None, ...]  # the random streams: the keys of each linear, then the places that they share
+Keys = tuple[Tensor | None, ...]  # the random streams: the keys of each linear, then the shared places
 
 
 def split_heads(qkv: Tensor, sizes: Sequence[int], head_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,8 +87,8 @@ def before_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v [B, T, heads, H] from x [B, T, in] bf16 and weight [qkv, in] bf16 or fp32, and x again.
 
-    `after_attention` must take that x, so that the gradients of both uses are summed where the norm's gradient is
-    computed. `rope`: the angles by which queries and keys are rotated, or None.
+    `after_attention` must take that x, so that the kernel of the norm's gradient also adds the gradients of both uses.
+    `rope`: the angles by which queries and keys are rotated, or None.
     """
     return _BeforeAttention.apply(x, *affine, weight, rope, *keys, settings)
 

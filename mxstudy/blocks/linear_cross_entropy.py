@@ -1,12 +1,12 @@
-"""The head's GEMMs and the cross-entropy between them as one function, with a chunk of logits in memory at once.
+"""Compute the head's GEMMs and the cross-entropy between them as one function, with one chunk of logits in memory.
 
-The gradients are computed in the forward, while a chunk's logits are there: nothing is computed twice, and no logits
-wait for the backward. Per chunk, dX is what it is without chunks; dW is summed over chunks in FP32 and rounded once.
+The forward computes the gradients while a chunk's logits are in memory, so nothing is computed twice, and no logits are
+kept for the backward. dX has the same bits as without chunks; dW is summed over chunks in FP32 and rounded once.
 
-Libraries that have such a function do not keep these roundings. torch's F.linear_cross_entropy (2.13; 2.11 has none)
-takes the loss from FP32 logits, which no linear of ours returns, and sums loss and dW over chunks in bf16. Liger's
-fused linear cross-entropy (0.8) rounds logits as we do, and sums dW in FP32 if asked to; but it divides the gradients
-by a step's tokens after they were rounded, runs on GPUs alone, ignores targets of one value, and waits for the GPU.
+The functions of other libraries round differently. torch's F.linear_cross_entropy (2.13; 2.11 has none)
+takes the loss from FP32 logits, which our linears never return, and sums loss and dW over chunks in bf16. Liger's
+fused linear cross-entropy (0.8) rounds logits as we do, and can sum dW in FP32. But it divides the rounded gradients by
+a step's tokens, runs on GPUs only, ignores targets of one value, and waits for the GPU.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the sum of the tokens' cross-entropies in nats, over `divisor`: float32 [].
 
-    Logits are x times weight transposed, rounded to x's dtype. The gradients are those of the result itself: where it
-    is multiplied further, they are rounded once more. A backward that begins with `one` returns them as they are; any
-    other reads and writes both once more, because whether its factor is 1 only the GPU knows. A recipe that is not
-    empty takes all tokens as one chunk, because a scale or a random number may depend on all of them. `most`: the
+    Logits are x times weight transposed, rounded to x's dtype. The gradients are those of the result itself: if the
+    result is multiplied further, they are rounded once more. A backward that begins with `one` returns them unchanged.
+    Any other one reads and writes both once more, because only the GPU knows whether its factor is 1. A recipe that is
+    not empty takes all tokens as one chunk, because a scale or a random number may depend on all of them. `most`: the
     elements of a chunk's logits, by default LOGITS_AT_ONCE.
     """
     size = tokens_at_once(linear, len(x_TI), len(weight_VI), most or LOGITS_AT_ONCE)
@@ -43,7 +43,7 @@ def linear_cross_entropy(
 
 
 def tokens_at_once(linear: Linear, tokens: int, vocabulary: int, most: int = LOGITS_AT_ONCE) -> int:
-    """Return the tokens of a chunk of `most` logits: a power of two, which suits GEMMs, or all tokens."""
+    """Return the number of tokens in a chunk of `most` logits: a power of two, which suits GEMMs, or all tokens."""
     rows = max(1, most // vocabulary)
     return min(tokens, 1 << (rows.bit_length() - 1)) if linear.gemms == Gemms() else tokens
 
@@ -66,13 +66,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for x, targets in zip(x_TI.split(size), targets_T.split(size), strict=True):
             logits = forward_gemm(x, weight_VI, linear, x.dtype)
             nats.append(cross_entropy_(logits, targets, 1 / divisor if with_gradients else None))
-            if with_gradients:  # the logits are their gradient by now
+            if with_gradients:  # the logits now hold their gradient
                 dx.append(dgrad_gemm(logits, weight_VI, linear, x, weight_VI))
                 if size < len(x_TI):
                     add_wgrad(dweight_VI, logits, x, linear)
                 else:
                     dweight_VI = wgrad_gemm(logits, x, linear, weight_VI)
-            del logits  # before the next chunk's are there
+            del logits  # before the next chunk's are allocated
         if with_gradients:
             ctx.save_for_backward(torch.cat(dx), to_dtype(dweight_VI, weight_VI.dtype))
         return total(torch.cat(nats)) / divisor
@@ -88,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @functools.cache
 def one(device: torch.device) -> Tensor:
-    """Return 1, float32 [], always the same tensor, to begin a backward with: `loss.backward(one(loss.device))`."""
+    """Return 1, float32 [], always the same tensor, as the start of a backward: `loss.backward(one(loss.device))`."""
     return torch.ones((), device=device)
 
 

@@ -1,10 +1,10 @@
-"""Norm, linear, activation, linear as one function, which reads every tensor between two GEMMs once to cast it twice.
+"""Norm, linear, activation, linear as one function; between GEMMs it reads every tensor once, and casts it twice.
 
     forward    y = norm(x)    h = Q(y) Q(U)^T    z = phi(h)    o = Q(z) Q(D)^T        U [up, in], D [out, inner]
                out = o, or x + o + b where the block is residual
 
-The results are those of `norm_linear`, an activation and `mx_linear` one after another. Those stay the oracle, and are
-the path for what has no kernel: NVFP4, one scale a tensor, native GEMMs, a norm that rounds every operation.
+The results are those of `norm_linear`, an activation and `mx_linear` one after another. That path stays the oracle, and
+computes everything without a kernel: NVFP4, one scale a tensor, native GEMMs, a norm that rounds every operation.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class NormMLP:
 def why_not(gemms: Gemms, cast: BlockCast) -> str | None:
     """Return why the kernels cannot make all operands of those GEMMs, or None if they can.
 
-    Every operand must have the run's settings, because a kernel makes two at once. That nothing is quantised is a
-    reason as well, because kernels then save nothing.
+    Every operand must have the run's settings, because a kernel makes two at once. A block that quantises nothing has a
+    reason as well, because kernels save nothing there.
     """
     if reason := PLAIN.why_not(gemms):
         return reason
@@ -89,7 +89,7 @@ def norm_mlp(
 
 
 def hold(weight: Tensor, gemms: Gemms, cast: BlockCast) -> Held:
-    """Return the operands of a weight [..., out, in] as it is now. After a change of the weight call `recast`."""
+    """Return the operands of the weight [..., out, in]. Call `recast` after the weight has changed."""
     how = checked_casts(weight.shape, gemms.format("forward_w"), gemms.format("dgrad_w"), cast)
     forward, dgrad = cast_both_with(weight.detach(), how)
     return Held(forward.requires_grad_(), dgrad, how)
@@ -124,7 +124,7 @@ class _NormMLP(torch.autograd.Function):
         b: Tensor | None,
         s: NormMLP,
     ) -> Tensor:
-        """Return the MLP's output, and keep for the backward what it reads, its operands cast already."""
+        """Return the MLP's output, and save the tensors that the backward reads, its operands already cast."""
         ctx.dtypes = up.dtype, down.dtype
         mean = rms = None
         if s.norm is None:
@@ -207,5 +207,5 @@ def through_norm(
 
 
 def rounded_sum(dout: Tensor, b: Tensor, s: NormMLP) -> Tensor:
-    """Return db as the sum of dout rounded to the bias's dtype first, as without a norm."""
+    """Return db, the sum of dout after rounding it to the bias's dtype, as without a norm."""
     return to_dtype(to_dtype(dout, s.bias_dtype).sum_to_size(b.shape), b.dtype)

@@ -44,7 +44,7 @@ ANY = Implements(
 
 
 def kernel_settings(cast: BlockCast) -> BlockCast:
-    """Return the run's settings as kernels take them: a value that no kernel computes is replaced by the default.
+    """Return the run's settings for kernels; the default replaces a value that no kernel has.
 
     That changes no operand, because a cast with such a value has a kernel of its own, or none.
     """
@@ -70,7 +70,7 @@ def is_fused(linear: Linear, name: str, settings: BlockCast) -> bool:
 def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
     """Return the format to which the kernel that makes the tensor casts that operand, or None for bf16.
 
-    bf16 is either the operand itself or the source from which `cast_operand` makes it.
+    The bf16 tensor is either the operand itself or the source from which `cast_operand` makes it.
     """
     cast: Cast | None = getattr(linear.gemms, name)
     return cast.format if cast is not None and is_fused(linear, name, settings) else None

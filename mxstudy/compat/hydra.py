@@ -177,7 +177,7 @@ class Family:
         return self.config, self.choices, self.same
 
     def section(self, group: str, choice: str) -> tuple[Any, dict[str, Any]]:
-        """Return a group's section for a choice, and as plain data by its name if nothing moves it."""
+        """Return a group's section for a choice, and also as plain data, by its name, if nothing moves it."""
         if (group, choice) not in self.others:
             words = [f"{group}={choice}" if line.partition("=")[0] == group else line for line in self.job]
             config, _ = self.compose(words)
@@ -187,6 +187,6 @@ class Family:
 
 
 def unmoved(config: DictConfig, moved: Set[str]) -> dict[str, Any]:
-    """Return as plain data the sections of a config, but for those moved, in which nothing refers to another value."""
+    """Return as plain data the sections of a config that are not moved and have no references to other values."""
     values: Any = OmegaConf.to_container(config)
     return {key: value for key, value in values.items() if key not in moved and "${" not in repr(value)}

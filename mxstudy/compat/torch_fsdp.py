@@ -1,4 +1,4 @@
-"""FSDP2: a warning that is known to be harmless, and what a weight's own all-gather needs. Checked with torch 2.13.
+"""FSDP2: a warning that is known to be harmless, and the hooks for a weight's own all-gather. Checked with torch 2.13.
 
 Its all-gather was also compared with the source of torch 2.11.
 """
@@ -35,7 +35,7 @@ class Extension(Protocol):
     def receive(
         self, gathered: tuple[Tensor, ...], needed: Any, dtype: torch.dtype, *, out: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Return the whole weight and what of it FSDP2 is to free, or fill `out`, which was returned before."""
+        """Return the whole weight and the tensors that FSDP2 must free, or fill `out`, an earlier result."""
 
 
 def extend_all_gather(weight: Any, extension: Extension) -> None:

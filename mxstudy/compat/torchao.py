@@ -20,6 +20,6 @@ def mx_matrix(codes: Tensor, scales: Tensor, block_size: int, dtype: torch.dtype
     from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
     element: Any = torch.float4_e2m1fn_x2 if codes.dtype == torch.uint8 else codes.dtype
-    quantised_by = None  # nothing: activations come quantised
+    quantised_by = None  # nothing: activations are quantised already
     is_swizzled = False
     return MXTensor(codes, scales, element, block_size, dtype, KernelPreference[kernels], quantised_by, is_swizzled)

@@ -21,9 +21,9 @@ Hints = tuple[Any, ...]  # the types of a key, one for each class that has it
 
 
 def candidates(words: Sequence[str], shells: Iterable[str]) -> list[str]:
-    """Return what the last word can become; a word that goes on ends in = or a point.
+    """Return the possible completions of the last word; one that needs more ends in = or a point.
 
-    None of them: a file, or something of the user's own.
+    If there are none, the word is a file, or something of the user's own.
     """
     *before, word = words or [""]
     return [one for one in dict.fromkeys(after(before, word, shells)) if one.startswith(word)]
@@ -49,7 +49,7 @@ def after(before: Sequence[str], word: str, shells: Iterable[str]) -> Iterable[s
 
 
 def overrides(word: str) -> Iterator[str]:
-    """Yield what an override that begins like that can go on with: the next part of its key, or a value."""
+    """Yield the possible continuations of an override: the next part of its key, or a value."""
     plus = "+" if word.startswith("+") else ""
     key, is_value, value = word.removeprefix("+").partition("=")
     if is_value:
@@ -70,14 +70,14 @@ def values_of(key: str) -> list[str]:
 
 
 def few(hint: Any) -> list[str]:
-    """Return the values of a type that has few, as they are written on the command line."""
+    """Return the values of a type that has only a few, as they are written on the command line."""
     if get_origin(hint) is Literal:
         return [str(value) for value in get_args(hint)]
     return [*CONSTANTS.get(hint, ())] or [value for part in get_args(hint) for value in few(part)]
 
 
 def next_parts(typed: str) -> Iterator[str]:
-    """Yield every key that begins like that, up to its next point; a part NAME is one's own."""
+    """Yield every key that begins with this text, up to its next point; a part NAME is a user's own name."""
     above, point, _ = typed.rpartition(".")
     depth = typed.count(".")
     for path in keys():

@@ -5,7 +5,7 @@
     wgrad     dW = Q(dH; T)^T . Q(X; T)
 
 `mxstudy.numerics.gemms` computes every recipe that can be written here. A faster backend lists the recipes that it
-computes, and refuses any other with a reason.
+supports, and refuses any other with a reason.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class BlockCast:
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """The cast of one operand of one GEMM; a field that is None is open, and the run's settings fill it.
+    """The cast of one operand of one GEMM; a field that is None is open: the run's settings fill it.
 
     `format`: the elements' format, a row of FORMATS. `scale`: the format of the block scales: E8M0, E4M3, FP32, or none
     if there is only an outer scale. `block_size` B: elements per block, along the contraction axis. `two_dimensional`:
     a block is B x B. `scale_rule`: how the exponent of an E8M0 scale is rounded, a row of SCALE_RULES. `outer_scale`:
-    an FP32 scale above the block scales, for the whole tensor or for each row; bound takes it from the bound that the
-    preceding norm gives, or from each row if there is no norm. `chain`: how E4M3 scales are computed: inference keeps
-    them at 2^-6 and above, as torchao's inference cast; training multiplies in Transformer Engine's order, and they may
-    be subnormal or 0 (`mxstudy.numerics.scales`). `largest_scale`: the block scale that the outer scale gives the block
-    with the largest element (four over six: 256, of which 1.5 times is an E4M3 number too). `statistic`: what sets the
-    range of a block: the absmax, or the standard deviation times the range that Quartet chose for Gaussians (arXiv
-    2505.14669). `headroom`: the fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or
-    16/17. `candidates`: factors on the range; each block takes the one with the smallest error (`candidate_error`), the
-    first of equal ones (four over six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic
-    rounding compares with `random_bits` random bits. `pre_round`, `pad`: see BlockCast's `operand_pre_round` and
-    `pad_blocks`. `source`: quantise the tensor in high precision, or what the forward has quantised already.
+    an FP32 scale above the block scales, for the whole tensor or for each row; bound takes it from the preceding norm's
+    bound, or from each row without a norm. `chain`: how E4M3 scales are computed: inference keeps them at 2^-6 and
+    above, as torchao's inference cast; training multiplies in Transformer Engine's order, and they may be subnormal or
+    0 (`mxstudy.numerics.scales`). `largest_scale`: the block scale that the outer scale gives the block with the
+    largest element (four over six: 256, of which 1.5 times is an E4M3 number too). `statistic`: what sets the range of
+    a block: the absmax, or the standard deviation times the range that Quartet chose for Gaussians (arXiv 2505.14669).
+    `headroom`: the fraction of the format's range that is used, for example 3/4 (arXiv 2502.20586) or 16/17.
+    `candidates`: factors on the range; each block takes the one with the smallest error (`candidate_error`), the first
+    of equal ones (four over six, arXiv 2512.02010: 1 and 1.5). `rounding`: a row of ROUNDINGS; stochastic rounding
+    compares with `random_bits` random bits. `pre_round`, `pad`: see BlockCast's `operand_pre_round` and `pad_blocks`.
+    `source`: quantise the tensor in high precision, or the forward's quantised operand.
     `mask_clipped`: set the gradient to zero where the forward's cast clipped.
     """
 
@@ -66,7 +66,7 @@ class Cast:
     statistic: Literal["absmax", "std"] = "absmax"
     headroom: float = 1.0
     candidates: tuple[float, ...] = (1.0,)
-    candidate_error: Literal["mse", "mae"] = "mse"  # the error by which a block takes one of several candidates
+    candidate_error: Literal["mse", "mae"] = "mse"  # the error by which a block chooses among several candidates
     rounding: str | None = None
     random_bits: Literal[8, 24] = 24  # of the numbers that stochastic rounding compares with
     pre_round: bool | None = None
@@ -147,7 +147,7 @@ SETTINGS = {
     "pre_round": "operand_pre_round",
     "pad": "pad_blocks",
 }
-BLOCKS_OWN = ("block_size", "pad")  # fields that a cast without blocks does not have
+BLOCKS_OWN = ("block_size", "pad")  # fields that only a cast with blocks has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +250,6 @@ class Gemms:
         return replace(self, **{name: cast.filled(settings) for name, cast in self.casts()})  # type: ignore[arg-type]
 
 
-# Selected by type, so that a field of another type that is added later is in neither.
+# Selected by type, so a later field of another type is in neither table.
 OPERANDS = tuple(f.name for f in fields(Gemms) if f.type == "Cast | None")
 TRANSFORMS = tuple(f.name for f in fields(Gemms) if f.type == "Hadamard | None")

@@ -1,4 +1,4 @@
-"""Where the YAML of config groups and sweeps is: in the package of a wheel, or in a checkout."""
+"""The folders with the YAML of config groups and sweeps: in the package of a wheel, or in a checkout."""
 
 from __future__ import annotations
 

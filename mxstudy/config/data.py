@@ -91,7 +91,7 @@ Data = PySource | Files | HuggingFace
 
 @schema
 class Phase:
-    """The part of a training from the fraction `from_fraction` of its steps on, and what it is trained on.
+    """The part of a training that begins at the fraction `from_fraction` of its steps, and its mix of corpora.
 
     `weights`: each corpus's share of the samples, relative to the other weights.
     """
@@ -110,9 +110,8 @@ class Phase:
 class Blend:
     """Several corpora, mixed by weights that may change from phase to phase.
 
-    `corpora`: the corpora by the names that the phases use; a choice of conf/data need not be given here, its name in
-    a phase is enough. Their splits must agree, so that no text which one of them keeps for validation is another's to
-    train on.
+    `corpora`: the corpora by the names that the phases use; for a choice of conf/data, its name in a phase is enough.
+    Their splits must agree, so that no corpus trains on a text that another keeps for validation.
     """
 
     kind: Literal["blend"] = "blend"
@@ -153,7 +152,7 @@ TrainingData = Data | Blend
 
 
 def blend_of(data: TrainingData) -> Blend:
-    """Return a blend itself; a corpus as the blend of one phase that has it alone, named by its kind."""
+    """Return a blend itself, or a corpus as a blend with one phase and this corpus alone, named by its kind."""
     if isinstance(data, Blend):
         return data
     return Blend(corpora={data.kind: data}, phases=(Phase(weights={data.kind: 1.0}),))
@@ -171,7 +170,7 @@ class TrainedBPE:
     """Byte-level BPE, trained on the first `train_bytes` bytes of the training split in document order, and cached."""
 
     kind: Literal["bpe"] = "bpe"
-    vocab_size: int  # ids of the tokenizer, the 257 of bytes among them
+    vocab_size: int  # ids of the tokenizer, including 257 for bytes and the end of a document
     train_bytes: int = 100_000_000
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Say which fields of a run's config decide its numbers, and with which values, from the config as one flat dict.
+"""Find the fields of a run's config that decide its numbers, with their values, from the config as one flat dict.
 
 A flat config has dotted keys, as `mxstudy.reader.flatten` makes them and as tables have them in their columns. It may
 be of an earlier version of the schema.
@@ -21,11 +21,11 @@ Flat = Mapping[str, Any]
 Value = bool | float | str | tuple[tuple[str, Any], ...] | None
 Kinds = frozenset[tuple[str, str]]  # a config's study, and the `kind` of each of its parts
 PLAN, RECIPES, BACKEND = ".plan.", "precision.recipes", "precision.backend"
-EARLIER_BACKENDS = {"joined": "fused"}  # a fingerprint does not tell them apart either
+EARLIER_BACKENDS = {"joined": "fused"}  # both have the same fingerprint
 
 
 class Field(NamedTuple):
-    """A field of the schema, by its dotted key. `decides`: it decides numbers, itself or by what it names."""
+    """A field of the schema, by its dotted key. `decides`: it, or the thing it names, decides numbers."""
 
     key: str
     cosmetic: bool
@@ -42,19 +42,19 @@ def deciding(config: Flat) -> dict[str, Value]:
     """Return the value of every field that decides a run's numbers, by its dotted key.
 
     A field that the config lacks has its default. A sequence or a mapping is one value, a tuple of (key in it, scalar).
-    A key that the schema does not have stands for itself. A recipe's own name does not count, what it computes does.
+    A key that the schema lacks stands for itself. A recipe counts by its computation, not by its name.
     """
     kinds = kinds_in(config)
     return canonical(defaults_of(kinds) | set_in(config, kinds))
 
 
 def kinds_in(config: Flat) -> Kinds:
-    """Return the kinds of a flat config, which decide what fields it has."""
+    """Return the kinds of a flat config, which decide the fields that it can have."""
     return frozenset((k, str(v)) for k, v in config.items() if k == "study" or k.endswith("kind"))
 
 
 def defaults_of(kinds: Kinds) -> dict[str, Value]:
-    """Return the defaults of the fields that decide the numbers of runs of these kinds, where they have one."""
+    """Return the defaults, where there are any, of the fields that decide the numbers of runs of these kinds."""
     fields = fields_of(kinds).values()
     return {field.key: field.default for field in fields if field.decides and field.default is not None}
 
@@ -72,9 +72,9 @@ def set_in(part: Flat, kinds: Kinds) -> dict[str, Value]:
 
 
 def canonical(values: dict[str, Value]) -> dict[str, Value]:
-    """Return the values with recipes in place of the names that the config itself gives them, in the plan.
+    """Return the values, with the config's own recipes in place of their names in the plan.
 
-    A field of a recipe that has its default is left out, so that one that is added to the schema later parts no arms.
+    A recipe's field at its default is left out, so that a field that is added to the schema later parts no arms.
     """
     own: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in as_items(values.pop(RECIPES, None)):
@@ -102,7 +102,7 @@ def starts_of(key: str) -> Iterator[str]:
 
 
 def scalar(value: Any) -> Any:
-    """Return a value in the one form in which equal ones are equal: a number as float if it can be, None for NaN."""
+    """Return a value in a form that makes equal values equal: numbers as float if possible, None for NaN."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, bool) or value is None:
         return value
@@ -155,13 +155,13 @@ def _fields_in(option: Any, prefix: str, inside: Any) -> Iterator[Field]:
 
 
 def _options(hint: Any) -> list[Any]:
-    """Return the dataclasses that a field may be, as it is or as one of a union; none for sequences of dataclasses."""
+    """Return the dataclasses that a field may hold, alone or in a union; none for sequences of dataclasses."""
     whole = () if get_origin(hint) in (tuple, dict) else get_args(hint)
     return [each for each in (hint, *whole) if dataclasses.is_dataclass(each)]
 
 
 def _entry(hint: Any) -> Any:
-    """Return the values' type of a mapping whose values are one of several dataclasses, told apart by kind."""
+    """Return the type of a mapping's values if these are one of several dataclasses, told apart by kind."""
     values = get_args(hint)[1] if get_origin(hint) is dict else None
     return values if len(_options(values)) > 1 else None
 

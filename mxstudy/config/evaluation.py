@@ -1,4 +1,4 @@
-"""The schema of an evaluation: the questions that a language model is asked, their form, and the shots before them."""
+"""The schema of an evaluation: the questions for a language model, their form, and the shots before them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Evaluation:
     single tasks. MMLU's are the first of its split dev; those of other tasks are drawn for each question from the
     training split by `shots_seed`. `curated_shots`: OLMES' own five, rows of that split. `shots_dir`: a folder with
     TASK.shots.jsonl, whose first rows are taken. `limit`: ask only the first questions of a task in OLMES' order,
-    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions, which are
-    hashed in its place; null: the hub.
+    spread over the subjects of MMLU; null: all. `data_dir`: the folder with the questions, whose contents are hashed
+    instead; null: the hub.
     `skip_missing`: leave out a task whose data cannot be read, and report it. `tokens_per_batch`: tokens of a forward,
     padding included.
     """
@@ -68,7 +68,7 @@ class Evaluation:
 
     @property
     def about_shots(self) -> list[str]:
-        """Return the settings, off their defaults, that choose the shots of tasks which have no split for them."""
+        """Return the settings, if not at their defaults, that choose the shots of tasks without a split for shots."""
         defaults = {"shots_dir": None, "curated_shots": False, "shots_seed": SHOTS_SEED}
         return [name for name, default in defaults.items() if getattr(self, name) != default]
 

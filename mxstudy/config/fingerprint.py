@@ -19,8 +19,8 @@ SCHEMA_VERSION = 1
 def hashed(config: Any) -> Any:
     """Return the part of a config that enters its fingerprint: fields that are not cosmetic and not at their default.
 
-    `kind` always enters, so that two classes with equal fields differ. Of a precision's recipes, what they compute
-    enters.
+    `kind` always enters, so that two classes with equal fields differ. A precision's recipes enter by their
+    computation, not by their names.
     """
     if isinstance(config, Precision):
         return hashed_precision(config)
@@ -44,7 +44,7 @@ def hashed_precision(precision: Precision) -> dict[str, Any]:
     values, canonical = hashed_fields(precision), precision.canonical()
     values.pop("recipes", None)
     if values.get("backend") == "fused":
-        values["backend"] = "joined"  # its earlier name, which enters the fingerprints of all runs
+        values["backend"] = "joined"  # its earlier name enters the fingerprints of all runs
     for row in values["schedule"]:
         if list(row["plan"]) != sorted(row["plan"]):  # the order counts: the last matching pattern wins
             row["order"] = list(row["plan"])

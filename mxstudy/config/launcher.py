@@ -1,4 +1,4 @@
-"""The settings of where jobs run: hydra/launcher=inline, local or slurm."""
+"""The settings of the launchers, which decide where jobs run: hydra/launcher=inline, local or slurm."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class Local:
 
     `gpus_per_node`: GPUs of each job; null: one if the machine has a GPU. `jobs_per_gpu`: jobs that share a GPU, so
     that one trains while another starts, validates or saves. `array_parallelism`: jobs that run at once; null: as many
-    as the GPUs suffice for, or one on a CPU. `cpus_per_task`: threads of a process; null: one in a rehearsal,
-    its share of the cores if several processes run at once, else torch's default. `setup`: shell lines to run before
-    each job.
+    as the GPUs allow, or one on a CPU. `cpus_per_task`: threads of a process; null: one in a rehearsal, its share of
+    the cores if several processes run at once, else torch's default. `setup`: shell lines to run before each job.
     """
 
     kind: Literal["local"] = "local"

@@ -17,7 +17,7 @@ MOST_EXPERTS = 2**12
 
 @schema
 class Llama3RopeScaling:
-    """How Llama 3.1 slows the rotary embedding for more tokens than the `original_length` of its first training.
+    """Llama 3.1's scaling of the rotary embedding, for more tokens than the `original_length` of its first training.
 
     Frequencies with a period above original_length / low_freq_factor are divided by `factor`, those with one below
     original_length / high_freq_factor stay, and between the two the divisor changes smoothly.
@@ -43,10 +43,9 @@ class MoE:
     sigmoid of each; the scores of the chosen ones, divided by their sum, weight their outputs (with top_k=1 the score
     itself does, as in Switch).
 
-    `balance`: bias adds to each score a number that counts for the choice alone, and moves it by `bias_rate` after each
-    step, up for an expert with less than the mean load, down for one with more (DeepSeek-V3). loss adds
-    `loss_coefficient` times Switch's loss of every mixture to the training loss, over the tokens of a micro-batch.
-    none does neither.
+    `balance`: bias adds to each score a number that only affects the choice, moved by `bias_rate` after each step,
+    up for an expert with less than the mean load, down for one with more (DeepSeek-V3). loss adds `loss_coefficient`
+    times Switch's loss of every mixture to the training loss, over the tokens of a micro-batch. none has no balancing.
     """
 
     num_experts: int = 8  # MLPs in place of one
@@ -86,7 +85,7 @@ class Decoder:
     `mlp`: the function between its linears: SiLU with a gate (swiglu), exact GELU, or squared ReLU; or moe, a
     mixture of experts as in `moe`, where `ffn_size` is that of one expert. `qk_norm`: normalise queries and keys over
     all heads at once, exactly and unquantised; `qk_norm_by_head`: each head by itself, with one gain for all heads.
-    `qkv_bias`: add a bias to queries, keys and values, the only one of a linear. `head_dim`: features of a head; null:
+    `qkv_bias`: add a bias to queries, keys and values; no other linear has one. `head_dim`: features of a head; null:
     hidden_size / num_heads. `dropout`: the share of elements that training sets to zero, drawn anew in every step: of
     the embedding, of the attention's weights, and of what attention and MLP add to the residual stream, as in GPT-2.
     `init`: llama is TorchTitan's for Llama 3, where the linears' standard deviation is `init_std`; mitchell is OLMo's,
@@ -160,7 +159,7 @@ class AnyNorm:
 class RMSNorm(AnyNorm):
     """`fold_gain`: multiply the gain into the following weight, as MXNorm does (the control that isolates folding).
 
-    `fold_gain_in_dgrad`: dgrad multiplies with W * gain as well, and not with W: forward and dgrad then quantise one
+    `fold_gain_in_dgrad`: dgrad multiplies with W * gain, too, instead of W: forward and dgrad then quantise the same
     tensor. The gain's gradient comes from wgrad instead of dgrad.
     """
 
@@ -193,8 +192,9 @@ class LayerNorm(AnyNorm):
 class MXNorm(AnyNorm):
     """RMS estimated by the p-mean of the block absmax (MXNorm paper, section 3.4); the gain is always folded.
 
-    The blocks are those of the cast that reads the norm, under the forward's transform if there is one, which keeps the
-    RMS; `precision.block_size` if the forward does not cast X. `fold_gain_in_dgrad`: dgrad reads W * gain too.
+    The blocks are those of the cast that reads the norm, after the forward's transform if there is one, which keeps the
+    RMS. If the forward does not cast X, they have `precision.block_size` elements. `fold_gain_in_dgrad`: dgrad
+    reads W * gain too.
     """
 
     reads = ("block_size",)
@@ -234,27 +234,27 @@ class PrecisionRow:
     """
 
     from_step: int = 0  # the step from which the plan holds
-    plan: dict[str, str]  # pattern of module names, and the recipe of what it matches
+    plan: dict[str, str]  # from patterns of module names to the recipes of the matching linears
 
 
 @schema
 class Precision:
-    """The recipe of each linear, and the settings for whatever a recipe leaves open.
+    """The recipe of each linear, and the settings for the fields that a recipe leaves open.
 
     `recipes`: the config's own recipes, by the names that the plan uses: the cast of each operand, and the transform of
     each GEMM. `operand_pre_round`: round operands to bf16, ties away from zero, before they are quantised
     (microxcaling). `scale_rule`: code_bump is floor with the "bump of the exponent" of the instability paper's public
-    code, which raises the wrong elements' (`mxstudy.numerics.scales.code_bump`); rceil is the right one. `pad_blocks`:
-    fill a block that the end of an axis leaves incomplete with zeros (microxcaling); if false, sizes must be multiples
-    of `block_size`. An operand that fixes a setting keeps its own value, and a setting that no operand uses is refused
-    (`mxstudy.config.settings`).
+    code, which raises the scales of wrong elements (`mxstudy.numerics.scales.code_bump`); rceil raises the right ones.
+    `pad_blocks`: fill a block that the end of an axis leaves incomplete with zeros (microxcaling); if false, sizes must
+    be multiples of `block_size`. An operand that fixes a setting keeps its own value, and a setting that no operand
+    uses is refused (`mxstudy.config.settings`).
 
     `backend`: reference computes module by module in PyTorch; fused uses fused kernels; native uses the hardware's MX
     GEMM, compute capability 10.0 (SM100) and later. auto takes the fastest that each block supports; emulated is auto
-    without native; joined is an earlier name of fused. A backend that is asked for and not available is refused.
+    without native; joined is an earlier name of fused. An explicit backend that is not available is an error.
     `head`: the output linear takes the recipe that the plan gives all blocks (pattern `layers.*`). `skip_blocks`: this
     many of the first and of the last blocks, or [first, last], stay in `train.compute`, whatever the plan says; tail:
-    the last ones, as many as come nearest to 15 % of the linears, at least one.
+    the number of last blocks nearest to 15 % of the linears, at least one.
 
     `gain`: how a language model's norms round their gains and biases: null keeps them in `train.compute`; mx is the
     cast of the forward's X of the linear that reads the norm, along the vector (of queries and keys: that of the linear
@@ -265,7 +265,7 @@ class Precision:
     schedule: tuple[PrecisionRow, ...]
     block_size: Literal[16, 32, 64] = 32  # elements that share a scale
     scale_rule: Literal["floor", "ceil", "rceil", "even", "code_bump"] = "rceil"  # how scales are rounded
-    rounding: Literal["even", "away", "stochastic"] = "even"  # of elements: even and away say where a half goes
+    rounding: Literal["even", "away", "stochastic"] = "even"  # of elements: even and away decide where a half goes
     operand_pre_round: bool = False
     pad_blocks: bool = False
     backend: Literal["auto", "emulated", "reference", "fused", "joined", "native"] = "auto"  # what computes a block
@@ -302,7 +302,7 @@ class Precision:
 
     @property
     def settings(self) -> BlockCast:
-        """The values that fill what recipes leave open."""
+        """The values that fill the fields that recipes leave open."""
         return BlockCast(self.block_size, self.scale_rule, self.rounding, self.operand_pre_round, self.pad_blocks)
 
     def canonical(self) -> Mapping[str, Any]:
@@ -318,7 +318,7 @@ class Precision:
         for name in others:
             try:
                 gemms = self.recipe(name).filled(self.settings)
-            except ConfigError:  # an unknown name; an error where the plan is applied
+            except ConfigError:  # an unknown name, which is an error when the plan is applied
                 continue
             canonical[name] = named_rows.get(gemms, gemms)
         return canonical

@@ -29,7 +29,7 @@ class ActivationHistograms(Scheduled):
 class OutlierFeatures(Scheduled):
     """The largest activation in every norm's input, its feature, and how many tokens share it.
 
-    `ring_steps`: keep the absmax of every feature for this many last steps, and write them out around a spike if
+    `ring_steps`: keep the absmax of every feature for this many last steps, and write them to a file around a spike if
     `spikes` is on; 0: keep none.
     """
 
@@ -47,9 +47,9 @@ class Saturation(Scheduled):
 
 @schema
 class LastBin(Scheduled):
-    """Fractions of the norms' gains and biases in the last bin, and mean and spread of gains; of students also others.
+    """Fractions of the norms' gains and biases in the last bin, and mean and spread of gains; for students also others.
 
-    The others are weights, what the linears quantise, and the residual stream.
+    The others are weights, the inputs of the linears' casts, and the residual stream.
     """
 
 
@@ -82,7 +82,8 @@ class Routing(Scheduled):
 class Spikes(Scheduled):
     """Detect a loss more than `threshold` standard deviations above the mean of the last `window_steps` losses.
 
-    A spike keeps the last checkpoint before it, and writes out the ring of `outlier_features`. `every_steps` is 0 or 1.
+    At a spike, the run keeps the last checkpoint before it, and writes the ring of `outlier_features` to a file.
+    `every_steps` is 0 or 1.
     """
 
     window_steps: int = cosmetic(128)

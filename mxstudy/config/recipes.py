@@ -59,8 +59,8 @@ PRECISIONS = {
     ),
 }
 
-# Rows that enter a fingerprint by name: the rows that existed before recipes were values. A row that is added later is
-# hashed as what it computes, so do not add its name here.
+# Rows that enter a fingerprint by name, because they are older than recipes as values. A later row is hashed by its
+# computation, so do not add its name here.
 NAMED = frozenset(
     [
         "fp32",

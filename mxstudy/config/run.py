@@ -30,15 +30,15 @@ SEEDS = ("seed", "data_seed", "seeds")
 class Run:
     """The fields that every kind of run has."""
 
-    compares: ClassVar[bool] = False  # whether its summary compares the arms of a sweep with a baseline
+    compares: ClassVar[bool] = False  # whether the summary of a sweep compares its arms with a baseline
     experiment: str = cosmetic("unnamed")  # the name of the chosen file
     runs_dir: str = cosmetic("runs")  # where run folders are
     cache_dir: str = cosmetic(".cache")  # where tokenised corpora and tokenizers are kept
     rerun: bool = cosmetic(False)  # train everything again
-    # Of a run that other code has made: ok takes it. Of any that would be refused: rerun trains it again.
+    # ok takes a run that other code has made; rerun trains again every run that would be refused.
     stale: Literal["refuse", "ok", "rerun"] = cosmetic("refuse")
     wait: bool = cosmetic(False)  # stay until all submitted jobs have ended, and sum up
-    dry_run: bool = cosmetic(False)  # print what would be done and what it would cost, and do nothing
+    dry_run: bool = cosmetic(False)  # print the jobs and their cost, and do nothing
     baseline: dict[str, str] = cosmetic(default_factory=dict)  # group choices of the arm to compare the others with
     replicates: tuple[str, ...] = cosmetic(())  # keys, beside the seeds, in which runs of one arm may differ
     tracking: Tracking = cosmetic(default_factory=Tracking)
@@ -64,7 +64,7 @@ class Run:
                 part = getattr(part, word)
 
     def check_seeds(self) -> None:
-        """Raise ConfigError for a seed that has no 64 bits: another seed would draw the same batches.
+        """Raise ConfigError for a seed beyond 64 bits, because another seed would draw the same batches.
 
         Only when a run is planned: a stored config is read back as it was trained.
         """
@@ -107,8 +107,8 @@ class Approximation(Run):
 
     `hidden_size`, `stds`, `rows`: sizes and standard deviations of the Gaussian rows of figure 2, left and middle, and
     of the bounds. `max_blocks`: the longest rows of figure 2, right, in blocks; rows grow in powers of two, and those
-    of Theorem 1 up to 16 times as long. `elements`: elements of each tensor whose cast is measured. `precisions`: by
-    any name, precisions whose recipes are measured operand by operand, at the start of their schedules.
+    of Theorem 1 up to 16 times as long. `elements`: elements of each tensor whose cast is measured. `precisions`:
+    precisions, by any name, whose recipes are measured operand by operand at the start of their schedules.
     """
 
     study: Literal["approximation"] = "approximation"
@@ -136,7 +136,7 @@ class Approximation(Run):
 
 @schema
 class PrepareData(Run):
-    """The shards of a corpus, or of those of a blend, under a tokenizer, made before a training needs them.
+    """The shards of a corpus, or of a blend's corpora, under a tokenizer, made before a training needs them.
 
     `workers`: processes that tokenise; null: one per core.
     """
@@ -238,8 +238,8 @@ class StudentTeacher(Run):
 
     There is one replica for each pair of a seed of `seeds`, which draws its initial weights, and a learning rate of
     `lrs`. `data_seed` draws teacher, inputs and label noise, the same for all replicas. `label_noise`: its standard
-    deviation; 0: none, even with `own_noise`. `own_noise`: draw other noise than runs without it do, as in the public
-    code, where an MX run's noise is not its FP32 run's.
+    deviation; 0: none, even with `own_noise`. `own_noise`: draw other noise than runs without it, as in the public
+    code, where MX and FP32 runs differ in their noise.
     """
 
     study: Literal["student_teacher"] = "student_teacher"
@@ -293,7 +293,7 @@ class StudentTeacher(Run):
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """The names of the random streams of label noise; the noise of each is added to the targets."""
+        """The names of the random streams of label noise; the noise of all of them is added to the targets."""
         if not self.label_noise:
             return ()
         drawn = "own_noise" if self.own_noise else "noise"
@@ -308,7 +308,7 @@ class Fork(Run):
     step t - `intervene_before` and at every one of `fractions` times t. With `at_step`, all replicas are forked at that
     step instead. A fork runs for `steps` steps; past the parent's end it keeps the parent's last learning rate.
 
-    In place of the fields that choose the parent and the steps, the run and the steps that they mean are hashed.
+    The fingerprint hashes the chosen run and steps instead of the fields that choose them.
     """
 
     study: Literal["fork"] = "fork"

@@ -19,7 +19,7 @@ OF_THE_PLAN = ("head", "skip_blocks")  # settings that say where recipes apply
 
 
 class Vain(NamedTuple):
-    """A setting without effect, and the reason. `refused`: wherever it is set, not only on the command line."""
+    """A setting without effect, and the reason. `refused`: an error anywhere, not only on the command line."""
 
     setting: str
     message: str
@@ -47,7 +47,7 @@ def is_set(precision: Precision, setting: str) -> bool:
 
 
 def why_vain(precision: Precision, field: str, casts: dict[tuple[str, str], Cast]) -> Vain | None:
-    """Return why no operand uses the setting of this field, or None if one does or all have its value anyway."""
+    """Return why no operand uses the setting of this field, or None if one does, or if all have its value anyway."""
     setting = SETTINGS[field]
     value = getattr(precision, setting)
     if not casts:

@@ -14,12 +14,12 @@ from mxstudy.reader import cosmetic, require, require_at_most, schema
 class ResidualMLP:
     """Blocks of two linears around an activation; each block adds to its input (instability paper, Eq. 1).
 
-    `expansion`: inner size over hidden size; with swiglu two thirds of it, which keeps the number of parameters,
-    rounded to the nearest multiple of `swiglu_multiple`: 1 in the public code, whose last quantisation block is then
-    padded (`precision.pad_blocks`). `residual`: if false, a block replaces its input and has no bias, as in the teacher
-    of the paper's public code. `init`: torch's default, uniform within fan_in^-0.5, or Xavier normal with gain 0.5 and
-    bias 0. `attention_heads`: heads of self-attention before each block (Eq. 11), 0 for none; a sequence is
-    `sequence_length` samples of the batch.
+    `expansion`: inner size over hidden size. With swiglu the inner size is two thirds of that, which keeps the number
+    of parameters, rounded to the nearest multiple of `swiglu_multiple`: 1 in the public code, which then pads the last
+    quantisation block (`precision.pad_blocks`). `residual`: if false, a block replaces its input and has no bias, as in
+    the teacher of the paper's public code. `init`: torch's default, uniform within fan_in^-0.5, or Xavier normal with
+    gain 0.5 and bias 0. `attention_heads`: heads of self-attention before each block (Eq. 11), 0 for none; a sequence
+    is `sequence_length` samples of the batch.
     """
 
     kind: Literal["residual_mlp"] = "residual_mlp"
@@ -60,8 +60,8 @@ class Student:
 
     `gain`: its norms' gains: fp32, bf16, or mx, in blocks like the forward's W. `vector_ops`: fp32, bf16, or code, the
     mixture of both in the paper's public code. `norm_ops`: the same for the norms only; null: as `vector_ops`;
-    code_skipped rounds what that code still rounds where it is meant to round nothing. `freeze_norm_bias`: LayerNorm's
-    bias stays 0, as in that code's MX runs.
+    code_skipped has the roundings that remain in that code when it is meant to round nothing. `freeze_norm_bias`:
+    LayerNorm's bias stays 0, as in that code's MX runs.
     """
 
     gain: Literal["fp32", "bf16", "mx"] = "fp32"
@@ -75,8 +75,8 @@ class Teacher:
     """`kind`: the teacher of the paper's public code or of its text, or the code's with each layer's rows at RMS 1.
 
     `quantized`: it runs in the student's precision, with GELU in bf16 by its tanh form, as in the code's MX runs.
-    `from_disk`: its targets were stored with noise and each step adds noise again, twice the variance, as in the code's
-    interventions. `redrawn`: its weights are not those of the data seed, as in the version of the code that its
+    `from_disk`: its stored targets contain noise, and each step adds noise again, so the variance doubles, as in the
+    code's interventions. `redrawn`: its weights are not those of the data seed, as in the version of the code that its
     intervention scripts name.
     """
 
@@ -106,7 +106,7 @@ class Adam:
 @schema
 class SGD:
     kind: Literal["sgd"] = "sgd"
-    momentum: float = 0.0  # share of the last step that is kept; 0: none
+    momentum: float = 0.0  # fraction of the last step that is kept; 0: none
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, f"momentum: must lie in 0 .. 1, not {self.momentum}")
@@ -145,7 +145,7 @@ class Sharpness(Scheduled):
     """The largest eigenvalue of the FP32 loss's Hessian at the run's weights and batch; with Adam also preconditioned.
 
     `iterations` of the power method, which starts from the vector of the last measurement; each costs about as much as
-    a step. A process, also one that resumes a run, starts with a random vector, and its first value is a few percent
+    a step. Every process, also one that resumes a run, starts with a random vector, so its first value is a few percent
     low.
     """
 
@@ -171,15 +171,15 @@ class Intervention:
     a bias as the parent has trained it; false starts a bias that the parent did not train at 0, with its optimizer
     state at step one.
 
-    The public code's forks differ from their parent by more than they state. `targets`: disk takes the targets of an
+    The public code's forks differ from their parent in more than they state. `targets`: disk takes the targets of an
     FP32 teacher with noise added twice, redrawn takes those of another teacher. `new_optimizer`: start without the
     parent's moments, at step one. The version that the code's intervention scripts name has redrawn and new_optimizer,
     its last version disk.
 
     `perturbed_weight`: flip one bit of this element of the first linear's weight, counted row by row: the last bit of
-    the mantissa that E4M3 keeps, so that the GEMMs see the change. A fork with this change alone is the parent's run
-    drawn anew, and the control for all forks that compute otherwise. The table of forks says whether its first step
-    differs from the parent's.
+    the mantissa that E4M3 keeps, so that the GEMMs see the change. A fork with only this change is a redraw of the
+    parent's run, and the control for all forks that change the computation. The table of forks says whether its first
+    step differs from the parent's.
     """
 
     plan: dict[str, str] | None = None  # the recipes from then on

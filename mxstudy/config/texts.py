@@ -1,4 +1,4 @@
-"""The schema of texts that a language model writes: how tokens are drawn, and when it writes during its training."""
+"""The schema of texts that a language model writes: how tokens are drawn, and when it writes during training."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from mxstudy.reader import require, schema
 
 @schema
 class Texts:
-    """How a prompt is continued: token by token, until the model ends the document.
+    """The way a prompt is continued: token by token, until the model ends the document.
 
-    `temperature`: the logits are divided by it; 0 takes the likeliest token. `top_p`: draw from the likeliest tokens
-    alone, as few as have this probability together. `max_new_tokens`: tokens after the prompt, fewer if the sequence
-    length of the training ends before.
+    `temperature`: the logits are divided by it; 0 takes the likeliest token. `top_p`: draw only from the likeliest
+    tokens: the fewest that together have this probability. `max_new_tokens`: tokens after the prompt, fewer if the
+    sequence length of the training ends before.
     """
 
     temperature: float = 1.0
@@ -38,7 +38,7 @@ class Texts:
 class TextsDuringTraining(Texts):
     """Texts written every `every_steps` steps and after the last; 0: never. The training's numbers do not change.
 
-    `prompts`: the beginnings, each continued once; an empty one is the beginning of a document.
+    `prompts`: the beginnings of the texts, each continued once; "" is the beginning of a document.
     """
 
     every_steps: int = 0

@@ -1,1 +1,1 @@
-"""What `--help NAME` answers, and the reference on the site, read from the schema and the files of conf/."""
+"""The answers of `--help NAME` and the reference on the site, read from the schema and the files of conf/."""

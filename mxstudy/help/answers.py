@@ -1,4 +1,4 @@
-"""What `--help NAME` answers in the terminal, for a key, a group, a choice or a probe; and comments beside a config."""
+"""The answers of `--help NAME` in the terminal, for a key, a group, a choice or a probe; and comments in a config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def places() -> Iterator[Place]:
 
 
 def answer(name: str) -> str:
-    """Return what is known of a key, group, GROUP=CHOICE or probe. Raises ConfigError for another name."""
+    """Return the help for a key, group, GROUP=CHOICE or probe. Raises ConfigError for another name."""
     chosen, every = groups(), [*places()]
     group, is_choice, choice = name.partition("=")
     if is_choice:
@@ -60,7 +60,7 @@ def is_at(path: str, name: str) -> bool:
 
 
 def under(name: str, every: Iterable[Place]) -> dict[type, list[Place]]:
-    """Return the keys right below a name, by class."""
+    """Return the keys directly below a name, by class."""
     found: dict[type, list[Place]] = {}
     for place in every:
         if is_at(place.path.rpartition(".")[0], name):
@@ -92,7 +92,7 @@ def of_key(place: Place) -> str:
 
 
 def in_words(place: Place) -> str:
-    """Return the kinds of run that have a key, and of which kind its group is."""
+    """Return the kinds of run that have a key, and the kind of its group."""
     kind = next((key.default for key in keys(place.cls) if key.name == "kind" and " or " not in key.type), "")
     return ", ".join(place.kinds) + (f"; of kind {kind}" if kind else "")
 
@@ -126,7 +126,7 @@ def commented(text: str) -> str:
 
 
 def walked(lines: Iterable[str]) -> Iterator[tuple[int, Path]]:
-    """Yield the numbers of the lines that begin a key, with its path; items of a list have no part in it."""
+    """Yield the numbers of the lines that begin a key, with its path; items of a list are left out of the path."""
     above: list[tuple[int, str]] = []
     for number, line in enumerate(lines):
         if found := LINE.match(line):
@@ -136,7 +136,7 @@ def walked(lines: Iterable[str]) -> Iterator[tuple[int, Path]]:
 
 
 def meaning_at(path: Path, values: Mapping[Path, str]) -> str:
-    """Return the meaning of a key of a config with these values; "" if the schema has none of that name."""
+    """Return the meaning of a key of a config with these values; "" if the schema has no such key."""
     options: list[type] = [cls for name, cls in STUDIES.items() if name == values.get(("study",))]
     is_name = False  # one of a mapping's
     for number, name in enumerate(path[:-1], start=1):

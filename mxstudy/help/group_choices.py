@@ -1,4 +1,4 @@
-"""The choices of every config group, and what the comment at the top of each file says of it."""
+"""The choices of every config group, and the comment at the top of each file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folders() -> dict[str, Path]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return every config group with its choices, without the bases, which are not meant to be chosen."""
+    """Return every config group with its choices, without the bases, which a user does not choose."""
     return {group: visible(sorted(path.stem for path in folder.glob("*.yaml"))) for group, folder in folders().items()}
 
 

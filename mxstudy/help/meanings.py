@@ -1,4 +1,4 @@
-"""What every key of a config means: read from the docstrings and comments of the dataclasses that are the schema.
+"""The meaning of every key of a config, read from the docstrings and comments of the schema's dataclasses.
 
 A docstring says of a field "`name`: what it is", or names it in a sentence; a field may have a comment instead.
 """
@@ -48,7 +48,7 @@ class Key(NamedTuple):
 
 
 def meaning(cls: type, name: str) -> str:
-    """Return what a field means, in the words of a class that declares it; "" if nothing says so."""
+    """Return the meaning of a field, in the words of a class that declares it; "" if there are none."""
     if name in CHOSEN:
         return CHOSEN[name]
     owners = [base for base in cls.__mro__ if name in vars(base).get("__annotations__", {})]
@@ -57,13 +57,13 @@ def meaning(cls: type, name: str) -> str:
 
 
 def of_field(cls: type, name: str) -> str:
-    """Return what a class says of a field of its own: its comment and what follows its name, or what mentions it."""
+    """Return a class's words on its own field: its comment and the text after its name, or sentences with it."""
     both = [said.rstrip(".;") for said in (of_comment(cls, name), of_label(cls, name)) if said]
     return ". ".join(both) or of_mention(cls, name)
 
 
 def of_label(cls: type, name: str) -> str:
-    """Return what follows "`name`:" in the docstring."""
+    """Return the text after "`name`:" in the docstring."""
     for text in paragraphs(cls):
         labels = [*LABEL.finditer(text)]
         for label, end in zip(labels, [*(each.start() for each in labels[1:]), len(text)], strict=False):
@@ -82,7 +82,7 @@ def paragraphs(cls: type) -> list[str]:
 
 
 def said_of(cls: type) -> str:
-    """Return a class's own docstring; "" for none, in whose place a dataclass has its signature."""
+    """Return a class's own docstring; "" if it has none (a dataclass then has its signature there)."""
     doc = cls.__doc__ or ""
     return "" if doc.startswith(f"{cls.__name__}(") else inspect.cleandoc(doc)
 
@@ -164,7 +164,7 @@ def written(value: Any) -> str:
 
 @functools.cache
 def sections() -> Mapping[type, Mapping[str, tuple[str, ...]]]:
-    """Return where every class of the schema stands: {class: {dotted path: kinds of run}}; "" is the run itself."""
+    """Return the places of every class of the schema: {class: {dotted path: kinds of run}}; "" is the run itself."""
     found: dict[type, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
     roots: list[tuple[str, type, str]] = [(name, cls, "") for name, cls in STUDIES.items()]
     roots += [(f"hydra/launcher={name}", cls, "hydra.launcher") for name, cls in LAUNCHERS.items()]

@@ -105,10 +105,10 @@ def retry(folders: Sequence[RunFolder], runs_dir: Path, changes: Mapping[str, An
     retried = [RunFolder(job.folder) for own_jobs in jobs.values() for job in own_jobs]
     for folder in retried:
         if ", " in folder.code():
-            say(f"goes on with other code than it began with: {folder.path}")
+            say(f"continues with other code than before: {folder.path}")
     if retried:
         show(retried, names(retried))
-    why = "" if retried else "; only failed and preempted runs that wait in no queue are"
+    why = "" if retried else "; only failed and preempted runs that are in no queue can be"
     say(f"{len(retried)} of {len(folders)} runs submitted again{why}")
     return int(any(run.state not in DONE for run in wait_for(retried))) if consent.wait and retried else 0
 

@@ -12,7 +12,7 @@ from mxstudy.reader import ConfigError
 class Composed:
     """One job as Hydra composed it; `values` is its config as plain data, or the error that prevented one.
 
-    `notes`: sentences for the user on what a rehearsal has changed of what the command asks for.
+    `notes`: sentences for the user on the parts of the command that a rehearsal has changed.
     """
 
     overrides: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""dry_run=true: print what a sweep would do and about what it would cost, and write nothing."""
+"""dry_run=true: print a sweep's jobs and their estimated cost, and write nothing."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def one_at_a_time(runs_dir: Path) -> Iterator[None]:
 
 
 def freeze_code(runs_dir: Path) -> Path:
-    """Copy mxstudy/ as it is now, unless it is there, and return the folder to put first on PYTHONPATH."""
+    """Copy the current mxstudy/, unless that copy exists, and return the folder to put first on PYTHONPATH."""
     path = runs_dir.absolute() / NAME / f"code-{code_version()}"
     if not path.exists():
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

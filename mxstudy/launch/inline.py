@@ -43,7 +43,7 @@ def run_jobs(jobs: list[Job]) -> int:
         if is_stopped or (world_size() > 1 and is_ours and state not in DONE):  # the other ranks have left
             conclude(done + jobs[number:], {}, parents)
             return stopped(done[-1], number, len(jobs)) if is_stopped else 1
-    for job in skipped if is_first() else []:  # not before: the server may be silent, and no training waits for it
+    for job in skipped if is_first() else []:  # not earlier: no training waits for a server that may be silent
         catch_up(job)
     again = any(study_of(job.config.study).shows_again for job in skipped)
     conclude(done, summarise(done) if is_first() and (len(done) > 1 or again) else {}, parents)
@@ -69,7 +69,7 @@ def take(planned: Job, parents: Parents, number: str) -> Job:
             parents.tell(job)
         except RunLocked as error:
             job = left_alone(job, error)
-        except OSError as error:  # the disk is full, say: the other jobs may still find room
+        except OSError as error:  # for example a full disk: the other jobs may still find room
             say(f"failed: runs_dir: {job.folder} could not be made ({one_line(error)}); make room, or give another")
             return replace(job, state="failed")
     join(job)

@@ -34,12 +34,12 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.whole_files import replace_file
 
 POLL_S = 0.2
-KILL_AFTER_S = 60.0  # a job that is asked to leave saves a checkpoint first
+KILL_AFTER_S = 60.0  # a job that is asked to stop saves a checkpoint first
 
 
 @dataclass(frozen=True)
 class QueuePlan:
-    """The content of jobs.json. `gpus`: of each job; `parallel`: jobs that run at once; `tasks`: processes of a job.
+    """The content of jobs.json. `gpus`, `tasks`: GPUs and processes of a job; `parallel`: jobs that run at once.
 
     `sharing`: jobs that may share a GPU.
     """
@@ -79,7 +79,7 @@ def submit(
     replace_file(launch / "jobs.json", json.dumps(asdict(plan), indent=1))
     replace_file(launch / QUEUE_LIST, json.dumps(dict.fromkeys(names, "PENDING")))
     lock = (launch / QUEUE_LOCK).open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # the queue process inherits the lock, so that it is held all the time
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the queue process inherits the lock, so it is never free in between
     with (launch / "queue.log").open("w") as log:
         subprocess.Popen(
             [sys.executable, "-m", "mxstudy.launch", "queue", str(launch)],
@@ -122,11 +122,11 @@ class Running:
 
     processes: list[subprocess.Popen[bytes]]
     devices: list[str]
-    asked_s: float | None = None  # when it was asked to leave, by time.monotonic()
+    asked_s: float | None = None  # when it was asked to stop, by time.monotonic()
     codes: list[int] = field(default_factory=list)
 
     def has_ended(self) -> bool:
-        """Return whether every process has ended; if one has failed, ask the others to leave."""
+        """Return whether every process has ended; if one has failed, ask the others to stop."""
         codes = [process.poll() for process in self.processes]
         self.codes = [code for code in codes if code is not None]
         if any(self.codes) and len(self.codes) < len(codes):
@@ -134,7 +134,7 @@ class Running:
         return len(self.codes) == len(codes)
 
     def leave(self) -> None:
-        """Ask the processes to leave, and kill them if they are still there after KILL_AFTER_S."""
+        """Ask the processes to stop, and kill those that still run after KILL_AFTER_S."""
         now_s = time.monotonic()
         if self.asked_s is None:
             self.asked_s = now_s
@@ -212,4 +212,4 @@ def mark_failed(folder: RunFolder, codes: list[int], log: str) -> None:
     if state in ("queued", "running") and any(codes):
         code = next(code for code in codes if code)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        folder.update(state="failed", reason=f"died without a word: {how} ({log})")
+        folder.update(state="failed", reason=f"died without a message: {how} ({log})")

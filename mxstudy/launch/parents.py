@@ -1,4 +1,4 @@
-"""The parents of a launch's sweeps in MLflow, made in a thread: no job waits for a server that is slow or silent."""
+"""Create the parents of a launch's sweeps in MLflow in a thread, so that no job waits for a slow or silent server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mxstudy.tracking.mlflow_store import create_store, one_line
 
 
 class Parents:
-    """A launch's tracking stores and its sweeps' parent runs, from when they are begun to when they are all there.
+    """A launch's tracking stores and its sweeps' parent runs, until all of them exist.
 
     If a store cannot be reached, a line says so, and the jobs run with their journals only.
     """
@@ -26,23 +26,23 @@ class Parents:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._make, name="parents", daemon=True)
         if self._uris:
-            quiet_mlflow()  # here, for two threads that import it, this one and a mirror, get in each other's way
+            quiet_mlflow()  # here, because two threads, this one and a mirror's, cannot import it at the same time
         self._thread.start()
 
     def tell(self, job: Job) -> None:
-        """Record a job's parent in the folder that was just made for it, now or when the parent is there."""
+        """Record a job's parent in the job's new folder, now or as soon as the parent exists."""
         with self._lock:
             self._claimed.append(job)
             self._record(job)
 
     def wait(self) -> None:
-        """Wait until all parents are there, or a line has said why not."""
+        """Wait until all parents exist, or a line has said why not."""
         self._thread.join()
 
     def _make(self) -> None:
         away = {uri: reason for uri in self._uris if (reason := create_store(uri))}
         for reason in away.values():
-            say(f"tracking: {reason}; the runs go on with their journals")
+            say(f"tracking: {reason}; the runs continue with their journals only")
         for sweep in sweeps(self._jobs):
             if sweep.uri not in away:
                 try:

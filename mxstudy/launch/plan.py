@@ -55,7 +55,7 @@ class Job:
 
     @property
     def membership(self) -> Membership:
-        """What this job's sweep and experiment record of themselves with the run."""
+        """The record that this job's sweep and experiment add to the run."""
         return Membership(
             experiment=self.config.experiment,
             label=self.label,
@@ -71,7 +71,7 @@ class Job:
 
 
 def plan(composed: list[Composed]) -> list[Job]:
-    """Return the jobs in order, one for each fingerprint. Writes nothing, but a run that is put back: see `compare`.
+    """Return the jobs in order, one for each fingerprint. Writes nothing, except that `compare` may put a run back.
 
     Raises ConfigError with every job that cannot run; then no job is started.
     """
@@ -143,10 +143,10 @@ def validate(composed: Sequence[Composed]) -> Iterator[Valid | ConfigError]:
 
 
 def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigError]) -> dict[str, str]:
-    """Return each override that no job with it uses, with the reason.
+    """Return each override that none of its jobs uses, with the reason.
 
     Arms may share a setting that only some of them use: `precision=bf16,mxfp8 precision.rounding=away` is a baseline
-    and one arm, and the plan of bf16 reports what it does not use.
+    and an arm, and the plan of bf16 reports the unused setting.
     """
     messages: dict[str, list[str | None]] = defaultdict(list)
     for job, checked in zip(composed, valid, strict=True):
@@ -160,11 +160,12 @@ def vain_overrides(composed: Sequence[Composed], valid: Sequence[Valid | ConfigE
 
 
 def compare(job: Job, queues: Queues | None = None) -> Job:
-    """Return the job with folder and state of the existing run with its fingerprint, in whichever experiment.
+    """Return the job with folder and state of the existing run of its fingerprint, in any experiment.
 
-    A run that a rerun had set aside, when it was killed before it made its own folder, is put back, and this is said.
+    If a rerun was killed after it had set a run aside and before it made its own folder, the run is put back, with a
+    line.
 
-    Raises QueueError if that run may be in a queue that cannot be asked.
+    Raises QueueError if the run may be in a queue that cannot be asked.
     """
     found = find_run(Path(job.config.runs_dir), job.fingerprint)
     if found is None:
@@ -174,15 +175,15 @@ def compare(job: Job, queues: Queues | None = None) -> Job:
             found = found.put_back()
         except RunLocked:
             return replace(job, folder=found.path, state="running")
-        print(f"{found.path}: is back in its place; a rerun was cut off when it had set it aside", flush=True)
-    found.memberships()  # this sweep will join them: a file that cannot be read is refused here
+        print(f"{found.path}: was put back; a rerun was killed after it had set it aside", flush=True)
+    found.memberships()  # this sweep will be added to them, so an unreadable file is refused here
     run = observe(found, queues or Queues())
     if run.in_flight:
         return replace(job, folder=found.path, state="queued" if run.waits else "running")
     study, state = study_of(job.config.study), run.state if run.state in DONE else "resume"
     if job.config.rerun or (job.config.stale == "rerun" and is_refused(found, job.config, state, job.device_type)):
         config = job.config
-        with suppress(ConfigError):  # nobody can have read what cannot be read
+        with suppress(ConfigError):  # an unreadable config adds nothing to watch
             config = study.with_watched_of(found.config(), config)
         return replace(job, config=config, folder=found.path, replaces=found.path)
     check_data(found, job.config)
@@ -199,7 +200,7 @@ def labels(composed: list[Composed]) -> list[str]:
 
 
 def title(job: Composed) -> str:
-    """Return what a user asked of precision and norm, else the checkpoint (if both are as_trained) or experiment."""
+    """Return the user's choices of precision and norm, else the checkpoint (if both are as_trained) or experiment."""
     choices = [f"{group}={job.choices[group]}" for group in ("precision", "norm") if group in job.choices]
     values = [line for line in job.overrides if line.lstrip("+").startswith(("precision.", "norm."))]
     named = " ".join([*(choice for choice in choices if not choice.endswith("=as_trained")), *values])
@@ -219,7 +220,7 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def refusal(errors: dict[str, list[str]], total: int) -> str:
-    """Return each error with the jobs that have it, and their number; one of all jobs alone, unless runs are stale."""
+    """Return each error with its jobs and their number; without them if all jobs have it, unless runs are stale."""
     if list(map(len, errors.values())) == [total] and not (total > 1 and next(iter(errors)).startswith(STALE)):
         return next(iter(errors))
     lines = [f"{sum(map(len, errors.values()))} of {total} jobs cannot run, so none was started:"]
@@ -235,7 +236,7 @@ def refusal(errors: dict[str, list[str]], total: int) -> str:
 def claim(job: Job) -> RunFolder:
     """Make and return the folder of a job that is about to run; a run that it replaces goes to FOLDER.old-N.
 
-    Raises RunLocked if another process made the folder first, or runs what would be replaced.
+    Raises RunLocked if another process made the folder first, or runs the run that would be replaced.
     """
     about = provenance() | code_of(job.config.study) | ({"backend": job.backend} if job.backend else {})
     if job.state == "resume":
@@ -259,7 +260,7 @@ def claim(job: Job) -> RunFolder:
 
 
 def join(job: Job) -> None:
-    """Record with the job's run, whoever trains or has trained it, that this sweep asked for it."""
+    """Record in the run's folder that this sweep asked for the run, whoever trains or has trained it."""
     RunFolder(job.folder).join(job.membership)
 
 
@@ -272,7 +273,7 @@ def set_aside(run: RunFolder) -> Iterator[Path]:
     """
     seen = observe(run, Queues())
     with run.lock():
-        if seen.in_flight or run.status() != seen.status or ticket_of(run) != seen.ticket:  # looked at again, locked
+        if seen.in_flight or run.status() != seen.status or ticket_of(run) != seen.ticket:  # checked again, locked
             raise RunLocked(f"{run.path}: another process has just taken it; wait for it, or stop it")
         number = max(map(number_of, replaced(run.path)), default=0) + 1
         yield run.path.rename(run.path.with_name(f"{run.path.name}{REPLACED}{number}"))

@@ -1,4 +1,4 @@
-"""A map over hundreds of jobs that shares them among the cores, to compose and check them quickly."""
+"""Map a function over hundreds of jobs on all cores, to compose and check them quickly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-MANY = 64  # items per process that are worth its start, which takes 0.05 s
+MANY = 64  # items that make a process worth its start, which takes 0.05 s
 MOST_PROCESSES = 16
 
 # The function of a pool's processes. It is inherited by the fork, so it may hold objects that cannot be pickled.
@@ -33,7 +33,7 @@ def map_in_processes(function: Callable[[Sequence[T]], Iterable[R]], items: Sequ
 
 def _begin(function: Callable[[Sequence[Any]], Iterable[Any]]) -> None:
     _function.set(function)
-    gc.freeze()  # what was inherited outlives the process: to look for garbage in it takes a tenth of its time
+    gc.freeze()  # inherited objects outlive the process; a garbage collection of them takes a tenth of its time
 
 
 def _apply(chunk: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The number of processes, GPUs and nodes that a kind of run can use, started by a launcher or by hand."""
+"""The number of processes, GPUs and nodes that a kind of run can use, whether a launcher or a user starts it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def tasks_per_node(study: str, settings: Local | Slurm) -> int:
 
 
 def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
-    """Raise ConfigError if a run cannot be shared by the processes that its launcher will start."""
+    """Raise ConfigError if the processes that a run's launcher will start cannot share the run."""
     ranks = world_size()
     require(
         ranks == 1,
-        f"hydra/launcher: local and slurm start processes themselves, and {ranks} were started together; start it "
+        f"hydra/launcher: local and slurm start processes themselves, but {ranks} were started together; start it "
         "without torchrun or srun",
     )
     for job in jobs:
@@ -47,13 +47,13 @@ def check_asked(jobs: Sequence[Job], settings: Local | Slurm) -> None:
 
 
 def check_started(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError if a run cannot be shared by the processes that torchrun or srun has started."""
+    """Raise ConfigError if the processes that torchrun or srun has started cannot share the run."""
     ranks = world_size()
     for job in jobs:
         study = job.config.study
         require(
             ranks == 1 or study_of(study).uses == Uses.TASK_EACH,
-            f"study: {study} runs in one process, and {ranks} were started together; start it without torchrun or srun",
+            f"study: {study} runs in one process, but {ranks} were started together; start it without torchrun or srun",
         )
         check(job.config, ranks)
 

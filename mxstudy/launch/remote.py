@@ -1,4 +1,4 @@
-"""The local and Slurm launchers: submit the jobs to a queue all at once, then leave them to it or wait for them."""
+"""The local and Slurm launchers: submit all jobs to a queue at once, then return or wait for them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from mxstudy.tracking.folder import DONE, RunFolder, replaced
 
 Submit = Callable[..., Iterator[tuple[str, str]]]
 NOT_SUBMITTED = "not submitted"
-AT_ONCE = 8  # threads that write files, which mostly wait for the disk
+AT_ONCE = 8  # threads that write files; they mostly wait for the disk
 SUBMIT: dict[type[Any], Submit] = {Local: local.submit, Slurm: slurm.submit}
 
 
 def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
-    """Submit the jobs that are to be run, and print where each job is; return the exit code, 0 without `wait`."""
+    """Submit the jobs that must run, and print where each job is; return the exit code, 0 without `wait`."""
     check_asked(jobs, settings)
     runs_dir = Path(jobs[0].config.runs_dir)
     with one_at_a_time(runs_dir):
@@ -42,12 +42,12 @@ def submit_jobs(jobs: list[Job], settings: Local | Slurm) -> int:
         jobs = [compare(job, queues) for job in jobs]
         todo = [job for job in jobs if job.state in ("new", "resume")]
         claimed = claim_all(todo)
-        parents = Parents(jobs)  # a thread, which processes that are forked for claims would not have
+        parents = Parents(jobs)  # it has a thread, so it begins after the forks for claims
         submit(claimed, settings)
     for job in todo:
         parents.tell(job)
     for job in jobs:
-        if job.state != "new":  # a new folder says already who asked for it
+        if job.state != "new":  # a new folder already records who asked for it
             join(job)
     folders = [job.run for job in jobs]
     show(folders, [job.name for job in jobs])
@@ -109,7 +109,7 @@ def submit(claimed: Sequence[Claimed], settings: Local | Slurm) -> None:
                     )
                     written.append(threads.submit(ticket.write, left.pop(0).folder))
             for each in written:
-                each.result()  # raises what writing did
+                each.result()  # raises the error of writing
         except ConfigError as error:
             for one in left:
                 one.folder.update(state="failed", reason=f"{NOT_SUBMITTED}: {error}")
@@ -118,7 +118,7 @@ def submit(claimed: Sequence[Claimed], settings: Local | Slurm) -> None:
 
 
 def put_back(job: Job) -> Callable[[], None]:
-    """Return a function that undoes `claim`: it brings back the earlier ticket, or the run that was replaced."""
+    """Return a function that undoes `claim`: it restores the earlier ticket, or the run that was replaced."""
     folder = RunFolder(job.folder)
     ticket = ticket_of(folder) if job.state == "resume" else None
 

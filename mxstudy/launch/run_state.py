@@ -27,7 +27,7 @@ class RunState:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a process runs it or its queue will start it, so that nobody else may."""
+        """Whether a process runs it or its queue will start it, so that no other process may."""
         return self.waits or self.state == "running"
 
 
@@ -59,7 +59,7 @@ def look(folder: RunFolder, queues: Queues) -> RunState:
 
 
 def in_its_queue(folder: RunFolder, status: Status, ticket: Ticket, waits: bool) -> RunState:
-    """Return the state of a run that its queue has: running, waiting to start, or waiting to continue."""
+    """Return the state of a run in a queue: running, waiting to start, or waiting to continue."""
     if not waits:
         return RunState(folder, status, ticket, "running", None)
     if status.state == "queued":
@@ -75,16 +75,16 @@ def gone(status: Status, ticket: Ticket | None, queues: Queues) -> tuple[str, st
     if status.state == "preempted":
         return "preempted", status.reason
     if ticket is None:
-        return ("failed", "killed without a word") if status.state == "running" else (status.state, status.reason)
+        return ("failed", "killed without a message") if status.state == "running" else (status.state, status.reason)
     end = queues.fate(ticket)
     if end and end.startswith("CANCELLED"):
         return "cancelled", end
-    what = "died without a word" if status.state == "running" else "left the queue before it began"
+    what = "died without a message" if status.state == "running" else "left the queue before it began"
     return "failed", f"{what} ({end}; {ticket.log})" if end else f"{what} ({ticket.log})"
 
 
 def is_alive(folder: RunFolder) -> bool:
-    """Return whether a process runs it: on this machine by its lock, from another machine by its heartbeat."""
+    """Return whether a process runs it: judged by its lock on this machine, by its heartbeat on another one."""
     status = folder.status()
     if status.state != "running":
         return False

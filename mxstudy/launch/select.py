@@ -33,7 +33,7 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
 
 
 def is_readable(run: RunFolder) -> bool:
-    """Return whether the files that describe a run can be read; if not, say which, and what to do about it."""
+    """Return whether the files that describe a run can be read; if not, print which one cannot, and a remedy."""
     try:
         run.status(), run.config_values(), run.memberships(), ticket_of(run)
     except ConfigError as error:
@@ -49,7 +49,7 @@ def check_one(name: str, runs: Sequence[RunFolder]) -> None:
 
 
 def fit(run: RunFolder, key: str, value: str) -> RunFolder | None:
-    """Return the run if it fits, as that experiment or sweep has it if the key is one of them; else None."""
+    """Return the run if it matches, with the membership that the key names, if it names one; else None."""
     if key == "run":
         return run if is_called(run, value) or run.path.absolute() == Path(value).absolute() else None
     if key in ("experiment", "sweep"):

@@ -1,8 +1,8 @@
-"""The checks that a sweep can take a run which exists: to skip it, or to go on with it.
+"""Check whether a sweep can use an existing run: skip it, or continue it.
 
-The run must have the data that is asked for, and have been made by the code of today. Files are compared always.
-Versions of torch and Triton and the kind of GPU only as far as the process that plans can know those of the job: it may
-be on a login node without a GPU.
+The run must have the data that the config asks for, and must have been made by today's code. Files are always compared.
+Versions of torch and Triton and the kind of GPU are compared only if the planning process knows those of the job: it
+may be on a login node without a GPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mxstudy.tracking.folder import DONE, RunFolder
 from mxstudy.tracking.provenance import provenance
 from mxstudy.train.runtime import is_planned
 
-STALE = "stale: "  # how the refusal of a run of other code begins, which many jobs of a sweep may share
+STALE = "stale: "  # the beginning of a refusal of a run of other code; many jobs of a sweep may share it
 AGAIN = "stale=rerun trains it again"
 LATER = "+experiment=olmes evaluates its checkpoints, +experiment=generate continues a prompt with them"
-# By what would happen to the run, what stale=ok does.
+# From the job's state to what stale=ok does with the run.
 TAKES = {"skip": "takes its result as it is", "resume": "goes on with today's code"}
 
 
@@ -42,17 +42,17 @@ def check_data(folder: RunFolder, config: AnyRun) -> None:
 
 
 def check_code(folder: RunFolder, config: AnyRun, state: str, device_type: str) -> None:
-    """Raise ConfigError, with what changed, for a run that other code has made; `state`: that of its job.
+    """Raise ConfigError, which names the changes, for a run that other code has made; `state`: that of its job.
 
-    A run without a checkpoint begins again, so nothing of it is stale.
+    A run without a checkpoint begins again, so it is never stale.
     """
     if config.stale == "ok" or not (state in DONE or (state == "resume" and folder.checkpoint_steps())):
         return
     if changed := changes_since(folder, config.study, device_type):
         what = TAKES["skip" if state in DONE else "resume"]
-        raise ConfigError(f"{STALE}there is a run of other code ({'; '.join(changed)}); {AGAIN}, stale=ok {what}")
+        raise ConfigError(f"{STALE}other code made this run ({'; '.join(changed)}); {AGAIN}, stale=ok {what}")
 
 
 def changes_since(folder: RunFolder, study: str, device_type: str) -> list[str]:
-    """Return what differs between the code of that run and that of a job which is planned now."""
+    """Return the differences between that run's code and the code of a job that is planned now."""
     return changes(folder.provenance(), provenance(), study, on_gpu=device_type == "cuda", here=not is_planned())

@@ -15,7 +15,8 @@ from mxstudy.launch.sweep import backends_sentence, merged, say
 from mxstudy.train.process_group import met
 from mxstudy.train.runtime import planned_for
 
-# By the type of the launcher's settings, the function from planned jobs and settings to an exit code.
+# From the type of the launcher's settings to the function that takes planned jobs and settings and returns an exit
+# code.
 LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
     Inline: lambda jobs, _: inline.run_jobs(jobs),
     Local: remote.submit_jobs,
@@ -24,14 +25,14 @@ LAUNCH: dict[type[Launcher], Callable[[list[Job], Any], int]] = {
 
 
 class Launched(NamedTuple):
-    """What became of a launch: its exit code, and the jobs as they were planned."""
+    """The result of a launch: its exit code, and the jobs as planned."""
 
     code: int
     jobs: list[Job]
 
 
 def launch(compose: Callable[[], list[Composed]], launcher: Launcher) -> Launched:
-    """Plan the composed jobs, then run them or print what they would cost.
+    """Plan the composed jobs, then run them or print their cost.
 
     If several processes were started together, for example by torchrun, rank 0 plans and sends the plan to the others.
     """

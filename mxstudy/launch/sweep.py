@@ -21,7 +21,7 @@ from mxstudy.tracking.mlflow_parent import Summary, Sweep
 from mxstudy.tracking.mlflow_store import one_line
 from mxstudy.tracking.silence import answers_of
 
-AGAIN = "run the same command again to put it right"
+AGAIN = "run the same command again to repair it"
 
 
 def end(jobs: list[Job], summaries: Mapping[str, Summary]) -> None:
@@ -48,7 +48,7 @@ def backends_sentence(jobs: Sequence[Job]) -> str | None:
 
 
 def code_sentence(jobs: Sequence[Job]) -> str | None:
-    """Return a sentence that names the code of the jobs' runs, or None if all were made by the same."""
+    """Return a sentence that names the code of the jobs' runs, or None if the same code made all of them."""
     return different_code(job.run.provenance() | {"code": job.run.code(), "study": job.config.study} for job in jobs)
 
 

@@ -1,4 +1,4 @@
-"""Tables of jobs as text: what was submitted, its present state, and a view that is updated until all have ended."""
+"""Tables of jobs as text: the submitted jobs, their current state, and a live view until all have ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mxstudy.train.progress import clock, rate_text
 POLL_S = 2.0
 TAIL_BYTES = 1 << 16  # read from the end of a journal: some hundred rows
 LOSS_OF_STACK = "train/loss"
-TOGETHER_S = 0.01  # rows closer than this belong to one batch of a stack, whose last row ends when its step does
+TOGETHER_S = 0.01  # rows closer than this belong to one batch of a stack; its last row is written when its step ends
 ORDER = ("running", "preempted", "failed", "queued", "cancelled", "diverged", "finished")
 COLUMNS = ("run", "what", "state", "step", "loss", "rate", "left", "job", "reason")
 
@@ -41,7 +41,7 @@ def show(folders: Sequence[RunFolder], what: Sequence[str]) -> None:
 
 
 def status_table(runs: Sequence[RunState], what: Sequence[str]) -> list[str]:
-    """Return a line per run, those that need attention first, and a line with the number of runs in each state.
+    """Return a line per run, runs that need attention first, and a line with the number of runs in each state.
 
     `what`: the name of each run.
     """
@@ -58,7 +58,7 @@ def counted(runs: Sequence[RunState]) -> str:
 
 
 def status_row(run: RunState) -> dict[str, str]:
-    """Return a run's cells by column, but for its name; rate and time left come from the end of a running journal."""
+    """Return a run's cells by column, without its name; rate and time left come from the end of a running journal."""
     rows, status = last_rows(run.folder.journal_path), run.status
     steps = status.steps or 0
     rate = next((key for key in rows[-1] if key.endswith("_per_s")), None) if rows else None
@@ -85,7 +85,7 @@ def step_s(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 
 
 def last_rows(journal: Path) -> list[dict[str, Any]]:
-    """Return the training rows at the end of the journal, those after the last interruption only."""
+    """Return the training rows at the end of the journal, only those after the last interruption."""
     rows: list[dict[str, Any]] = []
     with suppress(OSError), journal.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""The threads of processes that compute on a CPU which others use as well.
+"""Set the number of threads of processes that share a CPU with others.
 
-By default torch has a thread for every core. All of them have to end an operation before the next one begins, so one
-that waits for its core makes all wait: on four cores with other load, a rehearsal took 8 times as long with four
+By default torch has a thread for every core. All threads must end an operation before the next one begins, so one
+thread that waits for its core makes all wait: on four cores with other load, a rehearsal took 8 times as long with four
 threads as with one.
 """
 
@@ -19,7 +19,7 @@ from mxstudy.launch.plan import Job
 from mxstudy.launch.sweep import say
 from mxstudy.train.runtime import cores, share_of_cores
 
-VARIABLE = "OMP_NUM_THREADS"  # whoever sets it decides
+VARIABLE = "OMP_NUM_THREADS"  # a user who sets it decides
 
 
 class Threads(NamedTuple):
@@ -34,7 +34,7 @@ class Threads(NamedTuple):
 
 
 def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
-    """Return the threads of each of so many processes that share this one's cores; None if nothing has to be set."""
+    """Return the threads of each of these processes, which share this one's cores; None if nothing must be set."""
     if VARIABLE in os.environ:
         return None
     if is_rehearsal:

@@ -1,4 +1,4 @@
-"""job.json: how a run was handed to a queue; whoever submits the run writes it, and the job only reads it."""
+"""job.json: how a run was submitted to a queue; the submitting process writes it, and the job only reads it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ticket:
 
 
 def ticket_of(folder: RunFolder) -> Ticket | None:
-    """Return the run's ticket, or None if it was never handed to a queue. Raises ConfigError if it is unreadable."""
+    """Return the run's ticket, or None if it was never submitted to a queue. Raises ConfigError if it is unreadable."""
     ticket: Ticket | None = read_if_there(Ticket, folder.path / NAME, "delete it if its job is gone")
     return ticket
 
@@ -46,5 +46,5 @@ def is_cancelled(folder: RunFolder) -> bool:
 
 
 def drop_ticket(folder: RunFolder) -> None:
-    """Delete the ticket: from now on the run does not belong to a queue."""
+    """Delete the ticket: from now on the run belongs to no queue."""
     (folder.path / NAME).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The body of a job: train the run of a run folder, or the rest of it. All state is in the folder.
+"""The body of a job: train, or continue, the run of a folder, which holds all state.
 
 A queue starts `work` in every task of the job; it uses no Hydra.
 """
@@ -39,7 +39,7 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Work:
-    """The callable that submitit pickles: it holds only a path, so that a requeued job does the same again."""
+    """The callable that submitit pickles: it holds only a path, so a requeued job does the same again."""
 
     folder: str
 
@@ -89,7 +89,7 @@ def attempt(folder: RunFolder, config: AnyRun, label: str) -> str:
 
 @contextmanager
 def raising_on_signals() -> Iterator[None]:
-    """Raise Stopped on the signals that ask us to leave, unless training has set handlers of its own."""
+    """Raise Stopped on a signal that asks the process to stop, unless training has set handlers of its own."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise Stopped(signal.Signals(signum).name)
@@ -113,7 +113,7 @@ def who() -> str:
 
 
 def wait_for_the_last_owner(folder: RunFolder) -> None:
-    """Wait until the run's former process counts as dead: on a lost node, when its heartbeat is stale."""
+    """Wait until the run's former process counts as dead, which on a lost node takes until its heartbeat is stale."""
     began_s = time.time()
     while is_alive(folder) and time.time() - began_s < 1.5 * STALE_AFTER_S:
         time.sleep(1)

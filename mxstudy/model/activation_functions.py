@@ -24,8 +24,8 @@ def swiglu_op_by_op(gate_up: Tensor) -> Tensor:
     return silu_op_by_op(gate) * up
 
 
-# Each activation with the one that rounds after every operation; ReLU's square has one operation that rounds.
+# From each activation to the version that rounds after every operation; in squared ReLU one operation rounds.
 OP_BY_OP = {swiglu: swiglu_op_by_op, F.gelu: gelu_op_by_op, relu2: relu2}
 
-# The kernel's name of each activation that fused kernels compute; the key is the function that the reference applies.
+# From each activation that fused kernels compute, as the reference's function, to its name in the kernels.
 KERNEL_ACTIVATIONS = {swiglu: "swiglu", F.gelu: "gelu", relu2: "relu2"}

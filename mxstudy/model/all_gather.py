@@ -4,10 +4,10 @@
     backward   column-wise codes and scales of W, which dgrad reads
 
 FSDP2 gathers a block before its forward and again before its backward. Each time it asks every weight's shard what to
-send and makes a weight of what came. A rank casts its own rows, so a weight costs 1.03 bytes a parameter and direction
-where bf16 costs 2, and the operands have the bits of a cast of the whole weight. A gain that is folded is multiplied
-before the cast, so each rank has it whole beside its shard; it is gathered anew before every forward. Norms, biases,
-embedding and head are gathered as without.
+send, and makes a weight from what all ranks sent. A rank casts its own rows, so a weight costs 1.03 bytes a parameter
+and direction where bf16 costs 2, and the operands have the bits of a cast of the whole weight. A folded gain is
+multiplied before the cast, so each rank has the whole gain beside its shard; it is gathered anew before every forward.
+Norms, biases, embedding and head are gathered in the compute dtype.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mxstudy.reader import require
 
 ELSE = "take train.all_gather=compute"
 AXES = {"forward_w": -1, "dgrad_w": -2}  # the weight as an operand, and its contraction axis
-# The casts whose result for some of the rows is that of the whole weight. Any block size; other fields: the default.
+# The casts that give a row the same result without the other rows: any block size, other fields at their default.
 BY_ROWS = {
     "format": tuple(name for name, row in FORMATS.items() if row.scale == "E8M0"),
     "scale_rule": tuple(SCALE_RULES),
@@ -48,14 +48,14 @@ BY_ROWS = {
 
 
 class Width(NamedTuple):
-    """What decides the bytes of a weight's codes and scales."""
+    """The settings that decide the number of bytes of a weight's codes and scales."""
 
     bits: int
     block_size: int
 
 
 def check_all_gather(model: Decoder, ranks: int) -> dict[str, Width]:
-    """Return each gathered weight's width; raises ConfigError for what cannot be gathered in the current formats."""
+    """Return each gathered weight's width. Raises ConfigError for a weight whose cast cannot be gathered."""
     require(
         not mixtures_of(model), "train.all_gather: mx gathers single matrices, and model.mlp=moe has stacks; " + ELSE
     )
@@ -108,9 +108,9 @@ def width_of(chosen: Cast) -> Width:
 
 
 def gather_in_mx(model: Decoder) -> None:
-    """Have FSDP2 gather the weights of the model's blocks in MX, in the formats that their linears have at the time.
+    """Have FSDP2 gather the weights of the model's blocks in MX, in the formats that their linears have at each gather.
 
-    The model is sharded, and has its memory.
+    The model must be sharded, with memory allocated.
     """
     gains = WholeGains(model)
     model.register_forward_pre_hook(gains.gather, prepend=True)  # before FSDP2's, which begins to gather
@@ -130,7 +130,7 @@ class WholeGains:
 
     @torch.no_grad()
     def gather(self, *_: Any) -> None:
-        """Gather all of them at once, in the compute dtype: the numbers that the forward would multiply by."""
+        """Gather all gains at once, in the compute dtype, which the forward would use."""
         if not self.linears:
             return
         shards = [own_part(cast(Tensor, linear.norm.weight)) for linear in self.linears]
@@ -140,14 +140,14 @@ class WholeGains:
 
 
 class MXGather(NamedTuple):
-    """How a linear's weight is gathered: the `Extension` of its shard."""
+    """The `Extension` of a shard: how a linear's weight is gathered."""
 
     linear: MXLinear
     block: nn.Module
     gains: WholeGains
 
     def send(self, mesh: Any, size: torch.Size, stride: Sequence[int], module: Any, policy: Any) -> tuple[Any, Coding]:
-        """Return this rank's codes and scales for the coming direction, and how they are to be read."""
+        """Return this rank's codes and scales for the next direction, and how `receive` must read them."""
         operand = "dgrad_w" if is_gathered_for_backward(self.block) else "forward_w"
         coding = Coding(size, getattr(self.linear.gemms, operand), AXES[operand])
         shard = to_dtype(own_part(self.linear.weight), policy.param_dtype)

@@ -38,7 +38,7 @@ def plan_backends(model: nn.Module, backend: str, target: Target) -> dict[str, B
 
 
 def parts(model: nn.Module) -> dict[str, nn.Module]:
-    """Return {module name: module} of what has its own backend: blocks, and quantised linears outside all blocks."""
+    """Return {name: module} of the modules with a backend of their own: blocks, and quantised linears outside them."""
     modules = dict(model.named_modules())
     blocks = {name: module for name, module in modules.items() if isinstance(module, Fusable)}
     inside = tuple(f"{name}." for name in blocks)
@@ -50,8 +50,8 @@ def parts(model: nn.Module) -> dict[str, nn.Module]:
 class FastBackend(NamedTuple):
     """A backend that computes some modules, faster than the reference.
 
-    `why_not`: the reason why it cannot run a module on a target, or None. `use`: use it in a module from now on, or no
-    longer. `is_certain`: whether a backend without a reason will run where the job does; `auto` takes no other.
+    `why_not`: the reason why it cannot run a module on a target, or None. `use`: switch it on or off in a module.
+    `is_certain`: whether it will run on the job's machine if `why_not` returns None; `auto` takes no other.
     """
 
     why_not: Callable[[nn.Module, Target], str | None]
@@ -71,7 +71,7 @@ def backend_of(name: str, module: nn.Module, backend: str, target: Target) -> Ba
 
 
 def choose(name: str, module: nn.Module, backend: str, target: Target) -> Backend:
-    """Return the backend of one module, whether it can be compiled or not."""
+    """Return the backend of one module, without checking whether it can be compiled."""
     reasons = {fast: row.why_not(module, target) for fast, row in FAST.items()}
     if backend in FAST:
         reason = reasons[backend]
@@ -123,7 +123,7 @@ def use_grouped(module: nn.Module, on: bool, target: Target) -> None:
 
 
 def left_of(module: nn.Module, backend: str) -> str | None:
-    """Return which part of the module that backend leaves to the reference, or None if it computes everything."""
+    """Return the part of the module that this backend leaves to the reference, or None if it computes everything."""
     return module.left_to_reference if backend == "fused" and isinstance(module, Fusable) else None
 
 
@@ -159,11 +159,11 @@ def why_not_grouped(module: nn.Module, target: Target) -> str | None:
 FAST = {
     "native": FastBackend(
         why_no_native, use_native, lambda: torch.cuda.is_available()
-    ),  # without a GPU here, nobody knows what the job will have
+    ),  # without a GPU here, the job's GPU is unknown
     "fused": FastBackend(why_not_fused, use_fused, lambda: True),
     "grouped": FastBackend(why_not_grouped, use_grouped, lambda: True),
 }
-# What a setting that names none of them chooses from.
+# The backends among which a setting that names none of them chooses.
 CHOICES: dict[str, tuple[str, ...]] = {"auto": tuple(FAST), "emulated": ("fused", "grouped"), "reference": ()}
 
 

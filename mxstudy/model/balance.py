@@ -1,6 +1,6 @@
-"""Keep a decoder's experts in balance: what its routers did in a step, and what follows from it.
+"""Keep a decoder's experts in balance: sum up the routing of a step, and move the routers' biases by it.
 
-Only the training asks for it, once a micro-batch: a forward that is recomputed, or that evaluates, counts nothing.
+Only the training loop counts, once a micro-batch, so recomputed forwards and evaluations are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mxstudy.model.moe import mixtures_of
 
 
 class StepRouting(NamedTuple):
-    """What the routers of L blocks did in a step, over all micro-batches and ranks.
+    """The routing of L blocks in a step, over all micro-batches and ranks.
 
     `names`: those of the mixtures. `loads_LE`: int64, the tokens that went to each expert. `entropy_L`: that of the
     router's probabilities, in nats, the mean over tokens. `balance_loss`: 0-dim, the auxiliary loss of all blocks; None
@@ -31,14 +31,14 @@ class StepRouting(NamedTuple):
 
 
 class RoutingOfStep:
-    """Sums what the routers of a decoder did in the forwards of one step; a dense decoder has none."""
+    """The sums of a decoder's routing over the forwards of one step; a dense decoder has none."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.padding = model, 0.0
         self.sums: list[Tensor] = []  # loads, entropies, auxiliary loss
 
     def with_loss(self, loss: Tensor, share: float) -> Tensor:
-        """Add the last forward, which had this share of the step's tokens; return its loss plus the auxiliary loss."""
+        """Add the last forward, with its share of the step's tokens; return its loss plus the auxiliary loss."""
         routings, self.model.routings = self.model.routings, []
         if not routings:
             return loss

@@ -73,11 +73,11 @@ class Attention(nn.Module):
 
     @property
     def turns_late(self) -> bool:
-        """Return whether anything stands between the linear and the rotary embedding."""
+        """Return whether a bias or a norm comes between the linear and the rotary embedding."""
         return self.q_norm is not None or self.qkv_bias is not None
 
     def biased(self, *heads: Tensor) -> list[Tensor]:
-        """Return queries, keys and values [B, T, N, H] with their bias, if they have one."""
+        """Return queries, keys and values [B, T, N, H], with their bias if they have one."""
         if self.qkv_bias is None:
             return [*heads]
         biases = split_heads(self.qkv_bias.to(heads[0].dtype), self.sizes, self.head_size)
@@ -117,7 +117,7 @@ def attend(
     if dropout is not None:
         out_BNTH = attend_dropped(q, k, v, mask_BTT, dropout)
     elif mask_BTT is None:
-        is_causal = q.shape[2] == k.shape[2]  # else the one query is that of the last token, which reads all others
+        is_causal = q.shape[2] == k.shape[2]  # else the only query is the last token's, which reads all others
         out_BNTH = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
     else:
         out_BNTH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BTT[:, None])
@@ -147,7 +147,7 @@ class Block(Fusable):
     def forward(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None = None, past: Past | None = None
     ) -> tuple[Tensor, dict[str, Tensor], Routed | None]:
-        """Return the block's output, the inputs of its later norms by name, and what its router did if it has one."""
+        """Return the block's output, the inputs of its later norms by name, and its routing if it has a router."""
         if self.fused is not None:
             return self.forward_fused(x_BTD, rope_TH, mask_BTT, self.fused, past)
         attended_BTD, norm_inputs = self.attention(x_BTD, rope_TH, mask_BTT, past)
@@ -158,7 +158,7 @@ class Block(Fusable):
     def forward_fused(
         self, x_BTD: Tensor, rope_TH: Tensor, mask_BTT: Tensor | None, settings: FusedBlock, past: Past | None = None
     ) -> tuple[Tensor, dict[str, Tensor], None]:
-        """Return what `forward` does, computed from the modules' weights by the two fused functions."""
+        """Return the same as `forward`, computed from the modules' weights by the two fused functions."""
         check_hooks((self.attention, self.feed_forward, *linears_in(self)))  # none of them is called
         attention, (wqkv, wo, up, w2) = self.attention, fused_linears(self)
         rope, affine = None if attention.turns_late else rope_TH, wqkv.gain_and_bias(x_BTD)
@@ -185,7 +185,7 @@ class Block(Fusable):
 
 
 def keys_of(*linears: MXLinear) -> tuple[Tensor | None, ...]:
-    """Return the random streams of these linears as a fused block takes them: the key of each, then their places."""
+    """Return these linears' random streams as a fused block takes them: each linear's keys, then the shared places."""
     randoms = [linear.random for linear in linears]
     places = next((random.places for random in randoms if random), None)
     return *(random.keys if random else None for random in randoms), places
@@ -195,7 +195,7 @@ class Decoder(nn.Module):
     """Map tokens [B, T] int64 to logits [B, T, V] in the compute dtype, or with targets to the loss, see `Head`.
 
     During the forward pass each of `watchers` is called with every norm's input, which it may read but not write.
-    `routings`: what the routers did in the last forward, one for each block; none in a dense model.
+    `routings`: the routing of each block in the last forward; empty in a dense model.
     A new decoder has weights drawn by torch's generator; `init_weights` draws those of a run.
     """
 
@@ -218,7 +218,7 @@ class Decoder(nn.Module):
     def features(self, tokens_BT: Tensor, tree: Tree | None = None, pasts: Sequence[Past] | None = None) -> Tensor:
         """Return the head's input [B, T, D]. Without a tree, attention is causal.
 
-        With `pasts`, one for each layer, the tokens follow those that these have read.
+        With `pasts`, one for each layer, the tokens continue the ones that the pasts hold.
         """
         x_BTD = F.embedding(tokens_BT, self.tok_embeddings.weight).to(self.compute)  # its gradient is summed in FP32
         x_BTD = dropped(x_BTD, self.dropout)
@@ -279,7 +279,7 @@ class Decoder(nn.Module):
 
     @property
     def idle_params(self) -> int:
-        """Return the number of parameters that a token does not use: those of the experts that it does not go to."""
+        """Return the number of parameters that a token does not use, because it does not go to their experts."""
         return sum(mixture.idle_params for mixture in mixtures_of(self).values())
 
     def num_active_params(self) -> int:

@@ -62,8 +62,8 @@ def describe_codes_of_w(linears: Mapping[str, MXLinear], rows: Mapping[str, str]
 def has_same_codes_of_w(linear: MXLinear) -> bool:
     """Return whether forward and dgrad multiply with the same codes of W, bit by bit.
 
-    They do if both quantise one tensor (the gain is folded in both or in neither) by one cast that is not random, whose
-    blocks are the same along either axis, and no transform comes between.
+    They do if both quantise the same tensor (the gain is folded in both or in neither) by the same cast, if the cast is
+    not random, if its blocks are the same along either axis, and if no transform comes before it.
     """
     gemms, cast = linear.gemms, linear.gemms.forward_w
     if cast is None or cast != gemms.dgrad_w or gemms.forward_transform or gemms.dgrad_transform or is_random(cast):
@@ -74,7 +74,7 @@ def has_same_codes_of_w(linear: MXLinear) -> bool:
 
 
 def describe_estimates(linears: Iterable[MXLinear]) -> list[str]:
-    """Return a note for each kind of blocks from which MXNorms estimate their RMS: their size, and whose they are."""
+    """Return a note for each kind of blocks from which MXNorms estimate the RMS: the size, and the blocks' cast."""
     kinds = Counter(
         (linear.norm.block_size, has_own_blocks(linear), linear.norm.transform)
         for linear in linears
@@ -89,7 +89,7 @@ def describe_estimates(linears: Iterable[MXLinear]) -> list[str]:
 
 
 def describe_unquantised_blocks(applied: Mapping[str, Gemms]) -> list[str]:
-    """Return a note on the blocks of which no linear is quantised, if there are such beside others."""
+    """Return a note on the blocks without a quantised linear, if other blocks have some."""
     blocks = {name: int(name.split(".")[1]) for name in applied if name.startswith("layers.")}
     quantised = {block for name, block in blocks.items() if applied[name] != Gemms()}
     left = [block for block in blocks.values() if block not in quantised]
@@ -147,7 +147,7 @@ def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
 
 
 def describe_cast(cast: Cast | None) -> str:
-    """Return the cast's format and whatever is unusual about it, e.g. 'E2M1 (16x16, stochastic)'."""
+    """Return the cast's format and its unusual fields, e.g. 'E2M1 (16x16, stochastic)'."""
     if cast is None:
         return "-"
     has_own_scales, outer = cast.scale == FORMATS[cast.format].scale, cast.outer_scale

@@ -41,7 +41,7 @@ class Dropout(nn.Module):
 
 
 def dropout_of(rate: float) -> Dropout | None:
-    """Return the module, or None if nothing is dropped, so that such a model has no module more."""
+    """Return the module, or None if nothing is dropped, so that such a model has no extra module."""
     return Dropout(rate) if rate else None
 
 
@@ -72,7 +72,7 @@ def attend_dropped(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, mask_BTT: Ten
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Within the block, nothing is dropped; no other module is touched."""
+    """Drop nothing inside the `with` block, and change no other module."""
     active = [dropout for dropout in dropouts_of(model).values() if dropout.training]
     for dropout in active:
         dropout.eval()

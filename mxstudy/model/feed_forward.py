@@ -41,7 +41,7 @@ class MLP(NamedTuple):
     activation: Callable[[Tensor], Tensor]  # [..., parts * ffn_size] -> [..., ffn_size]
 
     def init_stds(self, model: config.Decoder, output_std: float) -> tuple[float, ...]:
-        """Return the stds of the first linear's initial weights, one for each equal part of its rows."""
+        """Return the initial stds of the first linear's weights, one for each equal part of its rows."""
         init = INITS[model.init]
         std = init.linear(model, model.hidden_size)
         return (std, output_std) if init.shrinks_up and self.parts == 2 else (std,)
@@ -71,5 +71,5 @@ class FeedForward(nn.Module):
         return typing.cast(NormLinear, getattr(self, self.up_name))
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, None]:
-        """Return the output [B, T, D], and nothing of a router: there is none."""
+        """Return the output [B, T, D], and None for the routing."""
         return self.w2(self.activation(self.up(x_BTD))), None

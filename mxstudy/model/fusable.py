@@ -25,7 +25,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a model is going to run: compute dtype, device, and whether it is compiled."""
+    """Where a model will run: compute dtype, device, and whether it is compiled."""
 
     compute: torch.dtype
     device: torch.device
@@ -41,7 +41,7 @@ class Fusable(nn.Module):
 
     @property
     def left_to_reference(self) -> str | None:
-        """Return which part of the block fused kernels leave to the reference, or None if they compute everything."""
+        """Return the part of the block that fused kernels leave to the reference, or None if they compute it all."""
         return None
 
     def set_fused(self, fused: bool) -> None:
@@ -59,9 +59,9 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def why_own(name: str, module: nn.Module, known: type[nn.Module]) -> str | None:
-    """Return why no kernel computes what that module's `forward` does, or None if it is that of the `known` class.
+    """Return why no kernel computes the module's `forward`, or None if it is the `forward` of the `known` class.
 
-    A subclass is another module, as is one whose instance has a `forward` of its own.
+    A subclass, or an instance with a `forward` of its own, counts as another module.
     """
     if type(module) is not known:
         return f"its {name} is a {type(module).__name__}, which has no kernel"

@@ -1,6 +1,6 @@
 """Decide whether a decoder's block can run in two fused functions, and build their settings.
 
-A block in which nothing is quantised runs in them too, so that arms differ in their casts and not in their kernels.
+A block that quantises nothing runs in them too, so that arms differ in their casts and not in their kernels.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class Head(MXLinear):
     """A linear to the vocabulary: x [..., D] -> logits [..., V], or with targets int64 [...] to the loss, float32 [].
 
     The loss is the sum of the tokens' cross-entropies in nats over `divisor`; the logits of all tokens are then never
-    in memory at once. Raises ConfigError for a loss where a hook waits for logits. `hooks_of_sharding`: those of FSDP,
-    which want none.
+    in memory at once. Raises ConfigError for a loss if a hook needs the logits. `hooks_of_sharding`: the hooks of FSDP,
+    which do not need them.
     """
 
     hooks_of_sharding: frozenset[int] = frozenset()

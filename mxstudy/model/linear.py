@@ -22,9 +22,9 @@ Stds = float | tuple[float, ...]
 
 
 class Sources(NamedTuple):
-    """What a linear's operands are quantised from, but for the output's gradient, and how.
+    """The tensors that a linear's operands are quantised from, except the output's gradient.
 
-    `weight`: dgrad's. `bounds`: upper bounds of |x|, or None. After a norm, x is the norm's output, float32, and
+    `weight`: dgrad's weight. `bounds`: upper bounds of |x|, or None. After a norm, x is the norm's output, float32, and
     `forward_weight` has the gain in it if the norm folds it. Experts' x is dispatched, and their weights are a stack.
     """
 
@@ -120,7 +120,7 @@ class NormLinear(MXLinear):
 
     @property
     def is_apart(self) -> bool:
-        """Return whether the norm's output is stored as a tensor, which the linear reads."""
+        """Return whether the norm's output is stored as a tensor before the linear reads it."""
         return (self.on_tensor_cores or self.norm.is_op_by_op) and not self.norm.fold_gain
 
     def sources(self, x: Tensor, *more: Any) -> Sources:
@@ -139,9 +139,9 @@ class NormLinear(MXLinear):
         return bounds_for(self.norm, self.gemms)
 
     def rms(self, x: Tensor) -> Tensor:
-        """Return the norm's RMS of x; one that is estimated is taken of what the forward's cast gets.
+        """Return the norm's RMS of x; an estimate is taken from the input of the forward's cast, under its transform.
 
-        The transform keeps the RMS of a row, so it is the RMS of x all the same (exactly, for the exact RMS).
+        The transform keeps the RMS of a row, so this is the RMS of x (exactly, for the exact RMS).
         """
         return self.norm.rms(self.arithmetic.rotated(x, "forward", -1, rounds=False) if self.norm.estimates else x)
 
@@ -150,7 +150,7 @@ class NormLinear(MXLinear):
         return self.norm.normalize(x, self.rms)
 
     def gain_and_bias(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the norm's gain, rounded as `gain` says, and its bias or None: the values that it computes with."""
+        """Return the gain, rounded as `gain` says, and the bias or None: the values that the norm computes with."""
         gain, bias = self.norm.parameters_as(x)
         if self.gain is not None and self.norm.weight is not None:
             away = self.cast.operand_pre_round
@@ -163,7 +163,7 @@ class NormLinear(MXLinear):
         return self.gemms.forward_w or self.gemms.forward_x
 
     def read(self, xbar: Tensor) -> Tensor:
-        """Return `xbar` = x / rms, float32, as the forward GEMM reads it when the gain is folded; for probes."""
+        """Return `xbar` = x / rms, float32, as the forward GEMM reads it if the gain is folded; for probes."""
         if self.gemms.forward_x is None:
             return xbar
         linear = Linear(self.gemms, self.random)

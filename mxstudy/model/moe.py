@@ -1,10 +1,10 @@
 """A mixture of experts in place of a decoder's MLP: a router sends each token to some of many MLPs, the experts.
 
-    scores = gate(x / rms * gain . Wr^T)     the K experts with the largest scores + bias; of equal ones the first
+    scores = gate(x / rms * gain . Wr^T)     the K experts with the largest scores + bias; the first among equals
     y = sum_j score_j / sum_k score_k * expert_j(norm(x)) + shared experts(norm(x))
 
-Router, scores and the sum are FP32; one norm serves the router and all experts, and the linears of experts are
-quantised each on its own (`mxstudy.numerics.experts`). No token is dropped. All experts' weights are one tensor.
+Router, scores and the sum are FP32. One norm serves the router and all experts. The linears of each expert are
+quantised separately (`mxstudy.numerics.experts`). No token is dropped. All experts' weights are one tensor.
 
 Shapes: B sequences, T tokens, D hidden size, E experts, K experts a token, N dispatched rows.
 """
@@ -31,13 +31,13 @@ from mxstudy.numerics.experts import Together
 from mxstudy.numerics.norm_linear import center, row_mean
 from mxstudy.numerics.readers import NormOutput, normed, read_norm, read_rows
 
-ALIGN = 8  # rows of bf16 that the grouped GEMM's contraction axis comes in
+ALIGN = 8  # the grouped GEMM's contraction axis must be a multiple of so many bf16 rows
 TINY = 1e-20  # keeps a sum of scores above 0
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda logits: logits.softmax(-1), "sigmoid": torch.sigmoid}
 
 
 class Routed(NamedTuple):
-    """What a mixture did with its tokens. `loads_E`: int64, tokens that went to each expert.
+    """The routing of a mixture's tokens. `loads_E`: int64, tokens that went to each expert.
 
     `entropy`: of the router's probabilities, in nats, the mean over tokens. `balance_loss`: times its coefficient; None
     without an auxiliary loss. `padding`: the share of the dispatched rows that hold no token.
@@ -50,7 +50,7 @@ class Routed(NamedTuple):
 
 
 class Router(nn.Module):
-    """Choose each token's experts, in FP32. `bias`: counts for the choice alone; the training moves it after a step."""
+    """Choose each token's experts, in FP32. `bias`: only affects the choice; the training moves it after a step."""
 
     def __init__(self, model: config.Decoder) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class Router(nn.Module):
     def move_bias(self, loads_E: Tensor) -> None:
         """Move the bias of experts with less than the mean load up, and of those with more down (DeepSeek-V3)."""
         if self.bias is not None:
-            off_E = loads_E.sum() - loads_E * len(loads_E)  # E times what is missing to the mean: whole numbers
+            off_E = loads_E.sum() - loads_E * len(loads_E)  # E times the distance to the mean: whole numbers
             self.bias += self.moe.bias_rate * off_E.sign()
 
 
 class ExpertLinear(MXLinear):
-    """The linears of all experts, of rows that are dispatched already."""
+    """The linears of all experts, applied to rows that are already dispatched."""
 
     is_of_experts = True
 
@@ -98,7 +98,7 @@ class ExpertNormLinear(NormLinear):
     is_of_experts = True
 
     def normed(self, x_TD: Tensor) -> NormOutput:
-        """Return the norm's output, for all that read it."""
+        """Return the norm's output, for all its readers."""
         gain_D, bias_D = self.gain_and_bias(x_TD)
         with torch.no_grad():
             mean_T1 = row_mean(x_TD) if self.norm.centers else None
@@ -118,7 +118,7 @@ class ExpertNormLinear(NormLinear):
 
 
 class SharedUp(MXLinear):
-    """The first linear of the shared experts, which reads the norm of the others. `reads`: that norm, no part of it."""
+    """The first linear of the shared experts, which reads the norm of the others. `reads`: that norm, no submodule."""
 
     def __init__(self, norm: Norm, out_features: int, init_std: tuple[float, ...]) -> None:
         super().__init__(norm.size, out_features, init_std)
@@ -183,7 +183,7 @@ class MixtureOfExperts(nn.Module):
         return share // self.moe.num_experts * (self.moe.num_experts - self.moe.top_k)
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Routed]:
-        """Return the output [B, T, D], and what became of the tokens."""
+        """Return the output [B, T, D], and the routing of the tokens."""
         x_TD = x_BTD.flatten(0, 1)
         of = self.up.normed(x_TD)
         experts_TK, weights_TK, probabilities_TE = self.router(of.unfolded)
@@ -196,7 +196,7 @@ class MixtureOfExperts(nn.Module):
         return y_TD.to(x_BTD.dtype).view_as(x_BTD), self.routing(dispatch, probabilities_TE)
 
     def routing(self, dispatch: Dispatch, probabilities_TE: Tensor) -> Routed:
-        """Return what became of the tokens; Switch's loss is E times the sum of loads' shares times probabilities."""
+        """Return the routing. Switch's loss is E times the sum over experts of load share times probability."""
         copies, loss = dispatch.rows_TK.numel(), None
         if self.moe.balance == "loss":
             shares_E = dispatch.loads_E / copies

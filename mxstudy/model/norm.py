@@ -41,8 +41,8 @@ class Norm(nn.Module):
     `fused`: unrounded FP32, never stored as a tensor. `rounded`: a tensor in x's dtype, rounded once. `op_by_op`: a
     tensor in bf16, rounded after every operation. `op_by_op_skipped`: the same, rounded after most operations, as in
     the public code, which tries to skip these roundings. With a folded gain it is always `fused`.
-    `fold_gain_in_dgrad`: dgrad reads the folded weight too. `estimates`: the RMS is an estimate from blocks of what the
-    forward's cast gets, which is x under `transform` if there is one. `rounding`: of gain and bias before they are
+    `fold_gain_in_dgrad`: dgrad reads the folded weight too. `estimates`: the RMS is an estimate from blocks of the
+    forward cast's input, which is x under `transform` if there is one. `rounding`: of gain and bias before they are
     used; None rounds them to x's dtype. `output` and `rounding` may be set anew between steps.
     """
 
@@ -78,9 +78,9 @@ class Norm(nn.Module):
     def bounds(self, tile: int) -> NormBounds:
         """Return upper bounds of |xbar| under an orthonormal transform in tiles of `tile` features, and without it.
 
-        Lemma 1 bounds xbar's length, which a transform keeps, and so both. Lemma 2 bounds the elements of which the
-        blocks' absmax were taken, here the transformed ones; without the transform, an element is a sum of `tile` of
-        these over the root of `tile`, so that the bound grows by up to that root.
+        Lemma 1 bounds xbar's length, which a transform keeps, so it bounds both. Lemma 2 bounds the elements from which
+        the blocks' absmax were taken, here the transformed ones. Without the transform, an element is a sum of `tile`
+        of these over the root of `tile`, so the bound grows by up to that root.
         """
         return NormBounds(self.bound, self.bound * (tile**0.5 if self.estimates else 1.0), tile)
 
@@ -90,7 +90,7 @@ class Norm(nn.Module):
         return self.output in ("op_by_op", "op_by_op_skipped")
 
     def normalize(self, x: Tensor, rms: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return the normalised x, before gain and bias: float32; divided by `rms` of the centered x, if given."""
+        """Return the normalised x, before gain and bias: float32. `rms`: that of the centered x, if known."""
         centered = center(x, row_mean(x) if self.centers else None)
         return normalize(centered, (rms or self.rms)(centered))
 
@@ -171,7 +171,7 @@ class MXNorm(Norm):
         self.take_blocks(block_size, None)
 
     def take_blocks(self, block_size: int, transform: Hadamard | None) -> None:
-        """Take the absmax of blocks of that size, of x under that transform, from now on."""
+        """From now on, take the absmax of blocks of that size, of x under that transform."""
         check_blocks(self.size, block_size)
         self.block_size, self.transform = block_size, transform
 
@@ -242,7 +242,7 @@ KERNEL_FIELDS = {
     "reads",
     "rounding",
     "training",
-}  # the fields of these norms, all of which kernels take into account
+}  # the fields of these norms; the kernels take all of them into account
 
 
 def why_no_kernel_norm(norm: Norm, block_size: int, outputs: Collection[str] = ("fused",)) -> str | None:

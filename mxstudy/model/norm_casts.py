@@ -1,11 +1,11 @@
-"""What a norm takes from the casts of the linear that reads it, and what it refuses of them.
+"""Give a norm the blocks of the cast that reads it, and refuse casts that the norm cannot use.
 
-MXNorm estimates the RMS from the absmax that the cast of its output has anyway, so its blocks are those of that cast:
-16 for NVFP4, 32 for MX, 128 for DeepSeek's FP8. The format of the scales is of no account, for the absmax is taken
-before they are rounded. Where X is not cast, or has one scale per tensor, MXNorm takes the absmax of blocks of its own,
-as a control of the cast. If the forward transforms X, the cast has the absmax of transformed blocks: the transform is
-orthonormal within a row, keeps the row's RMS, and so these estimate the same RMS. The gain does not come between, as
-MXNorm folds it.
+MXNorm estimates the RMS from the absmax that the cast of its output computes anyway, so it uses the blocks of that
+cast: 16 for NVFP4, 32 for MX, 128 for DeepSeek's FP8. The format of the scales does not matter, because the absmax is
+taken before they are rounded. If X is not cast, or has one scale per tensor, MXNorm takes the absmax of blocks of its
+own, as a control. If the forward transforms X, the cast has the absmax of transformed blocks: the transform is
+orthonormal within a row, keeps the row's RMS, and so these estimate the same RMS. MXNorm folds the gain, so the cast's
+absmax does not contain it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mxstudy.reader import ConfigError, require
 
 
 def take_cast(name: str, linear: NormLinear | SharedUp, settings: BlockCast) -> None:
-    """Have the linear's norm take its blocks from the linear's casts. Raises ConfigError if it cannot do with them.
+    """Make the linear's norm take its blocks from the linear's casts. Raises ConfigError if it cannot use them.
 
-    `settings`: fill in for a cast of the norm's output, if there is none.
+    `settings`: take the place of a cast of the norm's output, if there is none.
     """
     norm = norm_read(linear)
     if isinstance(norm, MXNorm):
@@ -44,7 +44,7 @@ def norm_read(linear: NormLinear | SharedUp) -> Norm:
 
 
 def settings_read(linear: MXLinear) -> tuple[str, ...]:
-    """Return the settings of `precision` that the linear's norm uses: MXNorm none where it has the cast's blocks."""
+    """Return the settings of `precision` that the linear's norm uses; MXNorm uses none if it has the cast's blocks."""
     if not isinstance(linear, NormLinear):
         return ()
     return () if isinstance(linear.norm, MXNorm) and has_blocks(linear.gemms.forward_x) else linear.norm.reads
@@ -55,7 +55,7 @@ def has_blocks(cast: Cast | None) -> bool:
 
 
 def has_own_blocks(linear: MXLinear) -> bool:
-    """Return whether the linear's norm takes the absmax of blocks that no cast has."""
+    """Return whether the linear's norm takes the absmax of blocks that belong to no cast."""
     return isinstance(linear, NormLinear) and isinstance(linear.norm, MXNorm) and not has_blocks(linear.gemms.forward_x)
 
 
@@ -79,7 +79,7 @@ def take_blocks(name: str, norm: MXNorm, linear: MXLinear, settings: BlockCast) 
 
 
 def why_no_absmax(cast: Cast) -> str | None:
-    """Return how a cast of the norm's output goes without the absmax of blocks within a row, and a remedy, or None."""
+    """Return why a cast of the norm's output has no absmax of blocks within a row, and a remedy; None if it has."""
     if cast.two_dimensional:
         return "in blocks that span several tokens; use rmsnorm, or set forward_x.two_dimensional=false"
     if cast.statistic != "absmax":
@@ -88,7 +88,7 @@ def why_no_absmax(cast: Cast) -> str | None:
 
 
 def check_scales_read(name: str, norm: PostRoundMXNorm, cast: Cast | None) -> None:
-    """Raise ConfigError unless the scales from which the norm takes its RMS are those that its output is cast with."""
+    """Raise ConfigError unless the norm's output is cast with the scales from which the norm estimates its RMS."""
     if cast is None:
         return
     require(

@@ -1,6 +1,6 @@
-"""What attention keeps of the tokens that it has read, so that a text is continued by reading its newest token alone.
+"""The keys and values that attention keeps of the tokens it has read, so that a text goes on by reading one new token.
 
-Keys are kept as they are compared with, that is after their norm and the rotary embedding.
+Keys are kept as queries are compared with them: after their norm and the rotary embedding.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Past:
-    """Keys and values [B, T, N, H] of one layer, with room for `size` tokens; `length` of them are read."""
+    """Keys and values [B, T, N, H] of one layer, with room for `size` tokens; `length` of them are filled."""
 
     def __init__(self, size: int) -> None:
         self.size, self.length = size, 0
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def extended(self, k_BTNH: Tensor, v_BTNH: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values, of the first tokens or of the next one alone, and return those of all tokens."""
+        """Append the keys and values of the first tokens or of the next one, and return those of all tokens."""
         assert self.length == 0 or k_BTNH.shape[1] == 1, "several tokens after others would need a mask"
         kept = self.kept = self.kept or (self.room(k_BTNH), self.room(v_BTNH))
         begin, self.length = self.length, self.length + k_BTNH.shape[1]

@@ -49,10 +49,10 @@ def apply_precision(
 ) -> dict[str, str]:
     """Set every linear's casts, and every block's backend, to those of the schedule's row at `step`.
 
-    Returns {module name: recipe}. `device`, `compiled`: where the model is going to run, and whether compiled. `seeds`:
-    the seeds of random roundings and signs, one per replica of a stack. `evaluates`: set the model up for evaluation
-    instead of training, see `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an unknown recipe,
-    a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
+    Returns {module name: recipe}. `device`, `compiled`: where the model will run, and whether it will be compiled.
+    `seeds`: the seeds of random roundings and signs, one per replica of a stack. `evaluates`: set the model up for
+    evaluation instead of training, see `for_evaluation`. Raises ConfigError for a pattern that matches nothing, an
+    unknown recipe, a size that blocks do not divide, a setting that no operand takes, or a backend that cannot run.
     """
     plan = [row for row in precision.schedule if row.from_step <= step][-1].plan
     if precision.head:
@@ -111,8 +111,8 @@ def for_evaluation(gemms: Gemms) -> Gemms:
 
     A scale per tensor of X, which spans the batch, becomes a scale per row; square blocks span several rows and keep
     it. Stochastic rounding of the forward's operands, drawn by the position in the batch, becomes rounding to nearest
-    even. Random signs of the forward are drawn by the run's seed, not by step. All else stays. Returns the same object
-    if nothing changes.
+    even. Random signs of the forward are drawn by the run's seed, not by step. Everything else stays. Returns the same
+    object if nothing changes.
     """
     operands = {name: cast for name, cast in gemms.casts() if name.startswith("forward")}
     asked = {name: replace(cast, rounding="even", random_bits=24) for name, cast in operands.items() if is_random(cast)}
@@ -168,9 +168,9 @@ def end_blocks(names: list[str], skip_blocks: int | tuple[int, int] | Literal["t
 
 
 def tail_of(linears: Mapping[int, int]) -> int:
-    """Return how many of the last blocks, at least one, come nearest to TAIL of all linears; of two, the fewer.
+    """Return the number of last blocks, at least one, nearest to TAIL of all linears; between two, the smaller number.
 
-    `linears`: how many each block has.
+    `linears`: the number of linears in each block.
     """
     counts = [linears[block] for block in sorted(linears, reverse=True)]
     return 1 + min(range(len(counts)), key=lambda n: abs(sum(counts[: n + 1]) - TAIL * sum(counts)))
@@ -267,7 +267,7 @@ class Divisor(NamedTuple):
 
 
 def divisors(gemms: Gemms, with_padded: bool = False) -> list[Divisor]:
-    """Return everything that must divide an axis of a linear with this recipe; `with_padded`: or is filled up to it."""
+    """Return the sizes that must divide an axis of a linear with this recipe; `with_padded`: or may be padded to it."""
     needed = []
     for operand, cast in gemms.casts():
         if cast.scale != "none" and (with_padded or not cast.pad):
@@ -291,7 +291,7 @@ def token_divisors(model: nn.Module) -> list[Divisor]:
 
 
 def alignment(mixture: MixtureOfExperts) -> int:
-    """Return the number of which an expert's rows must be a multiple: no block or transform may lie in two experts."""
+    """Return the number that must divide an expert's rows, so that no block or transform lies in two experts."""
     recipes = (mixture.up.gemms, mixture.w2.gemms)
     along_tokens = (d.size for gemms in recipes for d in divisors(gemms, with_padded=True) if d.axis == "tokens")
     return math.lcm(ALIGN, *along_tokens)

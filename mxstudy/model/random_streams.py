@@ -1,4 +1,4 @@
-"""Give a model's linears and dropouts their random streams, and move these streams along with the training.
+"""Give a model's linears and dropouts their random streams, and set the streams' position during training.
 
 A random number is a function of (seed, step, module, operand, the element's position in the global tensor), see
 `mxstudy.numerics.random_bits`. The current step and first row are a tensor that the training loop updates in place, so
@@ -27,7 +27,7 @@ def give_streams(model: nn.Module, linears: Mapping[str, MXLinear], seeds: Seque
 
     def places_on(device: torch.device, replicas: bool = False) -> Tensor:
         nonlocal places
-        if places is None or places.device != device:  # the model was on meta before
+        if places is None or places.device != device:  # the model was on the meta device before
             places = torch.zeros((3, len(seeds), 2) if replicas else (3, 2), dtype=torch.int64, device=device)
         return places
 

@@ -1,4 +1,4 @@
-"""Initial weights, and generators seeded by a seed and a name alone: equal for all devices, world sizes and stacks."""
+"""Draw initial weights from seed and name alone: equal for all devices, world sizes and stacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def generator_of(text: str) -> torch.Generator:
 def normal_weight(shape: Sequence[int], stds: Sequence[float], generator: torch.Generator | None = None) -> Tensor:
     """Return a float32 weight from a normal truncated at 3 sigma; its rows are split evenly over the `stds`.
 
-    Without a generator, torch's own draws it. On the meta device nothing is drawn: it would load the compiler.
+    Without a generator, torch's global one draws it. On the meta device nothing is drawn, because that would load the
+    compiler.
     """
     std, weight = stds[0], torch.empty(*shape)
     if weight.is_meta:

@@ -1,7 +1,7 @@
 """The roundings of a decoder's vector operations: gains and biases of its norms, and each operation of norm and MLP.
 
-They are settings of the precision plan (`precision.gain`, `precision.vector_ops`), for all steps alike. A gain in mx
-has the cast of the forward's X of the linear that reads the norm, which the plan may change between steps.
+They are settings of the precision plan (`precision.gain`, `precision.vector_ops`), for all steps alike. A gain in mx is
+cast like the forward's X of the linear that reads the norm; the plan may change that cast between steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mxstudy.reader import ConfigError, require
 
 
 class Read(NamedTuple):
-    """A norm and the linear that reads it; of queries and keys, the linear that makes them."""
+    """A norm and the linear that reads it; for the norms of queries and keys, the linear that makes them."""
 
     norm: Norm
     linear: MXLinear
@@ -46,7 +46,7 @@ def norms_of(model: Decoder) -> dict[str, Read]:
 
 
 def apply_vector_settings(model: nn.Module, precision: config.Precision, compute: str) -> None:
-    """Set the rounding of every norm and activation, for the casts that the linears have now.
+    """Set the rounding of every norm and activation, given the current casts of the linears.
 
     Raises ConfigError for a setting that the model cannot take.
     """
@@ -150,7 +150,7 @@ def exact_vectors(model: Decoder) -> Iterator[None]:
 
 
 def describe_vector_settings(model: nn.Module) -> list[str]:
-    """Return a line on the gains and one on the operations, where they are not rounded as they usually are."""
+    """Return a line on the gains and a line on the operations, each only if its rounding is not the default."""
     if not isinstance(model, Decoder):
         return []
     norms = norms_of(model)

@@ -144,7 +144,7 @@ def candidate(
     u: Tensor | None,
     factor: float,
 ) -> Quantized:
-    """Quantise the blocks with scales made from `factor` times their range."""
+    """Quantise the blocks with scales that follow from `factor` times their range."""
     a = STATISTICS[cast.statistic](blocks, tiles, element, cast)
     spread = None if above is None else tiles.spread(above.expand(tiles.scales_shape))
     codes, scaled = SCALES[cast.scale](blocks, a if factor == 1 else a * factor, spread, cast, tiles)
@@ -168,7 +168,7 @@ def standard_deviation(blocks: Tensor, tiles: Tiles, element: ElementFormat, cas
     """Return the range of each block whose scale is STD_RANGE standard deviations / the largest element.
 
     A scale is its range divided by 2^emax (E8M0, rule floor) or by the largest element (other scales), so the range is
-    multiplied by that. It is NaN where the deviation is not finite, with the same sign bit on every device.
+    multiplied by that. Where the deviation is not finite it is NaN, with the same sign bit on every device.
     """
     reach = 2.0**element.emax if cast.scale == "E8M0" else element.max
     count = tiles.block_size ** len(tiles.inner)
@@ -178,7 +178,7 @@ def standard_deviation(blocks: Tensor, tiles: Tiles, element: ElementFormat, cas
     return torch.where(square < torch.inf, (STD_RANGE / element.max * std + 1e-8) * reach, torch.nan)
 
 
-# Statistics: each returns the range of every block (float32), from which its scale is made.
+# Statistics: each returns the range of every block (float32), from which the scale follows.
 STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = {
     "absmax": absmax,
     "std": standard_deviation,
@@ -188,7 +188,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tiles, ElementFormat, Cast], Tensor]] = 
 def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """Return E8M0 codes (uint8) and x over its scales.
 
-    A power of two cannot hold the headroom, so elements are multiplied by it and decoding divides by it.
+    A power of two cannot include the headroom, so elements are multiplied by it and decoding divides by it.
     """
     element, bits = FORMATS[cast.format], a.view(torch.int32)
     if cast.scale_rule == CODE_BUMP:
@@ -200,9 +200,9 @@ def e8m0(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Til
 
 
 def e4m3(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Return E4M3 scales and x over its scales, by way of the reciprocal, as NVIDIA's kernels and torchao do."""
+    """Return E4M3 scales and x over its scales, computed with the reciprocal, as in NVIDIA's kernels and torchao."""
     if cast.chain == "training":
-        # without a scale above the blocks S is 1
+        # without an outer scale S is 1
         above = torch.full_like(a, reach_of(cast) * cast.largest_scale) if above is None else above
         scales, reciprocal = e4m3_training_scales(a, above, reach_of(cast), cast.largest_scale)
     else:
@@ -224,7 +224,7 @@ def outer_alone(blocks: Tensor, a: Tensor, above: Tensor | None, cast: Cast, til
     return torch.ones_like(above), blocks / above
 
 
-# From blocks, their ranges and the scale above them: each returns the block scales' codes, and x over its scale.
+# Each takes blocks, their ranges and the outer scale, and returns the block scales' codes, and x over its scale.
 SCALES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "E8M0": e8m0,
     "E4M3": e4m3,
@@ -251,7 +251,7 @@ def better(one: Quantized, other: Quantized, x: Tensor, tiles: Tiles, cast: Cast
 
 
 def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the scale above the blocks of x (float32), one along `axes` (kept as 1), or 0-dim over all of x."""
+    """Return the outer scale of x (float32): one along `axes` (kept as 1), or 0-dim over all of x."""
     if axes is None:
         x = x.flatten() if x.numel() else x.new_zeros(1)
         return scale_above(absmax_bits(x, 0).view(torch.float32).squeeze(0), cast)
@@ -259,9 +259,9 @@ def outer_scale(x: Tensor, cast: Cast, axes: tuple[int, ...] | None = None) -> T
 
 
 def scale_above(largest: Tensor, cast: Cast) -> Tensor:
-    """Return the scale above the block scales for a tensor whose absmax is `largest` (float32).
+    """Return the outer scale of a tensor whose absmax is `largest` (float32).
 
-    The training chain computes two factors from the absmax, so for it this is the absmax itself.
+    The training chain computes two factors from the absmax, so it gets the absmax itself.
     """
     if cast.chain == "training":
         return largest
@@ -285,7 +285,7 @@ def as_scale(scale: Tensor | float, x: Tensor) -> Tensor:
 def pre_rounded(x: Tensor, cast: Cast | BlockCast) -> Tensor:
     """Return x [...] float32, rounded to bf16 values (ties away) if the cast pre-rounds.
 
-    Block scales, and the counts of elements beyond them, are computed from the result.
+    Block scales, and the counts of overflowing elements, are computed from the result.
     """
     rounds = cast.pre_round if isinstance(cast, Cast) else cast.operand_pre_round
     return round_to_bf16_away(x) if rounds else x

@@ -1,10 +1,9 @@
-"""Send each token's copies to the rows of its experts, and back, without atomic additions and without asking the GPU.
+"""Send each token's copies to the rows of its experts, and back, without atomic additions or waiting for the GPU.
 
-T tokens have K copies each, one for each expert that the token goes to. The dispatched rows are N, a number that
-follows from T, K, the number of experts E and the alignment alone. An expert's rows follow each other, in the order of
-tokens. They are filled up with zeros to a multiple of the alignment, so no block of the token axis lies in two experts;
-an expert without a token has one such block of zeros, and what is left of the N rows is zero, too. Zeros change no
-scale and no product.
+T tokens have K copies each, one for each expert that the token goes to. There are N dispatched rows; N depends only on
+T, K, the number of experts E and the alignment. An expert's rows follow each other, in the order of tokens. Zeros pad
+them to a multiple of the alignment, so no block of the token axis lies in two experts. An expert without a token has
+one such block of zeros, and the remaining rows are zero, too. Zeros change no scale and no product.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mxstudy.numerics.grid import to_dtype
 
 
 class Dispatch(NamedTuple):
-    """Where copies go. A copy's number is token * K + j, for the j-th expert of its token.
+    """The rows to which copies go. A copy's number is token * K + j, for the j-th expert of its token.
 
     `rows_TK`: int64, the row of each copy. `copies_N`: int64, the copy in each row; T * K: a row of zeros. `ends_E`:
     int64, the row after the last one of each expert. `loads_E`: int64, the tokens of each expert.
@@ -48,7 +47,7 @@ def dispatch_of(experts_TK: Tensor, num_experts: int, align: int) -> Dispatch:
     loads_E = (experts[:, None] == torch.arange(num_experts, device=experts.device)).sum(0)
     ends_E = (-(-loads_E // align)).clamp_min(1).mul(align).cumsum(0)
     starts_E = torch.cat((ends_E.new_zeros(1), ends_E[:-1]))
-    shift_E = starts_E - (loads_E.cumsum(0) - loads_E)  # from the place in the order by expert to the row
+    shift_E = starts_E - (loads_E.cumsum(0) - loads_E)  # added to the place in the order by expert, this is the row
     rows = number + shift_E[experts[by_expert]]
     nothing = experts.new_full((number_of_rows(copies, num_experts, align),), copies)
     copies_N = nothing.scatter(0, rows, by_expert)
@@ -57,14 +56,14 @@ def dispatch_of(experts_TK: Tensor, num_experts: int, align: int) -> Dispatch:
 
 
 def to_rows(x_TD: Tensor, dispatch: Dispatch) -> Tensor:
-    """Return each row's token [N, D], in x's dtype, and zeros where there is none."""
+    """Return each row's token [N, D], in x's dtype; zeros in a row without a token."""
     tokens_N1 = dispatch.tokens_N[:, None]
     rows_ND = x_TD[dispatch.tokens_N.clamp_max(len(x_TD) - 1)]
     return torch.where(tokens_N1 < len(x_TD), rows_ND, torch.zeros((), dtype=x_TD.dtype, device=x_TD.device))
 
 
 def sum_of_copies(x_ND: Tensor, dispatch: Dispatch, weights_TK: Tensor | None = None) -> Tensor:
-    """Return the sum of each token's copies, each times its weight if there are any: float32 [T, D], in order of j."""
+    """Return the sum of each token's copies, times their weights if given: float32 [T, D], in order of j."""
     total_TD: Tensor | None = None
     for j in range(dispatch.rows_TK.shape[1]):
         copy_TD = to_dtype(x_ND[dispatch.rows_TK[:, j]], torch.float32)
@@ -81,7 +80,7 @@ def combine(x_ND: Tensor, weights_TK: Tensor, dispatch: Dispatch) -> Tensor:
 
 
 class _Combine(torch.autograd.Function):
-    """The gradient of a row is that of its token times its weight, and 0 for a row of zeros: gathered, never added."""
+    """`combine` as an autograd function; it gathers a row's gradient: its token's times its weight, or 0."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weights_TK: Tensor, *dispatch: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """The three GEMMs of a linear of all experts, whose weights are one tensor [E, out, in].
 
 The experts' operands are dispatched rows (`mxstudy.numerics.dispatch`). Each expert is a linear of its own: a block of
-the token axis, or a scale that spans a tensor, is of one expert alone. There are two ways to compute them:
+the token axis, or a scale of a whole tensor, belongs to one expert. There are two ways to compute them:
 
     loop      expert by expert, each by `mxstudy.numerics.gemms`: every recipe. The host has to know the loads.
     grouped   all experts' rows in one cast, and all GEMMs in one grouped GEMM: what has no scale above its blocks.
 
-Both give the same bits where one GEMM gives the same bits as the other. The random numbers of a row are those of its
+Both give the same bits if their GEMMs do. The random numbers of a row are those of its
 copy, wherever it is dispatched to, so they do not depend on micro-batches, ranks or other tokens.
 """
 
@@ -30,7 +30,7 @@ from mxstudy.numerics.random_bits import CALL, Draws
 
 
 def _loop_of_products(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
-    """Return what torch._grouped_mm does: groups of a's rows times b's matrices, or groups of both contraction axes."""
+    """Compute torch._grouped_mm: groups of a's rows times b's matrices, or groups of both contraction axes."""
     ends = ends_E.tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
     if b.ndim == 3:
@@ -61,7 +61,7 @@ def grouped_mm(a: Tensor, b: Tensor, ends_E: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Expert(Linear):
-    """One expert's linear. `rows`: the rows of its tokens' random numbers. `first`: that of its weight's first row."""
+    """One expert's linear. `rows`: those of its tokens' random numbers. `first`: that of its weight's first row."""
 
     rows: Tensor | None = None
     first: int = 0
@@ -98,7 +98,7 @@ class Grouped(Linear):
 
 
 class Plain:
-    """The three GEMMs of one linear, in the form that the other two ways have, too."""
+    """The three GEMMs of a plain linear, with the interface of `Loop` and `Together`."""
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
@@ -154,7 +154,7 @@ class Loop(Plain):
 
 
 class Together(Plain):
-    """The three GEMMs of experts, each as one grouped GEMM; nothing asks the GPU how many rows an expert has."""
+    """The three GEMMs of experts, each as one grouped GEMM; the host never waits for the number of an expert's rows."""
 
     def __init__(self, linear: Linear, dispatch: Dispatch, weight_rows: int) -> None:
         ends = torch.cat((dispatch.ends_E[:-1], dispatch.ends_E.new_full((1,), len(dispatch.copies_N))))
@@ -165,9 +165,9 @@ class Together(Plain):
     def forward_tokens(
         self, x_TI: Tensor, dispatch: Dispatch, weight: Tensor, dtype: torch.dtype, bounds: Bounds | None
     ) -> Tensor:
-        """Return `forward` of the dispatched rows of x; a token is cast once, before its copies are made, if it can be.
+        """Return `forward` of the dispatched rows of x; if possible, a token is cast once, before it is copied.
 
-        It can be if the cast of a row depends on that row alone.
+        It is possible if the cast of a row depends on that row alone.
         """
         if not is_by_row(self.linear.gemms.forward_x):
             return super().forward_tokens(x_TI, dispatch, weight, dtype, bounds)
@@ -176,15 +176,15 @@ class Together(Plain):
 
 
 def is_by_row(cast: Cast | None) -> bool:
-    """Return whether a row that is cast along itself depends on that row's numbers alone."""
+    """Return whether the row-wise cast of a row depends on that row alone."""
     return cast is None or not (cast.two_dimensional or cast.outer_scale == "tensor" or is_random(cast))
 
 
 def random_rows(linear: Linear, dispatch: Dispatch) -> Tensor | None:
-    """Return what the random numbers of each row are counted by, int64 [N]; None if none are drawn.
+    """Return the row of each dispatched row's random numbers, int64 [N]; None if none are drawn.
 
     With K copies a token, copy j of a token that is row r of the whole batch has the number r * K + j. The place of a
-    call has the first r; what it lacks to the first copy's number is added here.
+    call holds the first r; the difference to the first copy's number is added here.
     """
     if linear.random is None or not any(is_random(cast) for _, cast in linear.gemms.casts()):
         return None

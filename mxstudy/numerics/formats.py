@@ -28,7 +28,7 @@ class ElementFormat:
     mantissa_bits: int
     max: float
     scale: Literal["E8M0", "E4M3"] = "E8M0"
-    block_size: int = 32  # the default; NVFP4 has no other
+    block_size: int = 32  # the default, and the only one of NVFP4
 
     @property
     def bits(self) -> int:
@@ -72,7 +72,7 @@ FORMATS = {
         ElementFormat("E3M2", exponent_bits=3, mantissa_bits=2, max=28.0),
         ElementFormat("E2M3", exponent_bits=2, mantissa_bits=3, max=7.5),
         ElementFormat("E2M1", exponent_bits=2, mantissa_bits=1, max=6.0),
-        ElementFormat("E1M2", exponent_bits=1, mantissa_bits=2, max=3.5),  # all steps alike: four-bit integers over 2
+        ElementFormat("E1M2", exponent_bits=1, mantissa_bits=2, max=3.5),  # equal steps: four-bit integers over 2
         ElementFormat("NVFP4", exponent_bits=2, mantissa_bits=1, max=6.0, scale="E4M3", block_size=16),
     )
 }
@@ -87,7 +87,7 @@ SCALE_RULES: dict[str, Callable[[ElementFormat], int]] = {
     "even": lambda fmt: 2 ** (22 - fmt.mantissa_bits),  # floor(log2 r(a)) - emax, r: half up to the element's mantissa
 }
 
-# The instability paper's "bump of the exponent", as in its public code. It is not a rule for blocks: see `code_bump`.
+# The instability paper's "bump of the exponent", as in its public code; it scales single elements: see `code_bump`.
 CODE_BUMP = "code_bump"
 
 

@@ -1,9 +1,9 @@
-"""A weight that was gathered over ranks as what one GEMM reads: codes and scales instead of numbers.
+"""A weight that ranks have gathered as the codes and scales that one GEMM reads.
 
-A scale belongs to one block, so ranks whose shards are complete blocks cast without agreeing on anything first, and
-their codes and scales one below the other are those of the whole weight. Column-wise codes cannot be computed from
-row-wise ones, so the forward and dgrad have a gather each (Transformer Engine, MXFP8). Scales are in the matrix's order
-until the GEMM: in the order that the hardware's GEMM wants they could not be put one below the other.
+A scale belongs to one block. So ranks whose shards are complete blocks cast them independently, and their codes and
+scales, concatenated, are those of the whole weight. Column-wise codes cannot be computed from row-wise ones, so the
+forward and dgrad have a gather each (Transformer Engine, MXFP8). Scales stay in the matrix's order until the GEMM,
+because in the order of the hardware's GEMM they could not be concatenated.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mxstudy.numerics.scales import decode_scales
 from mxstudy.numerics.tiles import Tiles
 from mxstudy.reader import require
 
-# What makes a parameter of a tensor: the whole of it, anew.
+# The functions that make a new parameter from a tensor.
 ANEW = (torch.ops.aten.as_strided.default, torch.ops.aten.detach.default)
 
 
 class Coding(NamedTuple):
-    """How a weight of that size is coded: its cast, along the axis -1 (row-wise) or -2 (column-wise)."""
+    """The coding of a weight of that size: its cast, along the axis -1 (row-wise) or -2 (column-wise)."""
 
     size: torch.Size
     cast: Cast
@@ -41,7 +41,7 @@ class Coding(NamedTuple):
 
 
 class GatheredWeight(Tensor):
-    """A weight [out, in] of which there are codes and scales alone; it has the shape and dtype that its gradient takes.
+    """A weight [out, in] given only as codes and scales; it has the shape and dtype of its gradient.
 
     It is an operand of the GEMM that its `coding` is for. No other operation can read it.
     """
@@ -60,13 +60,13 @@ class GatheredWeight(Tensor):
         return self
 
     def quantized(self, axis: int) -> Quantized:
-        """Return the operand whose contraction axis that is, -2 or -1. Raises ConfigError if it was not gathered."""
+        """Return the operand with this contraction axis, -2 or -1. Raises ConfigError if another one was gathered."""
         _, cast, own = self.coding
         require(axis == own, f"train.all_gather: the GEMM contracts axis {axis}, and axis {own} was gathered")
         return Quantized.from_codes(self.codes, self.scales, cast.format, axis, cast.block_size or 0)
 
     def decoded(self, axis: int, dtype: torch.dtype) -> Tensor:
-        """Return what `quantized(axis).dequantize(dtype)` does; codes of 8 bits are decoded by torch's own dtypes."""
+        """Return the same as `quantized(axis).dequantize(dtype)`; torch's own dtypes decode codes of 8 bits."""
         size, cast, own = self.coding
         if axis != own or FORMATS[cast.format].bits < 8 or cast.format not in CODE_DTYPES:
             return self.quantized(axis).dequantize(dtype)

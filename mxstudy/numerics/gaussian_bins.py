@@ -16,7 +16,7 @@ POINTS, LARGEST = 2**20, 12.0  # points of the quadrature, and its largest absma
 
 
 class GaussianLastBin(NamedTuple):
-    """Fractions of all elements: `overflow`, those beyond max * scale; `max`, those rounded or clamped to max."""
+    """Fractions of elements: `overflow`, those above max * scale; `max`, those rounded or clamped to max."""
 
     overflow: float
     max: float
@@ -26,8 +26,8 @@ class GaussianLastBin(NamedTuple):
 def gaussian_last_bin(fmt: str, block_size: int = 32, scale_rule: str = "rceil", std: float = 1.0) -> GaussianLastBin:
     """Return the last bin of N(0, std^2) in blocks with E8M0 scales, by quadrature over the density of absmax a.
 
-    Given a, the block's other elements are independent and half-normal up to a; their cdf gives the share above the
-    limit that follows from the scale of a. The error is below 1e-6. The result depends on std only within a factor of
+    Given a, the block's other elements are independent and half-normal up to a. Their cdf gives the share above the
+    limit, which follows from the scale of a. The error is below 1e-6. The result depends on std only within a factor of
     2, because scales are powers of two. Raises ConfigError for a format without E8M0 scales.
     """
     element = look_up_mx(fmt)

@@ -37,7 +37,7 @@ from mxstudy.reader import require
 
 
 class Bounds(NamedTuple):
-    """Upper bounds of the magnitude of X, float32, 0-dim or [S, 1, 1]: under the forward's transform, and as it is."""
+    """Upper bounds of |X|, float32, 0-dim or [S, 1, 1]: under the forward's transform, and without it."""
 
     forward: Tensor
     plain: Tensor
@@ -55,8 +55,8 @@ CastKernel = Callable[[Tensor, Cast, int, Tensor | None], Tensor]
 class Operand:
     """An operand of a GEMM, and the float32 scale by which the GEMM's accumulator is multiplied (None: 1).
 
-    `block_scales`: float32, one for every `block_size` elements of the contraction axis. They are FP32 scales; products
-    with them are not bf16 numbers, so each such block is a GEMM of its own.
+    `block_scales`: float32, one for every `block_size` elements of the contraction axis. They are FP32 scales. Products
+    with them are not bf16 numbers, so each block is a GEMM of its own.
     """
 
     values: Tensor
@@ -94,7 +94,7 @@ def quantized_operand(
 
 
 def outer_of(x: Tensor, cast: Cast, axis: int, bound: Tensor | None) -> Tensor | None:
-    """Return the scale above the block scales of x (float32) in the cast's scope, or None if it has none."""
+    """Return the outer scale of x (float32) in the cast's scope, or None if it has none."""
     if cast.outer_scale == "none":
         return None
     if cast.outer_scale == "bound" and bound is not None:
@@ -231,10 +231,10 @@ class Linear:
         return hadamard(x, transform.size, signs, axis=axis, signs_after=after, inverse=inverse, rounds=rounds)
 
     def bound(self, name: str, bounds: Bounds | None) -> Tensor | None:
-        """Return an upper bound of what that operand's cast gets, under all transforms; None if none is known.
+        """Return an upper bound of the input of that operand's cast, under all transforms; None if none is known.
 
-        A tile of wgrad's transform has elements of several tokens, whose bounds are independent of each other: it
-        multiplies them by up to the root of its size.
+        A tile of wgrad's transform mixes elements of several tokens, whose bounds are independent, so it multiplies the
+        bound by up to the root of its size.
         """
         if bounds is None or not name.endswith("_x"):
             return None
@@ -271,7 +271,7 @@ def dgrad_gemm(
     forward_weight_OI: Tensor | None = None,
     bounds: Bounds | None = None,
 ) -> Tensor:
-    """Return dX. `x_TI`, `forward_weight_OI`: what the forward quantised, read only if the recipe needs it."""
+    """Return dX. `x_TI`, `forward_weight_OI`: as the forward quantised them, read only if the recipe needs them."""
     gemms = linear.gemms
     takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
     if takes_forward:
@@ -289,7 +289,7 @@ def wgrad_gemm(
     forward_weight_OI: Tensor | None = None,
     bounds: Bounds | None = None,
 ) -> Tensor:
-    """Return dW of the weight that the forward quantised. `forward_weight_OI`: that weight, read only by a mask."""
+    """Return dW, for the weight as the forward quantised it. `forward_weight_OI`: that weight, read only by a mask."""
     gemms = linear.gemms
     takes_forward = gemms.wgrad_x is not None and gemms.wgrad_x.source == "forward"
     if takes_forward:
@@ -310,7 +310,7 @@ def add_wgrad(total_OI: Tensor, dh_TO: Tensor, x_TI: Tensor, linear: Linear) -> 
 def through_forward(
     gradient: Tensor, x: Tensor | None, name: str, linear: Linear, is_rotated: bool, bounds: Bounds | None = None
 ) -> Tensor:
-    """Return the gradient of what the forward quantised as that operand: straight through its cast and its transform.
+    """Return the gradient of the source of that operand of the forward: straight through its cast and its transform.
 
     `is_rotated`: the gradient is that of x under the forward's transform. With `mask_clipped` it is 0 where x was
     clipped.

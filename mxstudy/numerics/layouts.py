@@ -7,9 +7,9 @@ Neither can be computed from the other, so both are cast from high precision. Sc
 matrix's order; right before a GEMM `swizzle_scales` puts them in the order in which the GEMM's tiles read them.
 
 That documentation takes a scale's exponent from amax / 448 in FP32, rounded up where the mantissa is not zero: the
-rule "rceil", which this package decides from the bits of amax. Over all finite amax the division gives another code
-only for quotients below normal: 1 instead of 0 where the quotient is at most 2^-127 (Transformer Engine's kernels give
-0 there too), and 0 instead of 1 for one amax, the next above 448 * 2^-127, whose quotient FP32 cannot hold.
+rule "rceil", which this package decides from the bits of amax. Over all finite amax, the division gives another code
+only for subnormal quotients: 1 instead of 0 where the quotient is at most 2^-127 (Transformer Engine's kernels give 0
+there too), and 0 instead of 1 for one amax, the next above 448 * 2^-127, whose quotient FP32 cannot represent.
 """
 
 from __future__ import annotations

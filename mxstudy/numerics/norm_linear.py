@@ -2,8 +2,8 @@
 
     xbar = x / rms        forward operand: Q(xbar * gain), or Q(xbar) with the gain folded into the weight, Q(W * gain)
 
-Statistics, xbar and gain * W are FP32 and go unrounded into the cast. The backward is that of RMSNorm with the rms that
-the forward used; where that is an estimate, it is a straight-through estimator (MXNorm paper, section 3.7, appendix E).
+Statistics, xbar and gain * W are FP32 and enter the cast unrounded. The backward is that of RMSNorm with the forward's
+rms; if that is an estimate, the backward is a straight-through estimator (MXNorm paper, section 3.7, appendix E).
 LayerNorm is RMSNorm of x - mean(x), optionally with a bias added to xbar * gain; its dx is RMSNorm's dx minus its mean.
 """
 
@@ -75,7 +75,7 @@ def row_mean(x: Tensor) -> Tensor:
 
 
 def center(x: Tensor, mean: Tensor | None) -> Tensor:
-    """Return x - mean in float32, or x itself if there is no mean."""
+    """Return x - mean in float32, or x itself without a mean."""
     return x if mean is None else to_dtype(x, torch.float32) - mean
 
 
@@ -96,16 +96,16 @@ def normalize(x: Tensor, rms: Tensor) -> Tensor:
 
 
 def as_read(xbar: Tensor, gain: Tensor, bias: Tensor | None, fold_gain: bool) -> Tensor:
-    """Return the norm's output as its readers take it, float32: xbar * gain + bias, or xbar if the gain is folded."""
+    """Return the norm's output as its readers read it, float32: xbar * gain + bias, or xbar if the gain is folded."""
     return xbar if fold_gain else affine(xbar, gain, bias)
 
 
 @dataclass(frozen=True)
 class NormBounds:
-    """Upper bounds of |xbar|: under the forward's transform in tiles of `tile` features (1: there is none), and as is.
+    """Upper bounds of |xbar|: under the forward's transform in tiles of `tile` features (1: none), and without it.
 
-    The forward's one is also that of (xbar * gain) over the largest |gain|: it follows from xbar's length, or the gain
-    is folded.
+    The forward's bound also holds for (xbar * gain) over the largest |gain|, because it follows from xbar's length, or
+    the gain is folded.
     """
 
     forward: float
@@ -116,7 +116,7 @@ class NormBounds:
 def weight_and_bounds(
     weight: Tensor, gain: Tensor | None, bias: Tensor | None, bounds: NormBounds | None, fold_gain: bool
 ) -> tuple[Tensor, Bounds | None]:
-    """Return a reader's weight as the forward quantises it, and upper bounds of what it reads.
+    """Return a reader's weight as the forward quantises it, and upper bounds of its input.
 
     Without a norm, `gain` and `bounds` are None, and there are no upper bounds.
     """
@@ -179,7 +179,7 @@ def norm_linear(
 
 
 def check_source(gemms: Gemms, folds_in_forward_alone: bool) -> None:
-    """Raise ConfigError if dgrad would read a weight with the gain folded in, and dgain is to come from dgrad."""
+    """Raise ConfigError if dgrad would read a weight with the gain folded in, although dgain must come from dgrad."""
     takes_forward = gemms.dgrad_w is not None and gemms.dgrad_w.source == "forward"
     require(
         not (folds_in_forward_alone and takes_forward),
@@ -258,6 +258,6 @@ def divisor_backward(dxbar: Tensor, xbar: Tensor, rms: Tensor, centers: bool) ->
 
 
 def gain_backward(dfolded: Tensor, weight: Tensor, gain: Tensor) -> Tensor:
-    """Return dgain in gain's dtype from the gradient of W * gain: the sum over the outputs of that times W."""
+    """Return dgain in gain's dtype: the gradient of W * gain, times W, summed over the outputs."""
     products = to_dtype(dfolded, torch.float32) * to_dtype(weight, torch.float32)
     return to_dtype(products.sum(-2, keepdim=True).view_as(gain), gain.dtype)

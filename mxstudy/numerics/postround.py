@@ -1,4 +1,4 @@
-"""The RMS from block scales that are already rounded: the ablation of MXNorm (MXNorm paper, appendix K).
+"""Estimate the RMS from rounded block scales: the ablation of MXNorm (MXNorm paper, appendix K).
 
 A rounded absmax is r(m) = 2^j where cutoff * 2^j <= m < cutoff * 2^(j+1). For Gaussian rows of standard deviation s its
 mean is f(s) = sum_j 2^j (F(cutoff * 2^(j+1) / s)^B - F(cutoff * 2^j / s)^B), F(t) = P(|Z| < t), and the RMS is f^-1 of
@@ -24,7 +24,7 @@ MANTISSA_MASK = 0x007FFFFF
 
 
 def cutoff(fmt: ElementFormat, scale_rule: str) -> float:
-    """Return the share of a power of two at which absmax begins to round up to it.
+    """Return the fraction of a power of two from which absmax rounds up to it.
 
     floor 1, ceil 1/2; for E4M3 rceil 7/8 and even 31/32.
     """

@@ -24,7 +24,7 @@ def pearson_squared(got: Tensor, want: Tensor) -> Tensor:
 
 
 def quantisation_gain(decoded: Tensor, x: Tensor) -> Tensor:
-    """Return the slope <q, x> / <x, x> of the decoded q: above 1 the cast enlarges what goes through it."""
+    """Return the slope <q, x> / <x, x> of the decoded q; above 1 the cast enlarges x."""
     decoded, x = decoded.double(), x.double()
     return (decoded * x).sum() / x.square().sum()
 
@@ -41,7 +41,7 @@ def overflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
 
 
 def overflows(quantized: Quantized, x: Tensor) -> Tensor:
-    """Return for each element of x whether it is beyond max * scale: bool, x's shape. Scales of 0 clamp nothing."""
+    """Return for each element of x whether |x| > max * scale: bool, x's shape. Scales of 0 clamp nothing."""
     tiles = Tiles(x.shape, quantized.axis, quantized.block_size, quantized.two_dimensional)
     scales = quantized.scale_values
     limit = quantized.format.max * tiles.spread(torch.where(scales == 0, torch.inf, scales))
@@ -59,7 +59,7 @@ def is_max(quantized: Quantized) -> Tensor:
 
 
 def underflow_fraction(quantized: Quantized, x: Tensor) -> Tensor:
-    """Return the fraction of elements that were not zero and became zero, by themselves or by a block scale of 0."""
+    """Return the fraction of elements that were not zero and became zero, by rounding or by a block scale of 0."""
     return (((quantized.values == 0) | has_no_scale(quantized)) & (x != 0)).double().mean()
 
 
@@ -73,7 +73,7 @@ def has_no_scale(quantized: Quantized) -> Tensor:
 def subnormal_scale_fraction(quantized: Quantized) -> Tensor:
     """Return the fraction of blocks whose E4M3 scale is below the least normal one, 2^-6: it has fewer bits, or is 0.
 
-    The inference chain raises such scales to 2^-6, and so has none. Scales in other formats are never below.
+    The inference chain raises such scales to 2^-6, so it has none. Scales in other formats are never subnormal.
     """
     if quantized.scales.dtype != torch.float8_e4m3fn:
         return torch.zeros((), dtype=torch.float64, device=quantized.values.device)

@@ -1,4 +1,4 @@
-"""A quantised tensor: element values, block scales, and the bits of both."""
+"""A quantised tensor: element values and block scales, as numbers and as codes."""
 
 from __future__ import annotations
 

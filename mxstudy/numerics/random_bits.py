@@ -3,7 +3,7 @@
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a counter of
 four 32-bit words and a key of two to four random words. There is no state. A number follows from the key (seed, module
 and operand) and the counter (training step, row of the global tensor, column). So it does not depend on the world size,
-the micro-batch, the slot in a stack or a resume, and recomputing a forward repeats it.
+the micro-batch, the slot in a stack or a resume, and a recomputed forward draws it again.
 
 Words are uint32 values in int64 tensors, because torch has no uint32 arithmetic.
 """
@@ -29,17 +29,17 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 WORDS = 4  # random words from one counter
 
 ELEMENTS, SIGNS = 0, 1  # the counter's last word: the purpose of the numbers
-RANDOM_BITS = (24, 8)  # choices for the number of a word's bits that stochastic rounding compares
+RANDOM_BITS = (24, 8)  # numbers of bits of a word that stochastic rounding can compare
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Draws(NamedTuple):
-    """The key and position of an operand's random numbers, tensors: a new step recompiles nothing, and graphs replay.
+    """The key and position of an operand's random numbers, as tensors, so that a new step needs no new code or graph.
 
     `key`: int64 [2] from `stream_key`, or [S, 2] for a stack of S replicas. `place`: int64 [2], or [S, 2]: the training
-    step, and the row of the global tensor that is the operand's first row. `rows`: int64 [rows], the row of each of the
-    operand's rows after that first one; None: they follow each other.
+    step, and the row of the global tensor that is the operand's first row. `rows`: int64 [rows], the position of each
+    row, counted from that first one; None: consecutive rows.
     """
 
     key: Tensor
@@ -124,7 +124,7 @@ def uniform(draws: Draws, rows: int, columns: int, bits: int = 24) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- random streams
 
 STREAMS = (*OPERANDS, *TRANSFORMS)  # the random streams of a linear; each has its own key
-CALL, STEP, SEED = range(3)  # rows of Random.places: new numbers for each micro-batch, each step, once a run
+CALL, STEP, SEED = range(3)  # rows of Random.places: numbers are new for each micro-batch, for each step, or never
 PLACES = {"call": CALL, "step": STEP, "seed": SEED} | {name: STEP if name.endswith("_w") else CALL for name in OPERANDS}
 
 

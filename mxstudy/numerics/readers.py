@@ -1,10 +1,10 @@
-"""Linears that read one norm together, and linears of experts: the norm is computed once, and each reader casts it.
+"""Several linears that read one norm, and linears of experts: the norm is computed once, and each reader casts it.
 
     y = x / rms * gain        a reader's operand: Q(y), or Q(x / rms) and Q(W * gain) where the gain is folded
 
 The arithmetic is that of `mxstudy.numerics.norm_linear`, which is one function for a norm and one reader. Here the norm
-is a function of its own, and every reader returns the gradient of x / rms * gain + bias, folded or not: the readers'
-gradients are summed in FP32, and the norm's backward is done once. With a folded gain that is the straight-through
+is a function of its own, and every reader returns the gradient of x / rms * gain + bias, folded or not. The readers'
+gradients are summed in FP32, and the norm's backward runs once. With a folded gain that is the straight-through
 estimator of the MXNorm paper, section 3.7.
 """
 
@@ -34,7 +34,7 @@ from mxstudy.numerics.norm_linear import (
 
 
 class NormOutput(NamedTuple):
-    """A norm's output as its readers take it. `y_TI`: float32, x / rms, times the gain unless that is folded.
+    """A norm's output as its readers read it. `y_TI`: float32, x / rms, times the gain unless that is folded.
 
     `gain_I`, `bias_I`: the norm's, or None. `bounds`: upper bounds of |x / rms|.
     """
@@ -95,7 +95,7 @@ class _Norm(torch.autograd.Function):
 
 
 class _TimesGain(torch.autograd.Function):
-    """Returns y * gain; what comes back is the gradient of that product, which is what the norm takes."""
+    """Return y * gain; the backward passes on the gradient of that product, which the norm takes."""
 
     @staticmethod
     def forward(ctx: Any, y_TI: Tensor, gain_I: Tensor) -> Tensor:
@@ -108,9 +108,9 @@ class _TimesGain(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Reads:
-    """How a reader computes. `dtype`: that of unquantised operands and of its result.
+    """The settings of a reader. `dtype`: that of unquantised operands and of its result.
 
-    `kernel`: as in `Linear`. `bounds`: upper bounds of |x / rms|; None: what it reads is no norm's output.
+    `kernel`: as in `Linear`. `bounds`: upper bounds of |x / rms|; None: its input is not a norm's output.
     `is_grouped`: all experts in one grouped GEMM, instead of one after the other.
     """
 
@@ -130,7 +130,7 @@ def read_norm(
     dispatch: Dispatch | None = None,
     is_grouped: bool = False,
 ) -> Tensor:
-    """Return a linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> [N, out], dispatched."""
+    """Return the linear of the norm: weight [out, in] -> [T, out], or experts' [E, out, in] -> dispatched [N, out]."""
     reads = Reads(linear.gemms, linear.kernel, dtype, of.bounds, of.fold_gain, is_grouped)
     return _read(of.y_TI, weight, of.gain_I, of.bias_I, linear, reads, True, dispatch)
 
@@ -143,7 +143,7 @@ def read_rows(
     dispatch: Dispatch,
     is_grouped: bool,
 ) -> Tensor:
-    """Return the experts' linear of rows that are dispatched already: [N, out]."""
+    """Return the output of the experts' linears for dispatched rows: [N, out]."""
     reads = Reads(linear.gemms, linear.kernel, dtype, is_grouped=is_grouped)
     return _read(x_NI, weight_EOI, None, None, linear, reads, False, dispatch)
 
@@ -165,7 +165,7 @@ def _read(
 
 
 def gemms_of(ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | None, dispatch: Dispatch | None) -> Plain:
-    """Return the three GEMMs as the reader computes them."""
+    """Return the three GEMMs of a reader with these settings."""
     linear = linear_of(ctx.reads.gemms, keys, places, kernel=ctx.reads.kernel)
     if dispatch is None:
         return Plain(linear)
@@ -173,7 +173,7 @@ def gemms_of(ctx: Any, weight: Tensor, keys: Tensor | None, places: Tensor | Non
 
 
 class _Reader(torch.autograd.Function):
-    """A linear, or all experts' one. `dispatches`: x is by token, is dispatched here, and its gradient summed back."""
+    """A linear, or all experts' one. `dispatches`: dispatch x, which has a row a token, and sum its gradient back."""
 
     @staticmethod
     def forward(

@@ -11,7 +11,7 @@ from mxstudy.config import Llama3RopeScaling
 
 
 def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Return the angles that a position adds to the features of a head: float32 [H / 2]."""
+    """Return the angle by which one position turns each pair of a head's features: float32 [H / 2]."""
     half = head_size // 2
     return theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
 

@@ -1,4 +1,4 @@
-"""Block scales: E8M0, a power of two from the bits of the block's absmax; and NVFP4's E4M3 below an FP32 scale.
+"""Block scales: E8M0, a power of two from the bits of the block's absmax; and NVFP4's E4M3 under an FP32 outer scale.
 
 Scales are exact, with the same bits on every device, eager or compiled.
 """
@@ -129,7 +129,7 @@ def nvfp4_tensor_scale(absmax: Tensor) -> Tensor:
 def pairwise_sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return the sum over each axis by halves, first half plus second: the same bits on every device; axes kept as 1.
 
-    An odd length leaves its last number for the next round.
+    With an odd length, the last number waits for the next round.
     """
     for axis in axes:
         while (size := x.shape[axis]) > 1:

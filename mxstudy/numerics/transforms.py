@@ -5,7 +5,7 @@ H is Sylvester's matrix over the root of its size, orthonormal and symmetric, s 
     y = (x * s) H          or, with signs after it,      y = (x H) * s
 
 Both operands of a GEMM take the same transform, so that it cancels in their product: (a s H)(b s H)^T = a b^T. Signs
-after H only change the signs of elements, which a symmetric cast keeps: they are a control.
+after H only change the signs of elements. A symmetric cast keeps those, so such signs are a control.
 
 The transform is a butterfly in FP32, with sums in the order of growing strides, then one product with size^-1/2 and
 one rounding to bf16, ties to even: the same bits on every device, eager or compiled.
@@ -37,8 +37,8 @@ def hadamard(
 
     x [..., rows, columns] bf16 or fp32; `axis` -1 or -2; `signs` +1 or -1, [size], or [S, 1, size] for a stack of S
     replicas. `inverse`: apply the transpose instead, (x H) * s, or (x * s) H with `signs_after`; it rounds as well, so
-    transforming there and back rounds twice. `rounds`: round to bf16; without, the result is that of
-    a statistic, float32. A NaN or an infinity affects only its own tile.
+    transforming there and back rounds twice. `rounds`: round to bf16; if false, the result is unrounded float32, for a
+    statistic. A NaN or an infinity affects only its own tile.
     Raises ConfigError for a size that is not in TRANSFORM_SIZES or does not divide the axis, and for wrong signs.
     """
     check_transform(size, x.shape, axis)

@@ -1,4 +1,4 @@
-"""Vector operations in low precision: gains, rounded or quantised; a norm and activations with every step in bf16."""
+"""Vector operations in low precision: rounded or quantised gains; a norm and activations with every step in bf16."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def gelu_op_by_op(x: Tensor) -> Tensor:
 
 
 def silu_op_by_op(x: Tensor) -> Tensor:
-    """Return x * sigmoid(x) in bf16, each operation rounded to bf16, as `gelu_op_by_op`."""
+    """Return x * sigmoid(x) in bf16, each operation rounded to bf16, like `gelu_op_by_op`."""
     return _SiluOpByOp.apply(x)
 
 

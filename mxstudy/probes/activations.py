@@ -1,7 +1,7 @@
 """Probes of the norms' activations: the RMS of their outputs, and signed histograms of inputs and outputs.
 
-Outputs are recomputed from the norm's input, which is kept for the backward anyway, so that the model's graph is the
-same with probes on or off, eager or compiled. An output is measured as the GEMM's operand: normalised, quantised if the
+Outputs are recomputed from the norm's input, which is kept for the backward anyway, so the model's graph is the same
+with and without probes, eager or compiled. An output is measured as the GEMM's operand: normalised, quantised if the
 plan quantises it, without the gain.
 """
 
@@ -23,7 +23,7 @@ from mxstudy.probes.base import StepView, Values
 from mxstudy.probes.histogram_bins import BINS_PER_OCTAVE, FINITE_EDGES, SMALLEST_EXPONENT
 
 MANTISSA_BITS, MANTISSA, MAGNITUDE, BIAS = 23, 0x7FFFFF, 0x7FFFFFFF, 127  # of float32
-# Mantissas at which an octave's bins begin, except the first bin, which begins with the octave.
+# Mantissas where an octave's bins begin, except the first bin, which begins with the octave.
 BIN_MANTISSAS = [
     int(np.float32(2 ** (k / BINS_PER_OCTAVE)).view(np.int32)) & MANTISSA for k in range(1, BINS_PER_OCTAVE)
 ]
@@ -34,7 +34,7 @@ Watched = Callable[[nn.Module, Tensor], Tensor]
 def bins_of(x: Tensor) -> Tensor:
     """Return the bin of every element, int32 of x's shape, by bit arithmetic on float32; NaN is in an outermost bin.
 
-    A bin contains its lower edge but not its upper one; on the negative side, its magnitudes begin one bit above the
+    A bin contains its lower edge but not its upper one; so on the negative side, its magnitudes begin one bit above the
     inner edge.
     """
     bits = x.float().view(torch.int32)
@@ -60,7 +60,7 @@ def norm_of(module: nn.Module) -> Norm:
 
 
 def norm_output(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the norm's output as the module that reads it gets it, float32."""
+    """Return the norm's output as its reader gets it, float32."""
     if not isinstance(module, NormLinear):
         return norm_of(module).normalize(x)
     output = module.normalize(x)

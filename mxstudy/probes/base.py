@@ -20,7 +20,7 @@ Sequence = tuple[Tensor, Tensor]  # tokens, targets [1, T]
 class StepView:
     """A read-only view of a step: `loss`, `grad_norm` before clipping, and `model` with its gradients.
 
-    `read` waits until both numbers are there, and returns them, [2] on CPU. `first_sequence` returns the first sequence
+    `read` waits for both numbers and returns them, [2] on CPU. `first_sequence` returns the first sequence
     of the step's batch, on the model's device. `tokens`: number of tokens of that batch, over which the loss is a mean.
     `routing`: what the routers did; None in a dense model.
     """

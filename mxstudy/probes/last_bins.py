@@ -64,8 +64,8 @@ def fractions(tensors: Iterable[tuple[str, ProbedTensor]]) -> tuple[dict[str, Te
 class LastBin:
     """`fractions` of every norm's gain and bias, by parameter, after the step, and the `spread` of the gains.
 
-    As the linear that reads the norm would cast them (of queries and keys, the one that makes them), whether
-    `precision.gain` asks for it or not: like its X, else like its W, else in E4M3. A last block is filled with zeros.
+    They are cast like the X of the linear that reads the norm (for queries and keys, the one that makes them), else
+    like its W, else in E4M3, whether `precision.gain` asks for it or not. An incomplete block is filled with zeros.
     """
 
     name = "last_bin"
@@ -118,7 +118,7 @@ def near_absmax(probed: ProbedTensor) -> Tensor:
 def share(holds: Tensor) -> Tensor:
     """Return the fraction of true elements of each replica, float64 [S].
 
-    It counts, because a mean would first convert all elements to float64.
+    It counts elements, because a mean would first convert all of them to float64.
     """
     return holds.flatten(1).sum(1).double() / holds[0].numel()
 

@@ -1,6 +1,6 @@
-"""Judge from its losses how a run ended: spikes, spikes without recovery, and divergence, slow or sudden.
+"""Judge a run's end by its losses: spikes, spikes without recovery, and divergence, slow or sudden.
 
-A spike is that of the instability paper (figure 9): a loss of more than 100 times the one before. Two rules are ours:
+A spike is, as in the instability paper (figure 9), a loss of more than 100 times the one before. Two rules are ours:
 a run has recovered if its loss falls below 10 times its best within 500 steps, and a divergence need not begin with a
 spike.
 """
@@ -18,11 +18,11 @@ from mxstudy.reader import require
 class Outcome(NamedTuple):
     """How a run ended. Steps count from 0; None means that there is no such step.
 
-    `spikes`: number of all spikes. `unrecovered`: spikes before the last `within` steps without recovery in time.
+    `spikes`: number of all spikes. `unrecovered`: spikes before the last `within` steps that did not recover in time.
     `censored`: spikes in the last `within` steps, whatever followed. `first_spike`: step of the first spike.
-    `diverged_at`: first step from which the loss stays up for more than `within` steps; it is up from when it exceeds
-    `recovery` times the best loss before, until it falls below that. `rising_at`: for a run that did not diverge but is
-    up at its end, too late to tell, the step since which it is up.
+    `diverged_at`: first step from which the loss stays up for more than `within` steps. It is up once it exceeds
+    `recovery` times the best loss before, until it falls below that. `rising_at`: if the loss is up at the end, too
+    late to tell whether the run diverges, the step since which it is up.
     """
 
     spikes: int

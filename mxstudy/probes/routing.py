@@ -1,4 +1,4 @@
-"""Report what the routers of a mixture of experts did with a step's tokens."""
+"""Report the routing of a step's tokens in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mxstudy.probes.base import StepView, Values
 class Routing:
     """Quantities '<mixture>/<quantity>' over all micro-batches and ranks of the step.
 
-    loads: each expert's share of all copies of tokens, in the order of experts; 1 / E is balance. busiest: tokens that
-    went to the expert with most of them. idle: experts without a token. entropy: that of the router's probabilities, in
-    nats, the mean over tokens; log E is that of a router that does not choose. padding: the share of dispatched rows
+    loads: each expert's share of all copies of tokens, in the order of experts; 1 / E is balance. busiest: tokens of
+    the expert with the most tokens. idle: experts without a token. entropy: that of the router's probabilities, in
+    nats, the mean over tokens; log E is the entropy of uniform probabilities. padding: the share of dispatched rows
     that held no token.
     """
 

@@ -49,11 +49,11 @@ class Saturation:
 
     Output gradients are those of the batch's mean loss, as in training. Fractions of elements: overflow_fraction,
     |x| > max * scale; max_fraction, became max by clamping or rounding; underflow_fraction, became zero. sqnr_db.
-    Each of these also as <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
-    floor(log2(scale)) over blocks that are not all zero. subnormal_scale_fraction, of casts with E4M3 scales alone: of
-    blocks, scale below 2^-6. A block of wgrad is B tokens: the probe sees T // B blocks per
-    feature, and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are
-    measured together, with the rows of zeros that fill up their blocks.
+    Each of these also has <quantity>_gaussian, for a Gaussian in that format and cast. scale_exponent_mean, _min, _max:
+    floor(log2(scale)) over blocks that are not all zero. subnormal_scale_fraction, only for casts with E4M3 scales: the
+    fraction of blocks with a scale below 2^-6. A block of wgrad is B tokens: the probe sees T // B blocks per feature,
+    and drops the remaining tokens; a scale of the whole tensor is that of the one sequence. Experts are measured
+    together, with the rows of zeros that pad their blocks.
     """
 
     name = "saturation"
@@ -137,7 +137,7 @@ def scale_exponents(quantized: Quantized) -> dict[str, Tensor]:
 
 @functools.cache
 def gaussian_quality(cast: Cast) -> dict[str, float]:
-    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; what is rounded stochastically, by one draw."""
+    """Return `quality` of a million fixed N(0, 1) numbers, on the CPU; stochastic rounding is drawn once."""
     x = torch.randn(GAUSSIAN_SHAPE, generator=torch.Generator().manual_seed(GAUSSIAN_SEED))
     key = torch.tensor(stream_key(GAUSSIAN_SEED, "gaussian"))
     draws = Draws(key, torch.zeros(2, dtype=torch.int64)) if is_random(cast) else None

@@ -1,8 +1,8 @@
 """A shadow pass over one sequence beside the training, to capture the GEMMs' operands or gradients in other formats.
 
 It runs eagerly, even if the blocks are compiled, and uses `torch.autograd.grad`, so that `.grad` does not change. The
-model is borrowed: whatever the pass sets is restored, also after an error. A probe measures after the optimiser step,
-so the weights are those with which the next step begins; both passes of one measurement use the same weights.
+model is borrowed: the pass restores everything that it sets, also after an error. A probe measures after the optimiser
+step, so the weights are those with which the next step begins; both passes of one measurement use the same weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mxstudy.reader import require
 
 @dataclass(frozen=True)
 class Captured:
-    """A linear, what it was called with, and the gradient of its output [T, out] in the compute dtype."""
+    """A linear, its arguments, and the gradient of its output [T, out] in the compute dtype."""
 
     linear: MXLinear
     inputs: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Captured:
 
     @torch.no_grad()
     def sources(self) -> Sources:
-        """Return what the operands are quantised from, with the same bits as in the linear."""
+        """Return the tensors that the operands are quantised from, with the same bits as in the linear."""
         return self.linear.sources(*self.inputs)
 
 
@@ -66,8 +66,8 @@ def shadow_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the mean cross-entropy over the sequence, nats (0-dim), and its gradient by parameter, float32.
 
-    `gemms`: formats of every linear, by default those of the plan; with others, no norm or activation rounds as the
-    plan says. `compute`: dtype, by default the model's.
+    `gemms`: formats of every linear, by default those of the plan; with others, norms and activations ignore the plan's
+    roundings. `compute`: dtype, by default the model's.
     """
     parameters = dict(model.named_parameters())
     with borrowed(model, gemms, compute), exact_vectors(model) if gemms is not None else nullcontext():

@@ -1,4 +1,4 @@
-"""Watch a run's loss, notice a spike when it begins, and keep what is needed to examine it."""
+"""Watch a run's loss, notice a spike when it begins, and keep the data to examine it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SpikeWatch:
     def look(self, view: StepView) -> dict[str, Any] | None:
         """Return the journal's row {"step", "spike": {loss, mean, std, ...}} if a spike begins at this step, else None.
 
-        `ring` and `checkpoint` name what was kept, null if there was nothing to keep. A full disk does not stop the
+        `ring` and `checkpoint` name the kept files, null if there was none to keep. A full disk does not stop the
         training: it is recorded in `ring_error` and `checkpoint_error`.
         """
         if view.step in self.unfinished:

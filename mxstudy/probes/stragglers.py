@@ -21,9 +21,9 @@ MATMUL = {"cuda": (4096, torch.bfloat16, 8), "cpu": (256, torch.float32, 4)}  # 
 class Ranks(Timing):
     """Lists with one value per rank: step_ms, tokens_per_s, memory_gib (peak), own_ms, matmul_ms.
 
-    All ranks take the same time for a step, because they wait for each other. They are distinguished by what they do
-    alone: own_ms, fetching data and the optimizer, and matmul_ms, a matrix product of the same size on each.
-    `slowdown`: the step's time because of the slowest rank over the time with the median one. `stragglers`: their rank
+    All ranks take the same time for a step, because they wait for each other. They are told apart by their work without
+    the others: own_ms, fetching data and the optimizer, and matmul_ms, a matrix product of the same size on each.
+    `slowdown`: the step's time with the slowest rank over its time with the median one. `stragglers`: their rank
     numbers. Not measured at step 0, which compiles.
     """
 
@@ -54,7 +54,7 @@ class Ranks(Timing):
 
 
 def slowdowns_of(steps_ms: torch.Tensor, owns_ms: torch.Tensor, matmuls_ms: torch.Tensor) -> torch.Tensor:
-    """Return for each rank how much longer a step takes because of it than with the median rank."""
+    """Return for each rank the factor by which a step takes longer than with the median rank."""
     late_ms = owns_ms - owns_ms.median()
     late = late_ms / (steps_ms.max() - late_ms.max()).clamp_min(1e-3)
     return torch.maximum(1 + late, matmuls_ms / matmuls_ms.median())

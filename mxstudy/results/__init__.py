@@ -57,21 +57,21 @@ from mxstudy.tracking.mixed_backends import backends_in
 from mxstudy.tracking.mixed_backends import different_backends as different_backends
 
 PROBES = probe_names()
-STARTS = ("unigram_entropy_nats", "parameters")  # what a run records once, when it starts
+STARTS = ("unigram_entropy_nats", "parameters")  # values that a run records once, when it starts
 BENCHMARK = "benchmark"  # the kind of rows that are measured without a run
 SAMPLES = "samples_"  # prefix of the tables of an evaluation's answers, one table per task and form
 
 
 class NoRows(ConfigError):
-    """There is no run in these paths, or none that has rows of that kind."""
+    """Raised if no run in these paths has rows of that kind."""
 
 
 def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
     """Return the run folders of all paths, those of one path in the order in which the runs were started.
 
     Each path is the folder of a run, or of all experiments, runs/; or runs/NAME, which gives every run that the sweep
-    or else the experiment NAME asked for, whichever folder it lies in, under the label that it has there; or
-    mlflow:NAME for those in MLflow. Raises NoRows if a path has no run.
+    (or else the experiment) NAME asked for, in whichever folder it lies, under the label that it has there; or
+    mlflow:NAME, which gives the same from MLflow. Raises NoRows if a path has no run.
     """
     found: list[RunFolder] = []
     for path in map(str, paths):
@@ -84,14 +84,14 @@ def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
 
 
 def has_rehearsals(paths: Iterable[Path | str]) -> bool:
-    """Return whether a run in these folders is a rehearsal, or one of these is their experiment in MLflow."""
+    """Return whether a run in these folders is a rehearsal, or a path is the experiment of rehearsals in MLflow."""
     folders = [Path(path) for path in paths]
     of_mlflow = Path(f"{SCHEME}{REHEARSALS}")
     return any(path == of_mlflow or any(run.is_rehearsal for run in runs_in(path)) for path in folders)
 
 
 def runs_in(path: Path) -> list[RunFolder]:
-    """Return the runs of a path; a run that is being trained again stands for the one which it will replace."""
+    """Return the runs of a path; a run that is being trained again is returned as the run that it will replace."""
     return _look.get()(path)
 
 
@@ -108,7 +108,7 @@ _look: ContextVar[Callable[[Path], list[RunFolder]]] = ContextVar("look", defaul
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """Look for the runs of each path once within the block, so that all frames are of the same runs."""
+    """Look for the runs of each path only once within the block, so that all frames have the same runs."""
     token = _look.set(functools.cache(look_for_runs))
     try:
         yield
@@ -143,7 +143,7 @@ def read_file(table: Path) -> pd.DataFrame:
 
 
 def with_code(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of runs with a column `code`, by their commits if it is from before that column existed."""
+    """Return a table of runs with a column `code`, filled by their commits if the table is older than that column."""
     if "code" in frame or not {"commit", "dirty", "config.study"} <= set(frame):
         return frame
     rows = zip(frame["commit"], frame["dirty"], frame["config.study"], strict=True)
@@ -151,12 +151,11 @@ def with_code(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def mixed_code(runs: pd.DataFrame) -> str | None:
-    """Return a sentence that says which runs of a frame are of different code; None if all are of the same.
+    """Return a sentence that names the runs of a frame that different code made; None if all have the same code.
 
     `runs`: rows of `load(paths, "runs")`, or of `load_code`. The code of a run is `code`, torch, Triton and the kind of
     GPU. The replicas of a stack, and a run that two tables have, count once; two runs of one fingerprint count each, if
-    their commits or code differ. Different kinds of run are not compared. No verdict may be made from runs of different
-    code.
+    their commits or code differ. Different kinds of run are not compared. Runs of different code allow no verdict.
     """
     if "code" not in runs:
         return None
@@ -166,9 +165,9 @@ def mixed_code(runs: pd.DataFrame) -> str | None:
 
 
 def shared_fingerprint(runs: pd.DataFrame) -> str | None:
-    """Return a fingerprint that runs of several commits have; None if there is none.
+    """Return a fingerprint that runs of several commits share; None if there is none.
 
-    Rows of steps, probes and answers name no commit, so that those of such runs cannot be told apart.
+    Rows of steps, probes and answers name no commit, so those of such runs cannot be told apart.
     """
     once = runs.drop_duplicates([column for column in ("fingerprint", "commit") if column in runs])["fingerprint"]
     shared = once[once.duplicated()]
@@ -176,9 +175,9 @@ def shared_fingerprint(runs: pd.DataFrame) -> str | None:
 
 
 def load_code(paths: Sequence[Path | str]) -> pd.DataFrame:
-    """Return what `mixed_code` reads of each run; a path is as in `load`, and one without runs adds none.
+    """Return the columns of each run that `mixed_code` reads; a path is as in `load`, and one without runs adds none.
 
-    It reads no journal, so that a figure of any kind of rows can name the code of its runs.
+    It reads no journal, so a figure of any kind of rows can name the code of its runs.
     """
     frames = []
     for path in paths:
@@ -240,7 +239,7 @@ def run_row(folder: RunFolder, config: AnyRun) -> dict[str, Any]:
 
 
 def about_row(folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known about a run without its journal."""
+    """Return the columns of a run that need no journal."""
     status, about, asked = folder.status(), folder.provenance(), folder.membership()
     return {
         "fingerprint": status.fingerprint,

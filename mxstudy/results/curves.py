@@ -1,4 +1,4 @@
-"""Curves of arms over training: a mean and a band over the seeds that live, a thin line for each that diverged."""
+"""Curves of arms over training: a mean and a band over the runs that did not diverge, a thin line for each that did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def smoothed(losses: pd.Series) -> pd.Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of an arm, one column a run, named by its seeds: `alive` and `lost`, of those that diverged."""
+    """The curves of an arm, one column a run, named by its seeds: `alive`: the others; `lost`: those that diverged."""
 
     arm: str
     color: str

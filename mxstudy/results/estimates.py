@@ -13,9 +13,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of the `count` finite ones of `of` numbers.
+    """The mean of `count` finite numbers among `of`.
 
-    `half_width`: of its 95 % interval by Student, NaN for fewer than two.
+    `half_width`: that of its 95 % interval by Student, NaN for fewer than two.
     """
 
     value: float

@@ -1,4 +1,4 @@
-"""Sort the runs of a frame into arms, and say of each arm what its seeds say: mean, interval, difference, deaths."""
+"""Sort the runs of a frame into arms, and summarise each over its seeds: mean, interval, difference, divergences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_arms(runs: pd.DataFrame, baseline: Mapping[str, str] | None = None, but
 
     name: that of the arm and the seeds. unit: the seeds, by which runs are paired. partner: the arm that this one is
     compared with, its own name if it is a baseline, None if there is none. `baseline`: group choices in place of those
-    that the configs name. `but`: further keys, or beginnings of keys, in which runs of one arm may differ.
+    that the configs name. `but`: more keys, or beginnings of keys, in which runs of one arm may differ.
     """
     if baseline is not None:
         others = [column for column in runs if not column.startswith(BASELINE)]
@@ -52,17 +52,17 @@ def descriptions(runs: pd.DataFrame) -> list[Described]:
 
 
 def partner_of(runs: pd.DataFrame) -> str | None:
-    """Return the name of the arm that the arm of these runs is compared with; a frame has NaN for none."""
+    """Return the name of the arm's partner; a frame has NaN for none."""
     partner = runs["partner"].iloc[0]
     return partner if isinstance(partner, str) else None
 
 
 @dataclass(frozen=True)
 class ArmRow:
-    """What the runs of an arm say: how many there are, how many of them diverged, and the mean of the others.
+    """The summary of an arm's runs: their number, the number that diverged, and the mean of the others.
 
-    `difference`: from the partner's, over the pairs of equal seeds of which both finished; None for a baseline and for
-    an arm without a partner.
+    `difference`: from the partner's, over the pairs of equal seeds in which both runs finished; None for a baseline and
+    for an arm without a partner.
     """
 
     arm: str

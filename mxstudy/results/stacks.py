@@ -48,7 +48,7 @@ def replica_rows(folder: RunFolder, config: StudentTeacher, of_stack: dict[str, 
 
 
 def replica_columns(folder: RunFolder, config: StudentTeacher) -> list[dict[str, Any]]:
-    """Return the columns with which the rows of each replica begin: which run and replica it is."""
+    """Return the first columns of each replica's rows, which identify its run and the replica."""
     fingerprint, label = folder.status().fingerprint, folder.label
     return [
         {

@@ -28,7 +28,7 @@ def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> 
         frame.assign(**{name: frame[name].map(json.dumps) for name in mixed}), preserve_index=False
     )
     metadata = {PROVENANCE: about} | ({MIXED: json.dumps(mixed).encode()} if mixed else {})
-    table = table.replace_schema_metadata(metadata)  # without that of pandas, often larger than the rows
+    table = table.replace_schema_metadata(metadata)  # without pandas' own, which is often larger than the rows
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     others = [name for name in table.column_names if name not in floats]
     smaller = {"use_dictionary": others, "use_byte_stream_split": floats} if floats else {}  # saves a quarter to a half
@@ -51,7 +51,7 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def mixed_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the columns that have words in some rows and numbers in others, such as a number of blocks or `tail`."""
+    """Return the columns with words in some rows and numbers in others, such as a number of blocks or `tail`."""
     objects = frame.loc[:, frame.dtypes.eq(object)]
     return [name for name in objects if objects[name].dropna().map(lambda value: isinstance(value, str)).nunique() > 1]
 

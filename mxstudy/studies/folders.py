@@ -1,4 +1,4 @@
-"""Check, when a run is planned, that the folders which it will write to are there or can be made."""
+"""Check, when a run is planned, that the folders it will write to exist or can be made."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 from mxstudy.reader import ConfigError, one_line, require
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what is skipped needs no room, and there may be some when a job starts
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a skipped run needs no room, and there may be room when a job starts
 
 
 def check_folder(key: str, path: Path) -> None:
     """Raise ConfigError, naming the config key, unless that folder can be written to, or made.
 
-    It is tried, by a folder that is removed at once: in /proc everybody may write, and nobody can.
+    The check makes a folder and removes it at once, because permissions do not tell: /proc allows writing, and refuses
+    it.
     """
     found = path.absolute()
     try:

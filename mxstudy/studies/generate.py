@@ -1,4 +1,4 @@
-"""Texts that a checkpoint writes after a prompt, as a kind of run: to look at what was learnt."""
+"""Texts that a checkpoint writes after a prompt, as a kind of run, to see what the model has learnt."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class GenerateStudy(TrainedModelStudy[Generate]):
         return Summary("\n\n".join(f"**{label}**\n\n{own}" for label, own in fenced.items()))
 
     def tell_others(self, config: Generate, folder: RunFolder) -> str | None:
-        """Do nothing: the run that trained the model has texts of its own, if it was asked for them."""
+        """Do nothing: the run that trained the model can have texts of its own."""
         return None
 
 

@@ -34,7 +34,7 @@ COUNTED = ("documents", "duplicates", "bytes", "tokens")
 
 class PrepareDataStudy(Study[PrepareData]):
     def check(self, config: PrepareData, ranks: int = 1) -> None:
-        """Raise ConfigError if the corpus is neither prepared nor available with text, and a folder to write it to."""
+        """Raise ConfigError unless the corpus is prepared, or its text and a folder for the shards are available."""
         cache_dir = Path(config.cache_dir)
         blends.check(config.data, config.tokenizer, cache_dir)
         folders = blends.locate(config.data, config.tokenizer, cache_dir)
@@ -51,7 +51,7 @@ class PrepareDataStudy(Study[PrepareData]):
         return run(config, folder, label)
 
     def summarise(self, runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
-        """Print and return a line for every corpus: its totals, and its shards' folder or that they were deleted."""
+        """Print and return a line for every corpus: its totals, and its shards' folder unless they were deleted."""
         columns = ("arm", *COUNTED, "shards")
         cells = [(name, *summary_of(folder)) for name, folder in runs.items()]
         show("prepared", columns, cells, [])
@@ -99,7 +99,7 @@ class Record:
         self.journal.close()
 
     def watch(self, counts: Counts, tokens_per_s: float) -> None:
-        """Take the counts so far and this process's rate, and record them if the last row is too old."""
+        """Take the counts so far and this process's rate, and record them if the last row is old enough."""
         total = totals([self.done, *counts.values()])
         if self.tokens_per_s is None:  # documents after a killed process's last saved state are prepared again
             self.journal.resumed_from(total["documents"])

@@ -66,23 +66,23 @@ class Study(ABC, Generic[C]):
     """A kind of run; a subclass overrides only the methods that it needs."""
 
     uses: ClassVar[Uses] = Uses.ONE_GPU
-    shows_again: ClassVar[bool] = False  # whether a run alone that is skipped shows its results again
+    shows_again: ClassVar[bool] = False  # whether a skipped run, if it is the only one, shows its results again
 
     @abstractmethod
     def check(self, config: C, ranks: int = 1) -> None:
-        """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
+        """Raise ConfigError for any error that can be found before a run on this number of ranks."""
 
     def pinned(self, config: C) -> C:
-        """Return the config to be hashed, with names resolved that may mean something else when the run begins."""
+        """Return the config to hash; names that may mean something else when the run begins are resolved."""
         return config
 
     def identity_key(self, config: C) -> Hashable:
-        """Return what `identity` depends on; `identity` is called once for all jobs with the same key."""
+        """Return the values that `identity` depends on; it is called once for all jobs with the same key."""
         return None
 
     @abstractmethod
     def identity(self, config: C) -> Identity:
-        """Return the device's type, and what a fingerprint hashes besides the config, such as corpus or checkpoint."""
+        """Return the device's type, and the inputs that a fingerprint hashes, such as corpus or checkpoint."""
 
     def backends(self, config: C) -> str | None:
         """Return the backends of the model's blocks, for example "fused, reference"; None for a run without a model.
@@ -96,11 +96,11 @@ class Study(ABC, Generic[C]):
         return {}
 
     def watched(self, config: C) -> dict[str, Watched]:
-        """Return what is measured on a schedule of its own, by config key: probes, evaluation, texts."""
+        """Return the measurements with a schedule of their own, by config key: probes, evaluation, texts."""
         return {}
 
     def check_watched(self, config: C) -> None:
-        """Raise ConfigError for a setting of something watched that is off.
+        """Raise ConfigError for a setting of a measurement that is off.
 
         Only when a run is planned: a stored config is read back as it was trained.
         """
@@ -108,12 +108,12 @@ class Study(ABC, Generic[C]):
             check_off(key, part, vars(part))
 
     def off_then(self, then: C, now: C) -> list[str]:
-        """Return the keys of what config `now` watches and the earlier config `then` of the same run did not."""
+        """Return the keys of the measurements that are on in `now` and off in the run's earlier config `then`."""
         earlier = self.watched(then)
         return [key for key, part in self.watched(now).items() if part.every_steps and not earlier[key].every_steps]
 
     def with_watched_of(self, then: C, now: C) -> C:
-        """Return config `now` with all that the earlier config `then` watched: who asked for it still wants it."""
+        """Return config `now` with all measurements of the earlier config `then`, which other sweeps still want."""
         watched, earlier = self.watched(now), self.watched(then)
         on = {key: part for key, part in earlier.items() if part.every_steps and not watched[key].every_steps}
         probes = {key.removeprefix(PROBE): part for key, part in on.items() if key.startswith(PROBE)}
@@ -123,7 +123,7 @@ class Study(ABC, Generic[C]):
         return changed(now, **parts)
 
     def asked_otherwise(self, then: C, now: C) -> list[str]:
-        """Return the keys of questions in which two configs of the same run differ, so that the answers do too."""
+        """Return the keys of evaluation questions in which two configs of the same run differ."""
         return []
 
     def cost(self, config: C, done: int) -> Cost:
@@ -159,7 +159,7 @@ def probes_of(section: Probes | StudentProbes) -> dict[str, Watched]:
 
 
 def check_off(key: str, part: Watched, names: Iterable[str]) -> None:
-    """Raise ConfigError for a setting of those names that is not at its default although the part is off."""
+    """Raise ConfigError for a setting of those names that is not at its default while the part is off."""
     unset = type(part)()
     for name in names if not part.every_steps else ():
         is_unset = getattr(part, name) == getattr(unset, name)

@@ -1,4 +1,4 @@
-"""What studies of a trained model share: finding and loading the checkpoint, and recording results about it."""
+"""The shared part of studies of a trained model: find and load the checkpoint, and record results about it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def described(config: TrainedModelRun) -> tuple[Path, Trained]:
 
 
 def identity_of(config: TrainedModelRun, **asked: Any) -> Identity:
-    """Return what a fingerprint hashes besides the config: device type, the checkpoint's identity, and `asked`."""
+    """Return what a fingerprint hashes besides the config: device type, checkpoint's identity, and `asked`."""
     path = checkpoints.find(config.checkpoint, Path(config.runs_dir))
     return resolve_device(config.device, "device").type, {"checkpoint": checkpoints.identity(path), **asked}
 
@@ -75,7 +75,7 @@ def check_model(config: TrainedModelRun) -> Trained:
 
 
 def by_model(config: TrainedModelRun) -> Keyed[TrainedModelRun]:
-    """Return the config by everything that determines the model that is built, and its device."""
+    """Return the config, keyed by everything that determines the built model and its device."""
     path, device = checkpoints.find(config.checkpoint, Path(config.runs_dir)), resolve_device(config.device, "device")
     return Keyed(repr((path, config.norm, config.precision, config.compute, device)), config)
 

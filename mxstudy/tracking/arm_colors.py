@@ -32,7 +32,7 @@ def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = 
         start = int(key[:8], 16) % len(OTHERS)
         wished = [KNOWN[word] for word in words_of(arms[key]) if word in KNOWN]
         others = OTHERS[start:] + OTHERS[:start]
-        spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # those of KNOWN stay free
+        spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # the colours of KNOWN stay free
         rest = [shaded(color, shade) for shade, color in chain(*spare)]
         free = [color for color in (*wished, *rest) if color not in found.values()]
         found[key] = free[0] if free else rest[len(found) % len(rest)]
@@ -40,7 +40,7 @@ def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = 
 
 
 def words_of(values: Mapping[str, Value]) -> list[str]:
-    """Return what an arm is known by, in this order: an MXNorm with its power, the plan's only recipe, the norm."""
+    """Return the words by which KNOWN may list an arm: an MXNorm with its power, the plan's only recipe, the norm."""
     schedule = values.get("precision.schedule")
     plan = {str(name) for key, name in schedule if PLAN in f".{key}"} if isinstance(schedule, tuple) else set()
     norm, power = values.get("norm.kind"), values.get("norm.p")

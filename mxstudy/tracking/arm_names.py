@@ -1,7 +1,7 @@
-"""Name each arm of a set by what tells it from the others, numbers included: 'mxfp8 rmsnorm', 'mxfp8 mxnorm_p2 p=4'.
+"""Name each arm of a set by its differences from the others, numbers included: 'mxfp8 rmsnorm', 'mxfp8 mxnorm_p2 p=4'.
 
-A config group is named by a choice of its own, and by key=value where the config has other values than the choice. All
-else is named by key=value. Words that no arm needs are left out.
+A config group is named by its choice, with key=value for each value that differs from the choice's. Everything else is
+named by key=value. Words that no arm needs are left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mxstudy.tracking.recipe_changes import changes
 
 PLAIN = ("precision", "norm")  # groups whose choices are clear without the group's name
 NO_WORDS = {"experiment", "sweep", "debug", "study", "probe", "tracking", "hydra_defaults"}
-Column = tuple[str, ...]  # a word of each arm, '' where it needs none
+Column = tuple[str, ...]  # a word for each arm, '' for an arm that needs none
 
 
 @dataclass(frozen=True)
 class Named:
-    """An arm to be named: its values that part arms, a flat config of its kind, and the choices that its runs made."""
+    """An arm to name: its values that part arms, a flat config of its kind, and the choices that its runs made."""
 
     values: Mapping[str, Value]
     config: Mapping[str, Any]
@@ -38,9 +38,9 @@ class Named:
 
     @cached_property
     def chosen(self) -> dict[str, str]:
-        """The choice of each group: one that gives exactly the group's values if there is one, else one that was made.
+        """The choice of each group: one that gives exactly the group's values if any does, else the one that was made.
 
-        All choices of PLAIN groups are tried, so that the name does not depend on how a user wrote the same config.
+        All choices of PLAIN groups are tried, so the name does not depend on how a user wrote the same config.
         """
         found = {}
         for group in dict.fromkeys([*self.made, *PLAIN]):
@@ -63,7 +63,7 @@ class Named:
 
     @cached_property
     def offered(self) -> dict[str, list[Value]]:
-        """The values that its choices give, the experiment's and the sweep's file included, by key."""
+        """The values by key that its choices give, including the files of experiment and sweep."""
         found: dict[str, list[Value]] = {}
         for group, best in self.chosen.items():
             for choice in {*self.made.get(group, ()), best}:
@@ -76,7 +76,7 @@ class Named:
         return self.values.get(key) not in self.offered.get(key, [self.defaults.get(key)])
 
     def changed(self, key: str) -> dict[str, Value]:
-        """Return what tells the value at a key from the choice's, field by field, if that can be said of it."""
+        """Return the differences between the value at a key and the choice's, field by field, if it has fields."""
         group = key.partition(".")[0]
         given = self.values_from(group, self.chosen[group]).get(key) if group in self.chosen else None
         return changes(self.values.get(key), given)
@@ -119,7 +119,7 @@ def tells_apart(columns: Sequence[Column]) -> bool:
 
 
 def group_columns(arms: Sequence[Named], differing: Sequence[str]) -> dict[str, Column]:
-    """Return a column of choices for each group of which the choices differ; PLAIN ones also if only values do."""
+    """Return a column of choices for each group whose choices differ; for PLAIN ones also if only values differ."""
     made = dict.fromkeys(group for arm in arms for group in arm.chosen if group not in NO_WORDS)
     columns = {}
     for group in sorted(made, key=lambda group: (group not in PLAIN, PLAIN.index(group) if group in PLAIN else 0)):
@@ -131,7 +131,7 @@ def group_columns(arms: Sequence[Named], differing: Sequence[str]) -> dict[str, 
 
 
 def covered(arms: Sequence[Named], groups: Sequence[str] | Mapping[str, Column]) -> set[str]:
-    """Return the keys below these groups, and those that their choices give outside of them."""
+    """Return the keys below these groups, and the keys outside of them that their choices set."""
     below = tuple(f"{group}." for group in groups)
     found = {key for arm in arms for key in arm.values if key.startswith(below)}
     return found.union(*(arm.values_from(g, arm.chosen[g]) for arm in arms for g in groups if g in arm.chosen))
@@ -153,14 +153,14 @@ def key_columns(arms: Sequence[Named], keys: Sequence[str], blank: set[str]) -> 
 
 
 def short_key(key: str, keys: Sequence[str]) -> str:
-    """Return the last words of a dotted key, as many as no other of the keys ends with."""
+    """Return the shortest end of a dotted key with which no other key ends."""
     words = key.split(".")
     ends = (".".join(words[-count:]) for count in range(1, len(words)))
     return next((end for end in ends if not any(f".{k}".endswith(f".{end}") for k in keys if k != key)), key)
 
 
 def texts_of(values: Sequence[Value]) -> list[str]:
-    """Return the values as text, different for different values; of paths the parts that differ."""
+    """Return the values as text, different for different values; paths are reduced to the parts that differ."""
     if all(isinstance(value, str) and "/" in value for value in values):
         return differing_parts([str(value) for value in values])
     short, distinct = [text_of(value) for value in values], len({repr(value) for value in values})
@@ -177,7 +177,7 @@ def text_of(value: Any) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return the number with six digits, or with as many as it needs to be read back: '2', '2.000001', '1234567'."""
+    """Return the number with six digits, or with as many as an exact reading needs: '2', '2.000001', '1234567'."""
     return next(text for digits in range(6, 18) if float(text := f"{value:.{digits}g}") == value)
 
 
@@ -195,7 +195,7 @@ def differing_parts(paths: Sequence[str]) -> list[str]:
 
 
 def title_of(arm: Named) -> str:
-    """Return the name of an arm alone: its PLAIN choices and what departs from them, else what it evaluates."""
+    """Return the name of a single arm: its PLAIN choices with their changes, else checkpoint or experiment."""
     words = []
     for group in PLAIN:
         keys = [key for key in arm.values if key.startswith(f"{group}.")]

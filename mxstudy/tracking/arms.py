@@ -1,7 +1,7 @@
-"""Sort runs into arms: runs whose configs agree but for seeds, whatever they are called.
+"""Sort runs into arms: runs whose configs agree except in seeds, whatever their names.
 
-An arm has the shortest name that tells it from the others of its set, and a colour of its own. Both come from configs
-and from the choices of config groups; the label of a run, what its user typed, is only a record.
+An arm has the shortest name that tells it from the others of its set, and a colour of its own. Both follow from configs
+and the choices of config groups. The label of a run, the words its user typed, is only a record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPLICATES, BASELINE = "replicates.", "baseline."
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of a run: its flat config, defaults included or not, and its choice of each config group."""
+    """The description of a run: its flat config, with or without defaults, and its choice of each config group."""
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
@@ -47,14 +47,14 @@ class Described:
 
     @cached_property
     def key(self) -> str:
-        """The arm's identity; a field that is added to the schema later leaves it as it is."""
+        """The arm's identity; a field that is added to the schema later does not change it."""
         defaults = defaults_of(kinds_in(self.config))
         own = sorted((k, v) for k, v in self.parting.items() if v != defaults.get(k) or k.split(".")[-1] == "kind")
         return hashlib.sha256(repr(own).encode()).hexdigest()
 
     @property
     def unit(self) -> tuple[tuple[str, str], ...]:
-        """Its seeds, and what else tells it from the runs of its arm: (key, value as text). Runs are paired by it."""
+        """Its seeds and other replicates, as (key, value as text). Runs of two arms are paired by it."""
         return tuple((key, text_of(self.values[key])) for key in sorted(self.replicates & self.values.keys()))
 
     @cached_property
@@ -69,7 +69,7 @@ class Described:
         return {group: choice for group, choice in found.items() if isinstance(choice, str)}
 
     def beside(self, groups: Iterable[str]) -> frozenset[tuple[str, Value]]:
-        """Return the values that part arms, but for those of these groups."""
+        """Return the values that part arms, without those of these groups."""
         own = tuple(f"{group}." for group in groups)
         return frozenset((key, value) for key, value in self.parting.items() if not f"{key}.".startswith(own))
 
@@ -100,8 +100,8 @@ def described(folder: RunFolder) -> Described:
 def arms_of(runs: Sequence[Described]) -> list[Arm]:
     """Return the arm of each run, named and coloured among these runs.
 
-    An arm keeps its colour when runs of others are added behind. If no run made the choices of its config's `baseline`,
-    all arms are compared with the first, whatever they differ in.
+    An arm keeps its colour when runs of other arms are added at the end. If no run made the choices of the config's
+    `baseline`, all arms are compared with the first, whatever the differences.
     """
     members: dict[str, list[Described]] = {}
     for run in runs:
@@ -120,7 +120,7 @@ def arms_of(runs: Sequence[Described]) -> list[Arm]:
 def partners_of(arms: Mapping[str, Described], baselines: Sequence[str]) -> dict[str, str | None]:
     """Return for each arm the key of the baseline that it is compared with.
 
-    It is the one that differs from the arm only in the groups of the config's `baseline`, or None.
+    It differs from the arm only in the groups of the config's `baseline`; it is None if there is no such baseline.
     """
     by_rest = functools.cache(lambda groups: {arms[key].beside(groups): key for key in reversed(baselines)})
     found = {key: by_rest(groups := tuple(run.baseline)).get(run.beside(groups)) for key, run in arms.items()}

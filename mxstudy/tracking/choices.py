@@ -1,7 +1,7 @@
-"""Read what a config group's choice gives from its YAML file, without Hydra: conf/norm/mxnorm_p2.yaml gives norm.p=2.
+"""Read the values of a group's choice from its YAML file, without Hydra: conf/norm/mxnorm_p2.yaml gives norm.p=2.
 
-Only what a file says itself is read, and what the files of its own group say that it starts from. The rest of a group
-has the schema's defaults. '${..a.b}', another value of the same file, is looked up.
+The values come from the file itself and from the files of its group in its defaults list. The rest of a group has the
+schema's defaults. '${..a.b}', another value of the same file, is looked up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mxstudy.config.conf_folders import CONF, SWEEPS
 from mxstudy.reader import flatten
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-OF_THE_FILE = re.compile(r"\$\{(\.+)([\w.]+)\}")  # one dot is the mapping that the key is in
+OF_THE_FILE = re.compile(r"\$\{(\.+)([\w.]+)\}")  # one dot: the mapping that contains the key
 NOT_OURS = {"defaults", "hydra"}
 GLOBAL = "# @package _global_"
 
@@ -26,7 +26,7 @@ GLOBAL = "# @package _global_"
 def given(group: str, choice: str) -> Mapping[str, Any] | None:
     """Return the flat config that a choice's file sets; None if there is no such file.
 
-    '${...}' is left as it is where it asks for more than another value of the file.
+    A '${...}' that refers to anything but another value of the file is left as it is.
     """
     path = (SWEEPS if group == "sweep" else CONF / group) / f"{choice}.yaml"
     if not path.exists():
@@ -38,7 +38,7 @@ def given(group: str, choice: str) -> Mapping[str, Any] | None:
         base, _, kind = start.partition("base_") if isinstance(start, str) else ("", "", "")
         if base or not kind:
             values |= given(group, str(start)) or {}
-        elif kind != group:  # a group of one kind has the base of its own name
+        elif kind != group:  # a group with one kind has a base of the group's name
             values[f"{group}.kind"] = kind
     prefix = "" if text.startswith(GLOBAL) else f"{group}."
     items = flatten({key: value for key, value in content.items() if key not in NOT_OURS})
@@ -67,5 +67,5 @@ def choices_of(group: str) -> tuple[str, ...]:
 
 
 def number(value: Any) -> Any:
-    """Return what Hydra reads: 1e-3 is a number, which YAML 1.1 takes for a word."""
+    """Return the value as Hydra reads it: 1e-3 is a number, which YAML 1.1 takes for a word."""
     return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value

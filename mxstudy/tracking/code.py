@@ -1,7 +1,7 @@
 """The code identity of a run: a digest of the syntax trees of the files that decide its numbers.
 
-Names of files are not in it, and files are a multiset, so moving a file changes nothing; `syntax_digests` says what
-else does not. Versions of torch and Triton and the kind of GPU stand beside it in provenance.json.
+It ignores the names of files, so moving a file changes nothing; `syntax_digests` says what else it ignores. Versions of
+torch and Triton and the kind of GPU stand beside it in provenance.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MODEL = ("config", "numerics", "kernels", "blocks", "model", "distributed.py", "
 STUDENTS = (*MODEL, "data", "train", "students")
 TRAINED = (*MODEL, "data", "evaluation", "train/runtime.py", "studies/trained_model.py")
 
-# Of each kind of run, the rooms and files below mxstudy/ that decide its numbers; of a kind without a row, EVERYTHING.
+# For each kind of run, the rooms and files below mxstudy/ that decide its numbers; for a kind without a row,
+# EVERYTHING.
 DECIDES: dict[str, tuple[str, ...]] = {
     "pretrain": (*MODEL, "data", "train", "studies/pretrain/run.py"),
     "student_teacher": STUDENTS,
@@ -37,7 +38,7 @@ DECIDES: dict[str, tuple[str, ...]] = {
 }
 EVERYTHING = (*STUDENTS, "evaluation", "studies")
 
-# Rooms and files of which no row of DECIDES names a part. What is in neither is somebody's own file, and decides.
+# Rooms and files that no row of DECIDES names, even in part. A file in neither list is a user's own, and decides.
 DECIDED_BY_NONE = (
     *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
     *("scripts.py", "explain.py"),
@@ -45,7 +46,7 @@ DECIDED_BY_NONE = (
     "results.py",  # of earlier layouts
 )
 
-# What lies in these rooms and decides no number: what no run calls, settings of what only observes or launches, probes,
+# Files in these rooms that decide no number: code that no run calls, settings that only observe or launch, probes,
 # output. Paths of earlier layouts are among them.
 UNCALLED = ("kernels/norm_codes.py", "kernels/device/norm_codes.py", "numerics/layouts.py")
 DECIDES_NOTHING = (
@@ -62,7 +63,7 @@ DECIDES_NOTHING = (
     *("evaluation/export.py", "train/stack_probes.py"),
 )
 
-BESIDE = {"torch": "torch", "triton": "Triton", "gpu": "GPU"}  # keys of provenance.json, with what to call them
+BESIDE = {"torch": "torch", "triton": "Triton", "gpu": "GPU"}  # keys of provenance.json, with their names in messages
 LISTED = 6  # files that a message lists; more are counted
 
 
@@ -78,7 +79,7 @@ def is_below(path: str, places: Iterable[str]) -> bool:
 
 @functools.cache  # the process keeps the code that it has loaded
 def code_of(study: str) -> dict[str, Any]:
-    """Return what provenance.json records of the code of this process: its digest, and that of each of its files."""
+    """Return the code identity of this process for provenance.json: its digest, and that of each of its files."""
     return recorded({name: digest for name, digest in _digests().items() if decides(name, study)})
 
 
@@ -115,9 +116,9 @@ def code_at(commit: Any, dirty: Any, study: str) -> str:
 
 
 def code_in(about: Mapping[str, Any], study: str) -> str:
-    """Return the digests of the code that a run was begun and resumed with, from its provenance: usually one.
+    """Return the digests of the code that began and resumed a run, from its provenance; usually one.
 
-    `study`: the kind of run, which is asked for only where a commit stands in for the digest.
+    `study`: the kind of run, needed only if a commit stands in for the digest.
     """
     parts = (about, *about.get("resumed", []))
     return ", ".join(
@@ -126,10 +127,11 @@ def code_in(about: Mapping[str, Any], study: str) -> str:
 
 
 def changes(about: Mapping[str, Any], now: Mapping[str, Any], study: str, on_gpu: bool, here: bool) -> list[str]:
-    """Return what differs between a run's code and today's, as pieces of a sentence.
+    """Return the differences between a run's code and today's, as pieces of a sentence.
 
-    `now`: today's provenance. Versions are compared without their build, and Triton's for a run on a GPU alone; the
-    kind of GPU if the job would run `here`, in this process: who plans may have another GPU than the job, or none.
+    `now`: today's provenance. Versions are compared without their build, Triton's only for a run on a GPU. The kind of
+    GPU is compared only if the job would run `here`, in this process: a machine that plans may have another GPU than
+    the job, or none.
     """
     code, *others = [code_of(study)["code"], code_in(about, study)]
     found = [] if others == [code] else [changed_files(about, study)]
@@ -148,7 +150,7 @@ def release(version: Any) -> str | None:
 
 
 def changed_files(about: Mapping[str, Any], study: str) -> str:
-    """Return a piece of a sentence that names the files that changed since a run, as far as that is known."""
+    """Return a piece of a sentence that names the files that changed since a run, as far as they are known."""
     own = code_of(study)["code_files"]
     parts = [about, *about.get("resumed", [])]
     names: set[str] = set()
@@ -164,10 +166,10 @@ def changed_files(about: Mapping[str, Any], study: str) -> str:
 
 
 def different_code(runs: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return a sentence that names the code of runs of one kind that are compared; None if it is known and the same.
+    """Return a sentence that names the code of compared runs of one kind; None if it is known and the same.
 
-    `runs`: of each its `study`, `code`, and the keys of BESIDE; what a run did not record is not compared, its code
-    apart.
+    `runs`: for each its `study`, `code`, and the keys of BESIDE. A key that a run did not record is not compared,
+    except its code.
     """
     values: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for run in runs:

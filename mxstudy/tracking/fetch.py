@@ -25,7 +25,7 @@ NEEDED = {"status.json", "config.yaml", "provenance.json"}
 def fetch(name: str) -> list[RunFolder]:
     """Return the ended runs of an experiment or sweep, in temporary folders that are deleted when this process exits.
 
-    Of a run that was trained again, the last that has ended is returned.
+    If a run was trained again, the last version that has ended is returned.
 
     The store is the one that MLFLOW_TRACKING_URI names, as everywhere in MLflow, or else mlflow.db in the current
     folder. A run that still trains has no artifacts yet and is left out. Raises ConfigError for an unknown name, and
@@ -40,7 +40,7 @@ def fetch(name: str) -> list[RunFolder]:
         return fetch_from(uri, name)
     except ConfigError:
         raise
-    except Exception as error:  # of MLflow, or of whatever it asks
+    except Exception as error:  # from MLflow or anything below it
         raise ConfigError(f"{SCHEME}{name}: {one_line(uri, error)}; start that server again, or {OTHERWISE}") from error
 
 

@@ -38,7 +38,7 @@ C = TypeVar("C", bound=schemas.Run)
 STALE_AFTER_S = 60.0
 NAME_LENGTH = 12  # hex digits of the fingerprint in a folder's name
 SHORTEST_PREFIX = 6  # hex digits that suffice to name a run
-REHEARSALS = "rehearsals"  # the folder of their figures, as of their runs and of their experiment in MLflow
+REHEARSALS = "rehearsals"  # the folder of their runs and figures, and their experiment in MLflow
 CHECKPOINT = "step_"  # prefix of a checkpoint's name, followed by the step in eight digits
 
 # The files that are sent to MLflow.
@@ -48,10 +48,10 @@ ARTIFACTS = (
     *("tables/*.parquet", "columns/*.parquet", "spikes/*.safetensors"),
 )
 
-BEFORE_STATUS = ("status.lock", "config.yaml", "provenance.json", memberships.NAME)  # what `create` begins with
+BEFORE_STATUS = ("status.lock", "config.yaml", "provenance.json", memberships.NAME)  # the first files of `create`
 
 RunStatus = Literal["queued", "running", "preempted", "finished", "diverged", "failed", "cancelled"]
-DONE = ("finished", "diverged")  # states with a result: no step is superseded any more
+DONE = ("finished", "diverged")  # states with a result: no later step replaces an earlier one
 MOVE_AWAY = "move the folder away to train this run again"  # what to do about a file that cannot be read
 REPLACED = ".old-"  # after the name of a folder that a rerun replaces, followed by a number
 
@@ -136,7 +136,8 @@ class RunFolder:
     ) -> RunFolder:
         """Create the folder of a new, queued run and return it. Raises ConfigError if there is a run already.
 
-        `asked`: its memberships where they are not the one that its provenance tells, as of a run that it replaces.
+        `asked`: its memberships, if they are not the one in its provenance, for example those of a run that it
+        replaces.
         """
         folder = cls(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ class RunFolder:
         values = plain(config) | {"experiment": self.config().experiment}  # the experiment that owns the folder
         replace_file(self.config_path, yaml_of(values))
         about = self.provenance()
-        if not self.checkpoint_steps():  # it begins again, and nothing of the earlier code is left in it
+        if not self.checkpoint_steps():  # it begins again, so no result of the earlier code is left in it
             about |= {key: provenance[key] for key in ("code", "code_files") if key in provenance}
         self.set_provenance(about | {"resumed": [*about.get("resumed", []), provenance]})
 
@@ -202,11 +203,11 @@ class RunFolder:
         return code_in(about, "" if "code" in about else self.config().study)
 
     def memberships(self) -> list[Membership]:
-        """Return the experiments and sweeps that asked for this run, the one that came first at the beginning."""
+        """Return the experiments and sweeps that asked for this run, in the order in which they came."""
         return memberships.read_memberships(self.path, self.provenance)
 
     def join(self, *new: Membership) -> None:
-        """Add memberships, unless the run has them."""
+        """Add the memberships that the run lacks."""
         with self._status_lock():
             known = self.memberships()
             found = memberships.joined_by(known, new)
@@ -214,7 +215,7 @@ class RunFolder:
                 replace_file(self.path / memberships.NAME, memberships.text_of(found))
 
     def found_by(self, name: str) -> RunFolder | None:
-        """Return this folder as the experiment or sweep of that name has it; None if it never asked for this run."""
+        """Return this folder with its membership in the experiment or sweep of that name; None if it has none."""
         asked = memberships.membership_in(self.memberships(), name)
         return RunFolder(self.path, asked) if asked else None
 
@@ -227,16 +228,16 @@ class RunFolder:
 
     @property
     def place(self) -> Path:
-        """The folder that this run has or, set aside by a rerun, had."""
+        """The run's folder, or its former folder if a rerun has set it aside."""
         return self.path.with_name(self.path.name.partition(REPLACED)[0])
 
     def put_back(self) -> RunFolder:
-        """Rename a run that was set aside, by a rerun that was killed before it made its folder, to what it was.
+        """Rename a run back that a rerun had set aside before it was killed without making its own folder.
 
-        Return it in its place. Raises RunLocked if the rerun is just making its folder, and ConfigError if there are
-        files of a run in it.
+        Return the renamed run. Raises RunLocked if the rerun is just making its folder, and ConfigError if that holds
+        files of a run.
         """
-        with suppress(FileNotFoundError), self.lock():  # it may have been put back just now
+        with suppress(FileNotFoundError), self.lock():  # another process may just have put it back
             if not (self.place / "status.json").exists():
                 begun = list(self.place.glob("*"))
                 others = [path.name for path in begun if not path.name.startswith((*BEFORE_STATUS, "."))]
@@ -247,7 +248,7 @@ class RunFolder:
         return RunFolder(self.place, self.asked)
 
     def with_result(self) -> RunFolder:
-        """Return this folder or, until the rerun that is in it has a result, that of the run which it replaces."""
+        """Return this folder or, if it holds a rerun without a result yet, that of the run which it replaces."""
         if self.status().state not in DONE:
             for earlier in map(RunFolder, reversed(replaced(self.place))):
                 if earlier.status().state in DONE:
@@ -269,7 +270,7 @@ class RunFolder:
         path = self.path / "run.lock"
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            with self._status_lock():  # `is_locked` holds it as well, so whoever is in the way is a writer
+            with self._status_lock():  # `is_locked` holds it as well, so only a writer can hold the run's lock
                 is_ours = try_lock(file)
             if not is_ours:
                 holder = path.read_text() or "another process"
@@ -281,13 +282,13 @@ class RunFolder:
             os.close(file)
 
     def is_locked(self) -> bool:
-        """Return whether a process is the run's writer; no process that becomes it meanwhile is refused the lock."""
+        """Return whether a process is the run's writer; the check never refuses the lock to a process that wants it."""
         with self._status_lock(), (self.path / "run.lock").open("a") as file:
             return not try_lock(file.fileno())
 
     @contextmanager
     def heartbeat(self, every_s: float = 15.0) -> Iterator[None]:
-        """Record host and process id, then refresh `heartbeat_s` alone for as long as the block runs."""
+        """Record host and process id, then refresh only `heartbeat_s` while the block runs."""
         self.update(host=socket.gethostname(), pid=os.getpid(), heartbeat_s=time.time())
         stop = threading.Event()
 
@@ -311,7 +312,7 @@ class RunFolder:
             yield
 
     def _write(self, status: Status) -> None:
-        read(Status, dataclasses.asdict(status))  # refuses an invalid state here rather than at the next read
+        read(Status, dataclasses.asdict(status))  # refuses an invalid state now, not at the next read
         replace_file(self.status_path, json.dumps(dataclasses.asdict(status), indent=2))
 
 
@@ -325,9 +326,9 @@ def try_lock(file: int) -> bool:
 
 
 def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") -> list[RunFolder]:
-    """Return the runs whose folder matches `pattern`, by default all runs of all experiments; not those replaced.
+    """Return the runs whose folder matches `pattern`, by default all runs of all experiments, without replaced ones.
 
-    A run that was set aside by a rerun which was killed before it made its folder stands in its place.
+    A run that a killed rerun set aside counts, if the rerun did not make its own folder.
     """
     name = re.compile(f"[0-9a-f]{{{NAME_LENGTH}}}")
     there = [RunFolder(status.parent) for status in runs_dir.glob(f"{pattern.rstrip('*')}*/status.json")]
@@ -348,9 +349,9 @@ def number_of(path: Path) -> int:
 
 
 def runs_of(runs: Iterable[RunFolder], name: str) -> list[RunFolder]:
-    """Return the runs that the sweep or experiment of that name asked for, as it has them.
+    """Return the runs that the sweep or experiment of that name asked for, with its membership.
 
-    If there are runs of a sweep of that name, those that only other sweeps of the experiment asked for are left out.
+    If a sweep of that name has runs, those that only other sweeps of the experiment asked for are left out.
     """
     asked = [run for each in runs if (run := each.found_by(name))]
     is_sweep = any(run.membership().sweep == name for run in asked)
@@ -372,7 +373,7 @@ def find_run(runs_dir: Path, fingerprint_prefix: str) -> RunFolder | None:
 def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
     """Return the run that `text` names by its folder, its fingerprint or a prefix of it, or its MLflow run id.
 
-    Until a rerun has ended, that is the run which it replaces. Raises ConfigError, with the config key `key`, if `text`
+    Until a rerun has ended, this is the run that it replaces. Raises ConfigError, with the config key `key`, if `text`
     names no run or several.
     """
     if (Path(text) / "status.json").is_file():
@@ -390,7 +391,7 @@ def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
 def is_called(run: RunFolder, text: str) -> bool:
     try:
         status = run.status()
-    except ConfigError:  # one that cannot be read keeps nobody from naming the others
+    except ConfigError:  # an unreadable run does not hide the others
         return len(text) >= SHORTEST_PREFIX and run.path.name.startswith(text)
     begins = len(text) >= SHORTEST_PREFIX and status.fingerprint.startswith(text)
     return begins or status.mlflow_run_id == text

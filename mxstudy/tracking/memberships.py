@@ -1,7 +1,7 @@
-"""Which experiments and sweeps a run belongs to: whoever plans a run, whether it is trained then or not, is listed.
+"""The experiments and sweeps that a run belongs to: every one that planned it, whether it then trained it or not.
 
 A run is stored once, in the folder of the experiment that came first. `memberships.json` in that folder has a row for
-each experiment and sweep. A folder without it has the one membership that its provenance.json tells.
+each experiment and sweep. Without this file, the run has one membership, which provenance.json describes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ DELETE_IT = "delete it; the commands that asked for the run, run again, make it 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """How an experiment, and perhaps a sweep of it, asked for a run.
+    """A record that an experiment, and perhaps a sweep of it, asked for a run.
 
-    `label`: what varies among the jobs of that sweep, of this run. `choices`: the choice of each config group.
+    `label`: this run's values of what varies among the jobs of that sweep. `choices`: the choice of each config group.
     `baseline`: the choices of the arm to compare the others with; None: those in the run's config.
     """
 
@@ -38,17 +38,17 @@ class Membership:
 
     @property
     def names(self) -> set[str]:
-        """The names that find this membership's runs."""
+        """The names by which this membership's runs are found."""
         return {self.experiment} | ({self.sweep} if self.sweep else set())
 
     @property
     def in_config(self) -> dict[str, Any]:
-        """The fields of a run's config that its sweep decides and its fingerprint does not have."""
+        """The fields of a run's config that its sweep decides and its fingerprint ignores."""
         return {"experiment": self.experiment} | ({} if self.baseline is None else {"baseline": self.baseline})
 
 
 def read_memberships(folder: Path, provenance: Callable[[], Mapping[str, Any]]) -> list[Membership]:
-    """Return the memberships of a run, the one that came first at the beginning."""
+    """Return the memberships of a run, in the order in which they came."""
     found = read_if_there(tuple[Membership, ...], folder / NAME, DELETE_IT)
     if found:
         return list(found)
@@ -77,9 +77,9 @@ def text_of(memberships: Iterable[Membership]) -> str:
 
 
 def joined_by(memberships: Iterable[Membership], new: Iterable[Membership]) -> list[Membership]:
-    """Return all memberships, one for each experiment and sweep: a new one takes the place of its former self.
+    """Return all memberships, one for each experiment and sweep: a new one replaces an earlier one of the same sweep.
 
-    A label with fewer words does not: a launch of fewer jobs of the same sweep has less to tell them apart by.
+    One whose label has fewer words does not: a launch of fewer jobs needs fewer words to tell them apart.
     """
     found: dict[tuple[str, str | None], Membership] = {}
     for each in (*memberships, *new):
@@ -96,7 +96,8 @@ def words(membership: Membership) -> int:
 def membership_in(memberships: Iterable[Membership], name: str) -> Membership | None:
     """Return the membership in the sweep or experiment of that name, or None.
 
-    A sweep of that name goes before an experiment, which goes before another sweep of it; the last one of several.
+    A sweep of that name takes precedence over an experiment, and that over another sweep of it; the last of several
+    counts.
     """
     found = [each for each in memberships if name in each.names]
     return max(reversed(found), key=lambda each: (each.sweep == name, each.sweep is None), default=None)

@@ -1,6 +1,6 @@
-"""Make MLflow's SQLite file whole: under a lock, in a temporary file, which is renamed when MLflow has filled it.
+"""Create MLflow's SQLite file completely: under a lock, in a temporary file, renamed when MLflow has filled it.
 
-MLflow itself fills a new file in place, by a hundred migrations. A signal, or a second process, in the middle of them
+MLflow itself fills a new file in place, in a hundred migrations. A signal or a second process in the middle of them
 leaves a file that no later command can use or complete.
 """
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def make_database(path: Path) -> None:
-    """Create MLflow's database unless it is there; move one that was left half-made aside, and say so.
+    """Create MLflow's database unless it exists; move an incomplete one aside, and say so.
 
     Raises sqlite3.Error for a file that is no database, and OSError.
     """
@@ -28,7 +28,7 @@ def make_database(path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{path.name}.lock")):
-        if is_made(path):  # by the process that held the lock
+        if is_made(path):  # made by the process that held the lock
             return
         for unfinished in path.parent.glob(f".{path.name}.[0-9]*"):
             unfinished.unlink()
@@ -51,7 +51,7 @@ def is_made(path: Path) -> bool:
 
 
 def move_aside(path: Path) -> None:
-    """Rename a half-made database, and what SQLite left beside it, to NAME.half-made-N."""
+    """Rename an incomplete database, and SQLite's files beside it, to NAME.half-made-N."""
     number = next(n for n in range(1, 1000) if not path.with_name(f"{path.name}.half-made-{n}").exists())
     for part in path.parent.glob(f"{path.name}*"):
         rest = part.name.removeprefix(path.name)

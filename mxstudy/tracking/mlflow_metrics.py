@@ -114,8 +114,8 @@ def without_layer(tensor: str) -> str:
     return re.sub(r"\blayers\.\d+\.", "layers.", tensor)
 
 
-# Probe name -> its folder (None: the first part of each key) and a function that selects what of its rows goes there.
-# The rows of any other probe go completely to a folder of its name.
+# Probe name -> its folder (None: the first part of each key) and a function that selects the values of its rows that go
+# there. The rows of any other probe go completely to a folder of its name.
 PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "norm_output_rms": ("norm_rms", everything),
     "activation_histograms": ("activation_histograms", nothing),

@@ -1,11 +1,11 @@
 """The mirror: a thread that sends the journal to MLflow in batches. The journal is the authoritative record.
 
 The mirror sends the steps that a durable checkpoint covers, and everything once a run is done, so that a step that was
-sent is never superseded. If the server fails, the mirror tries again after growing pauses; the run waits for it only
-at its end, at most a minute, and no longer for one that is known to be silent.
+sent is never superseded. If the server fails, the mirror tries again after growing pauses. The run waits for it only at
+its end, at most a minute, and not at all for a server that is known to be silent.
 
 Metric points carry the journal's own timestamps, and MLflow stores a point once even if it is sent twice. So
-`mirror.json` (which MLflow run, up to which step) may lag behind what has arrived, and a kill duplicates nothing.
+`mirror.json` (which MLflow run, up to which step) may lag behind the server, and a kill duplicates nothing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Mirror:
     def finish(self, state: str, reason: str | None = None, timeout_s: float = 60.0) -> str | None:
         """Send the rest and end the MLflow run. Return None, or one line that says why not everything has arrived.
 
-        What has not, `catch_up` sends: the same command does so, and a launcher that waits for its jobs.
+        `catch_up` sends the rest when the same command runs again, or from a launcher that waits for its jobs.
         """
         self._reason = reason
         self._final = state
@@ -119,7 +119,7 @@ class Mirror:
         return self._problem or f"{self.uri}: {why}"
 
     def _is_hopeless(self, ended_s: float, timeout_s: float) -> bool:
-        """Return whether `timeout_s` is over, or the server is silent or absent.
+        """Return whether `timeout_s` has passed, or the server is silent or absent.
 
         The server counts as absent if no call is running and all calls have failed for LAST_CHANCE_S.
         """
@@ -154,7 +154,7 @@ class Mirror:
             except Exception as error:  # a server, a driver or a disk may raise anything
                 self._failed(error)
                 longer_s = FIRST_PAUSE_S if final or not pause_s else min(2 * pause_s, LONGEST_PAUSE_S)
-                pause_s = random.uniform(0.75, 1.25) * longer_s  # so that the runs of a sweep do not call all at once
+                pause_s = random.uniform(0.75, 1.25) * longer_s  # so that the runs of a sweep do not all call at once
             else:
                 self._problem = None
                 if final and complete:
@@ -287,7 +287,7 @@ class Session:
         self.texts: list[Row] = []
 
     def begin(self, known: Mapping[str, str], tags: Mapping[str, str], params: Mapping[str, Any]) -> None:
-        """Set params, tags and status of the running run. `known`, `tags`: params and tags that MLflow already has."""
+        """Set params, tags and status of the running run. `known`, `tags`: params and tags that MLflow has already."""
         from mlflow.entities import Param
 
         run_id = self.position.run_id
@@ -313,7 +313,7 @@ class Session:
         read = not self.points  # waiting points go first; otherwise an outage would fill the memory
         if read:
             self._read(limit)
-        while self.texts:  # before the points, for these say how far MLflow has the journal
+        while self.texts:  # before the points, which mark how far MLflow has the journal
             self.client.log_text(self.position.run_id, *text_of(self.texts[0]))
             del self.texts[0]
         batch = self.points[:METRICS_PER_CALL]
@@ -327,7 +327,7 @@ class Session:
     def tell_parent(self) -> None:
         """Make the run a child of its sweep's parent run, which may have been made after it."""
         parent_id = None if self.has_parent else self.folder.status().mlflow_parent_id
-        if parent_id and active_run(self.client, parent_id):  # None in another store
+        if parent_id and active_run(self.client, parent_id):  # None if it is in another store
             self.client.set_tag(self.position.run_id, PARENT, parent_id)
         self.has_parent = self.has_parent or parent_id is not None
 
@@ -337,7 +337,7 @@ class Session:
         for path in self.folder.artifacts():
             inside = path.parent.relative_to(self.folder.path).as_posix()
             self.client.log_artifact(run_id, str(path), None if inside == "." else inside)
-        for tag, label in membership_tags(self.folder).items():  # sweeps may have asked for it since it began
+        for tag, label in membership_tags(self.folder).items():  # sweeps may have asked for the run since it began
             self.client.set_tag(run_id, tag, label)
         self.client.set_tag(run_id, "status", state)
         if reason:

@@ -1,7 +1,7 @@
 """A sweep in MLflow: a parent run with its jobs' runs as children and the sweep's summary on its page.
 
-Everything here may be repeated from any process: a sweep finds its parent run by its set of jobs, and sets the same
-tags, artifacts and times again. So after an outage of the server, running the same command again adds what is missing.
+Any process may repeat everything here: a sweep finds its parent run by its set of jobs, and sets the same tags,
+artifacts and times again. So after an outage of the server, the same command adds what is missing.
 """
 
 from __future__ import annotations

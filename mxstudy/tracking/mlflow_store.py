@@ -1,6 +1,6 @@
 """Open an MLflow store, and find or create its experiments and runs.
 
-The journal is not known here: `mlflow_mirror` sends it, and `mlflow_parent` makes the parent runs of sweeps.
+This file knows nothing of the journal: `mlflow_mirror` sends it, and `mlflow_parent` makes the parent runs of sweeps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "trai
 
 
 def check_uri(uri: str, key: str) -> None:
-    """Raise ConfigError, which names the key, for a URI that MLflow, or a second process, could not open."""
+    """Raise ConfigError, naming the key, for a URI that MLflow or a second process could not open."""
     scheme = re.split(r"[+:]", uri)[0]
     require(scheme in SCHEMES, f"{key}: {uri!r} does not begin with one of {', '.join(SCHEMES)}")
     in_memory = uri == "sqlite://" or ":memory:" in uri
@@ -108,9 +108,9 @@ def find_run(client: Any, experiment_id: str, tags: Mapping[str, str]) -> Any | 
 
 
 def quoted(text: str, marks: str) -> str:
-    """Return a text in the first of these quotation marks that is not in it, as MLflow's searches read it.
+    """Return a text in the first of these quotation marks that it does not contain, as MLflow's searches read it.
 
-    Raises ValueError for a text that has all of them: a search knows no other way to write one.
+    Raises ValueError for a text that contains all of them: a search has no other way to write it.
     """
     mark = next((mark for mark in marks if mark not in text), None)
     if mark is None:

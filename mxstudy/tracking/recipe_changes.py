@@ -1,4 +1,4 @@
-"""Say in which parts the recipes of a plan differ from those that a choice gives: 'wgrad_transform=null'."""
+"""Name the parts in which the recipes of a plan differ from those of a choice: 'wgrad_transform=null'."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Parts = dict[tuple[str, str], Any]  # of a canonical schedule: by row and patter
 def changes(value: Value, given: Value) -> dict[str, Any]:
     """Return the fields of a schedule's recipes that differ from those of another schedule, which a choice gives.
 
-    An operand or a transform that is gone is null; a field that is not written has its default; a sequence is one
-    field. Returns {} where anything else differs: rows, patterns, or names of built-in recipes.
+    A missing operand or transform is null, a field that is not written has its default, and a sequence is one field.
+    Returns {} where anything else differs: rows, patterns, or names of built-in recipes.
     """
     new, old = parts_of(value), parts_of(given)
     differing = sorted(part for part in {*new, *old} if new.get(part) != old.get(part))

@@ -1,6 +1,6 @@
-"""Notice a tracking server that is silent: it accepts calls and answers none, so that each costs a whole timeout.
+"""Notice a silent tracking server: it accepts calls and answers none, so each call costs a whole timeout.
 
-What one call of a process has found out, all of its runs and sweeps know: they wait for no answer at their end.
+All runs and sweeps of a process share what one call has found out, and do not wait for an answer at their end.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from mxstudy.reader import root_of
 
 SILENT_S = 25.0  # without an answer; a busy SQLite lets a call wait for 20 s
-FORGET_S = 60.0  # after a call without an answer, when the next one may find the server restored
+FORGET_S = 60.0  # after a call without an answer, until the next call may find the server restored
 
 
 class Answers:
     """Record whether a store answers what this process asks it. Times are those of `time.monotonic`.
 
-    `answered_s`: of its last answer, or of the first question. `missed_s`: of the last call that ended without one.
+    `answered_s`: that of its last answer, or of the first question. `missed_s`: that of the last call without an
+    answer.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Answers:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Note whether the store answers what the block asks; a refusal is an answer."""
+        """Note whether the store answers the calls of the block; a refusal is an answer."""
         try:
             yield
         except Exception as error:
@@ -41,7 +42,7 @@ class Answers:
 
     @property
     def is_silent(self) -> bool:
-        """Return whether its last calls, the latest of them a short while ago, got no answer."""
+        """Return whether its last calls, the latest of them recent, got no answer."""
         return time.monotonic() < self.missed_s + FORGET_S and self.missed_s - self.answered_s > SILENT_S
 
     def check(self) -> None:
@@ -50,6 +51,6 @@ class Answers:
             raise TimeoutError("it does not answer")
 
 
-@functools.cache  # the runs and sweeps of a process share what it has found out
+@functools.cache  # shared by the runs and sweeps of a process
 def answers_of(uri: str) -> Answers:
     return Answers()

@@ -1,7 +1,8 @@
-"""Digests of Python files that change when what they compute may, and not when files move or prose is edited.
+"""Digests of Python files that change if their computation may change, but not if files move or prose is edited.
 
-Docstrings, comments and positions are not in a digest. Nor is an import, if its name can mean one thing alone. If it is
-renamed (`import a as b`), or several files of the package define it, the digest holds the definition that it names.
+A digest ignores docstrings, comments and positions. It also ignores an import whose name can mean only one thing. If an
+import is renamed (`import a as b`), or several files of the package define its name, the digest contains the
+definition.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def digest_of(words: list[str]) -> str:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Collect no garbage within the block: a tree has none, and looking for it takes longer than parsing."""
+    """Turn off garbage collection within the block: a tree has no garbage, and the search takes longer than parsing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -86,7 +87,7 @@ def imports_in(tree: ast.Module) -> list[Imported]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements in a statement, and in those, but no expressions, which are most of a tree."""
+    """Yield all statements below a statement, without visiting expressions, which are most of a tree."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             yield child
@@ -96,9 +97,9 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 def meaning(
     one: Imported, trees: Mapping[str, ast.Module], definitions: Mapping[str, Mapping[str, ast.stmt]]
 ) -> list[str]:
-    """Return what an import's name stands for, as words: its definition, the whole module, or its own dotted name.
+    """Return the meaning of an import's name as words: its definition, the whole module, or its own dotted name.
 
-    The last is for what these files do not have: other packages, and rooms that decide nothing.
+    The last is for code outside these files: other packages, and rooms that decide nothing.
     """
     dotted = ".".join(filter(None, (one.module, one.name)))
     if file := _file_of(dotted, trees):
@@ -115,14 +116,14 @@ def _file_of(module: str, files: Mapping[str, Any]) -> str | None:
 
 
 def words_of(tree: ast.AST) -> list[str]:
-    """Return a tree as words, without what changes no number; the same in every version of Python."""
+    """Return a tree as words, without the parts that change no number; the same in every version of Python."""
     words: list[str] = []
     _add_words(tree, words)
     return words
 
 
 def _add_words(node: ast.AST, words: list[str]) -> None:
-    """Append a tree as words, without what changes no number; the same in every version of Python."""
+    """Append a tree as words, without the parts that change no number; the same in every version of Python."""
     words.append(type(node).__name__)
     for name in node._fields:
         value = getattr(node, name, None)

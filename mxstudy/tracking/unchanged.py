@@ -1,7 +1,7 @@
-"""Parse a config.yaml, and notice one that was changed after its run was made: its numbers are of another config.
+"""Parse a config.yaml, and notice one that was edited after its run: the numbers belong to another config.
 
-provenance.json has a digest of the part of the config that decides numbers, as a fingerprint has it; folders of earlier
-versions have none, and are believed. What decides no number may change when a run is resumed.
+provenance.json has a digest of the part of the config that decides numbers, the part that enters the fingerprint.
+Folders of earlier versions have none, and are trusted. The other fields may change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def digest_of(config: schemas.Run) -> dict[str, Any]:
 
 
 class Stored(NamedTuple):
-    """What a config.yaml holds. `config`: the error, if today's schema cannot read it. `digest`: that of the config."""
+    """The content of a config.yaml. `config`: the error, if today's schema cannot read it. `digest`: the config's."""
 
     values: dict[str, Any]
     config: schemas.AnyRun | ConfigError
     digest: dict[str, Any] | None
 
 
-@functools.lru_cache(1000)  # a figure asks for a run's config several times, and to parse it takes milliseconds
+@functools.lru_cache(1000)  # a figure asks for a run's config several times, and parsing takes milliseconds
 def stored(text: str) -> Stored:
-    """Return what the text of a config.yaml holds; nobody may change it. Raises ConfigError for what is no mapping."""
+    """Return the content of a config.yaml, which callers must not change. Raises ConfigError if it is not a mapping."""
     values = parse_yaml(text)
     try:
         config = schemas.read_run(values)
@@ -47,9 +47,9 @@ def stored(text: str) -> Stored:
 
 
 def check_unchanged(path: Path, found: Stored, about: Mapping[str, Any]) -> None:
-    """Raise ConfigError if what a config.yaml holds is not the config that its run was made with.
+    """Raise ConfigError if a config.yaml does not hold the config that its run was made with.
 
-    `about`: the run's provenance. Neither a digest of an earlier version of the schema is compared, nor values that
+    `about`: the run's provenance. A digest of an earlier version of the schema is not compared, nor are values that
     today's schema cannot read.
     """
     recorded = about.get(KEY)

@@ -1,7 +1,7 @@
 """Read a checkpoint's tensors and compare them with their recorded checksums in one pass over the memory.
 
-Several threads read a tensor each, straight to where it belongs, and take the checksum of every chunk while it is in
-the processor's cache, so that the files are not read a second time.
+Several threads read a tensor each, directly to its place, and compute the checksum of every chunk while it is in the
+processor's cache, so no file is read a second time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mxstudy.distributed import on_first_rank
 from mxstudy.reader import ConfigError
 from mxstudy.train.checksums import HEADER, Checksums, Piece, pieces_of, readers
 
-CHUNK = 2**23  # bytes that stay in the cache; with fewer the threads wait for Python, and for each other
+CHUNK = 2**23  # bytes that stay in the cache; with smaller chunks the threads wait for Python and for each other
 
 
 class ChangedBytes(ConfigError):
-    """Raised for a file, and a tensor in it, that has other bytes than were written."""
+    """Raised for a file, and a tensor in it, whose bytes are not those that were written."""
 
 
 class CheckedReader(HuggingFaceStorageReader):
@@ -65,7 +65,7 @@ class CheckedReader(HuggingFaceStorageReader):
         return self.pieces[path.name, item.storage_index.fqn]
 
     def read_piece(self, piece: Piece, item: ReadItem, planner: LoadPlanner) -> str:
-        """Read what is wanted of a tensor in a file; returns the checksum of the whole tensor."""
+        """Read the wanted part of a tensor in a file; return the checksum of the whole tensor."""
         target, stored = planner.resolve_tensor(item).detach(), self.storage_data[item.storage_index]
         if item.lengths == stored.shape and target.dtype == stored.dtype and target.is_contiguous():
             checksum = read_into(target, piece)
@@ -99,7 +99,7 @@ def read_into(target: Tensor, piece: Piece) -> str:
 
 
 def chunks_of(target: Tensor) -> Iterator[tuple[Any, Tensor | None]]:
-    """Yield memory for each chunk of the tensor: its own, or a buffer and the bytes on the GPU where that belongs."""
+    """Yield memory for each chunk of the tensor: its own, or a buffer and the bytes on the GPU to copy it to."""
     buffer = memoryview(bytearray(min(CHUNK, target.nbytes))) if target.is_cuda else None
     for part in target.reshape(-1).view(torch.uint8).split(CHUNK) if target.numel() else ():
         if buffer is None:

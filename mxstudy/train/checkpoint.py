@@ -4,9 +4,9 @@
 
 A checkpoint is written under a temporary name, synced, then renamed, so it exists whole or not at all. It holds a dict
 of tensors, `model.layers.0...` and `optimizer.layers.0....exp_avg`. A checkpoint with a file `pinned` is never deleted.
-checkpoint.json has a checksum of each tensor and of itself, compared at every load (`checked_reader`); those that were
-written before there were checksums have none, and are read without.
-Several ranks write a checkpoint together, each its own shards; any number of ranks can read it, each what it needs.
+checkpoint.json has a checksum of each tensor and of itself, compared at every load (`checked_reader`). Older
+checkpoints have none, and are read without a comparison. Several ranks write a checkpoint together, each its own
+shards; any number of ranks can read it, each what it needs.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Checkpoints:
     keep_last: int
 
     def latest(self) -> Path | None:
-        """Delete what killed processes left unfinished, and return the newest checkpoint, or None.
+        """Delete the unfinished checkpoints of killed processes, and return the newest checkpoint, or None.
 
-        The run's own process calls it, on all ranks, which get the same.
+        The run's own process calls it, on all ranks; all get the same result.
         """
         on_first_rank(lambda: self._clear(ignore_errors=True))
         return on_first_rank(self._newest)
@@ -92,7 +92,7 @@ class Checkpoints:
 
     def _begin(self, path: Path) -> Path:
         """Create and return an empty folder under the temporary name of an unfinished checkpoint."""
-        self._clear()  # what killed processes left unfinished
+        self._clear()  # unfinished checkpoints of killed processes
         temporary = self.folder / f".{path.name}.{os.getpid()}"
         temporary.mkdir(parents=True)
         return temporary
@@ -111,7 +111,7 @@ class Checkpoints:
     def _drop_old(self) -> None:
         for old in sorted(self.folder.glob(f"{CHECKPOINT}*"))[: -self.keep_last]:
             if not (old / PINNED).exists():
-                shutil.rmtree(old.rename(self.folder / f".{old.name}"))  # a kill in between leaves no half of it
+                shutil.rmtree(old.rename(self.folder / f".{old.name}"))  # a kill in between leaves no half checkpoint
 
     def pin_latest(self) -> str | None:
         """Keep the newest checkpoint for good; returns its name, or None if there is none yet.
@@ -169,7 +169,7 @@ def weight_shapes(path: Path) -> dict[str, torch.Size]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return {name: tensor} of a model's parameters and buffers, which are the biases of routers."""
+    """Return {name: tensor} of a model's parameters and its buffers, the biases of routers."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {f"model.{name}": tensor.detach() for name, tensor in named}
 
@@ -177,7 +177,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return {name: tensor} of all that training changes.
 
-    An optimizer that has done no step has no state yet; call `materialize_state` first.
+    An optimizer has no state before its first step; call `materialize_state` first.
     """
     tensors = model_tensors(model)
     for name, parameter in model.named_parameters():
@@ -199,7 +199,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def checksum_of(about: dict[str, Any]) -> str:
-    """Return the checksum of what a checkpoint says of itself."""
+    """Return the checksum of a checkpoint's description of itself."""
     return xxhash.xxh3_128_hexdigest(json.dumps(about, sort_keys=True).encode())
 
 

@@ -60,12 +60,12 @@ def own_share(folder: Path) -> list[tuple[Piece, str]]:
 
 
 def readers() -> ThreadPoolExecutor:
-    """Return a pool of as many threads as it takes to read files fast."""
+    """Return a pool of `THREADS` threads, enough to read files fast."""
     return ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))))
 
 
 def pieces_of(path: Path) -> list[Piece]:
-    """Return where a safetensors file has its header and each tensor. Raises OSError for a file that is not one."""
+    """Return the places of the header and of each tensor in a safetensors file. Raises OSError for any other file."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Copy tensors between the host and its GPU while both go on working."""
+"""Copy tensors between the host and its GPU while both continue to work."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on the device; a copy of memory that is not pinned would wait for the GPU."""
+    """Return a tensor of the host on the device; a copy from memory that is not pinned would wait for the GPU."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def to_host(x: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy x to the host; return the function that waits for the copy, but for no later work, and returns it.
+    """Begin to copy x to the host; return a function that waits for the copy, not for later work, and returns it.
 
     The host sleeps meanwhile, because other runs may share its cores.
     """

@@ -1,9 +1,9 @@
 """The training loop: a step reads from top to bottom in the order in which it happens.
 
-Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A dense
-model's step does not wait for the GPU: the device itself keeps what is not finite from the weights. So where nothing
-looks at the model between two steps, the host prepares and launches the next one before it reads the loss of this one.
-A mixture's step waits once, before it moves the balancing biases.
+Each rank runs it on its share of every batch; the recorded values are those of all ranks together. A dense model's step
+does not wait for the GPU: the device itself skips an update that is not finite. So if nothing looks at the model
+between two steps, the host prepares and launches the next step before it reads the loss of this one. A mixture's step
+waits once, before it moves the balancing biases.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from mxstudy.train.runtime import peak_flops
 from mxstudy.train.schedule import lr_ratio
 from mxstudy.train.signals import Leave
 
-CADENCES = ("validation", "evaluation", "sample", "checkpoint")  # of the config, what is done between two steps
-CORPORA = "corpora"  # in the journal: what a run has taken of each corpus at its end
+CADENCES = ("validation", "evaluation", "sample", "checkpoint")  # config sections: what is done between two steps
+CORPORA = "corpora"  # in the journal: the samples that a run took from each corpus
 
 
 class StepRecorder(Protocol):
     """Stores a run's measurements, and the checkpoints from which it can resume."""
 
     def measuring(self, what: str, done: int, total: int) -> None:
-        """Show that so much of a measurement of the model is done, between two steps."""
+        """Show how much of a measurement of the model, between two steps, is done."""
 
     def record(self, row: Row) -> None:
         """Append a row to the journal."""
@@ -80,13 +80,13 @@ class TrainingRun:
         self.peak_flops = peak_flops(self.device)  # of one GPU
         self.peak_bytes = 0  # of GPU memory
         self.clocks: list[Timing] = []  # the timing probes of this step
-        self.diverged = torch.zeros((), dtype=torch.bool, device=self.device)  # from then on no step is applied
-        self.unread: list[StepView] = []  # steps that are launched, and not yet recorded
+        self.diverged = torch.zeros((), dtype=torch.bool, device=self.device)  # once true, no step is applied
+        self.unread: list[StepView] = []  # steps that are launched but not yet recorded
         self.began_s = 0.0  # when the first of them began
 
     @property
     def ahead(self) -> int:
-        """The steps that may be unread while the next is launched: on a GPU one, if nothing looks at each step."""
+        """How many steps may be unread when the next one is launched: on a GPU 1, if nothing looks at each step."""
         return int(self.device.type == "cuda" and world_size() == 1 and not self.probes and self.spikes is None)
 
     def micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -192,7 +192,7 @@ def begin_step(run: TrainingRun, step: int) -> None:
 
 
 def record_steps(run: TrainingRun, most: int = 0) -> int | None:
-    """Record launched steps in order, and their spikes, until at most `most` are unread; returns one that diverged."""
+    """Record launched steps in order, and their spikes, until at most `most` are unread; return one that diverged."""
     while len(run.unread) > most:
         view = run.unread.pop(0)
         view.is_finite()  # waits for the GPU
@@ -224,7 +224,7 @@ def observed_step(run: TrainingRun, step: int) -> StepView:
 
 
 def step_row(run: TrainingRun, view: StepView, seconds: float) -> Row:
-    """Return the journal's row of a step that took so many seconds."""
+    """Return the journal's row of a step that took this many seconds."""
     tokens_per_s = run.tokens_per_step / seconds
     row = {
         "step": view.step,

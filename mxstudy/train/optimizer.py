@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mxstudy import config
 
-# The optimizer of each config: parameters and config to the optimizer, with its state in FP32.
+# By config, the function that builds the optimizer, with its state in FP32, from parameters and config.
 OPTIMIZERS: dict[type, Callable[[Iterable[nn.Parameter], Any], torch.optim.Optimizer]] = {
     config.AdamW: lambda parameters, adamw: torch.optim.AdamW(
         parameters, lr=adamw.lr, betas=adamw.betas, eps=adamw.eps, weight_decay=adamw.weight_decay, fused=True
@@ -19,7 +19,7 @@ OPTIMIZERS: dict[type, Callable[[Iterable[nn.Parameter], Any], torch.optim.Optim
 
 
 def build_optimizer(model: nn.Module, optimizer: config.AdamW) -> torch.optim.Optimizer:
-    """Return the optimizer of all parameters; weight decay is on every one, gains included, as in TorchTitan."""
+    """Return the optimizer of all parameters; weight decay applies to all of them, gains included, as in TorchTitan."""
     return OPTIMIZERS[type(optimizer)](model.parameters(), optimizer)
 
 
@@ -29,7 +29,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def step_unless(optimizer: torch.optim.Optimizer, diverged: Tensor) -> None:
-    """Do the optimizer's step unless `diverged`, bool []; a fused one asks on the device, for others the host waits."""
+    """Do the optimizer's step unless `diverged`, bool []; a fused one checks it on the device, else the host waits."""
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = diverged.float()  # type: ignore[attr-defined]
         optimizer.step()

@@ -31,9 +31,10 @@ def parallelize(model: Decoder, train: config.Train, mesh: DeviceMesh | None = N
     Every parameter, its gradient and its optimizer state are sharded along the first axis over the ranks of `mesh`
     (FSDP2, ZeRO stage 3). A block's weights are rounded to the compute dtype, gathered whole before the block runs, and
     freed after it, so an MX cast sees whole weights, and its blocks are those of a single process. Gradients are summed
-    in FP32. A block with a router is gathered in FP32, which the router needs, and rounded where it is used: a group of
-    its own inside a block could not be compiled. Embedding (in FP32), final norm and head are gathered once per step.
-    Without a mesh nothing is sharded. `mxstudy.model.all_gather` makes another gather of it, once there is memory.
+    in FP32. A block with a router is gathered in FP32, which the router needs, and rounded where it is used, because a
+    separate group for the router inside a block could not be compiled. Embedding (in FP32), final norm and head are
+    gathered once per step. Without a mesh nothing is sharded. Once memory is allocated, `mxstudy.model.all_gather` can
+    replace the gather.
     """
     for block in model.layers:
         if train.activation_checkpointing == "full":
@@ -72,7 +73,7 @@ def sum_gradients(model: nn.Module) -> None:
 def drop_gathered(model: nn.Module) -> None:
     """Free the gathered weights after a forward without a backward.
 
-    Otherwise the model would go on with these rounded copies instead of its shards.
+    Otherwise the model would continue with these rounded copies instead of its shards.
     """
     for module in sharded_modules(model):
         module.reshard()

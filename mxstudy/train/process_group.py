@@ -19,7 +19,7 @@ from mxstudy.tracking.folder import RunFolder
 from mxstudy.train.watch import Watch
 
 MOST_RANKS = 2**20
-TIMEOUT = timedelta(minutes=30)  # of a collective; the watch notices a rank that dies long before
+TIMEOUT = timedelta(minutes=30)  # of a collective; the watch notices a dead rank long before
 LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns by itself
 
@@ -113,7 +113,7 @@ def first_node(nodes: str) -> str:
 
 @contextmanager
 def met() -> Iterator[None]:
-    """Within the block, the processes that were started together form a process group, unless they already do."""
+    """Form a process group of the processes that were started together, within the block, unless there is one."""
     process = find_rank(os.environ)
     if process.size == 1 or dist.is_initialized():
         yield
@@ -133,7 +133,7 @@ def met() -> Iterator[None]:
 
 
 def loopback_store(process: ProcessRank) -> dist.Store:
-    """Return the store of a process group of one host: rank 0 serves it to this machine, and not to its network."""
+    """Return the store of a process group of one host: rank 0 serves it to this machine only, not to the network."""
     if process.rank > 0:
         return dist.TCPStore(LOOPBACK, process.port, process.size, is_master=False, timeout=TIMEOUT)
     server = socket.create_server((LOOPBACK, process.port), backlog=socket.SOMAXCONN)
@@ -145,7 +145,7 @@ def loopback_store(process: ProcessRank) -> dist.Store:
 
 @contextmanager
 def process_group(device: torch.device, folder: RunFolder) -> Iterator[None]:
-    """Within the block, the processes that were started together train the run of that folder, each on its own GPU.
+    """Let the processes that were started together train the folder's run within the block, each on its own GPU.
 
     An exception in one process ends all: that process raises it, the others leave with SystemExit. If a process dies
     without an error, or stops for half a minute, the others notice and record it in the run's status.
@@ -167,7 +167,7 @@ def second_store(process: ProcessRank) -> dist.Store:
 
 
 def gpu_of(process: ProcessRank, gpus: int) -> int:
-    """Return the index of the process's GPU; Slurm may show a task all GPUs of the node, or only its own.
+    """Return the index of the process's GPU, whether Slurm shows a task all GPUs of the node or only its own.
 
     Raises ConfigError for a process without a GPU.
     """

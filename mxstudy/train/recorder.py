@@ -118,7 +118,7 @@ class Follower:
 def record_end(recorder: Recorder | Follower, folder: RunFolder, state: str, why: str | None, leave: Leave) -> None:
     """Record the run's end; `why`: how it diverged, or None.
 
-    A signal is recorded as a reason too, because one that comes too late to end the run still ends a sweep.
+    A signal is recorded as a reason too: it ends the sweep, even if it came too late to end the run.
     """
     recorder.end(state, reason(why, leave))
     if leave.signal and is_first():  # it may have come while the mirror was finishing

@@ -25,7 +25,7 @@ PEAK_FLOPS = {
 }
 
 
-# GPUs per node of the job that is planned for another machine or other processes; None: the job runs in this process.
+# GPUs per node of a job that is planned for another machine or other processes; None: the job runs in this process.
 _planned_gpus: ContextVar[int | None] = ContextVar("planned_gpus", default=None)
 
 
@@ -81,7 +81,7 @@ def cores() -> int:
 
 
 def share_of_cores(processes: int) -> int:
-    """Return the threads of each of so many processes on these cores; no more than torch would have."""
+    """Return the number of threads of each of these processes on these cores; no more than torch's default."""
     return max(1, min(torch.get_num_threads(), cores() // processes))
 
 

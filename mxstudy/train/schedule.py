@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, so that a resumed run has no schedule state to restore."""
+"""Learning-rate schedules: pure functions of the step, so a resumed run has no schedule state to restore."""
 
 from __future__ import annotations
 

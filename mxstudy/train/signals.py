@@ -1,4 +1,4 @@
-"""Leave a run in time: a signal sets a flag, and the loop finishes its step, saves a checkpoint and returns."""
+"""Stop a run in time: a signal sets a flag, and the loop finishes its step, saves a checkpoint and returns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
 class Leave:
-    """Within the block, SIGTERM, SIGUSR2 and Ctrl-C only set `signal`; afterwards the old handlers are restored.
+    """Make SIGTERM, SIGUSR2 and Ctrl-C only set `signal` within the block; afterwards the old handlers are restored.
 
-    With several ranks, `signal` is what this rank received itself; a rank leaves only for what `agree` returns.
+    With several ranks, `signal` is what this rank received itself; a rank stops only for a signal that `agree` returns.
     """
 
     signal: Signals | None = None
@@ -33,7 +33,7 @@ class Leave:
     def agree(self) -> Signals | None:
         """Return, on every rank, a signal that any rank received, or None; all ranks must call it.
 
-        Slurm may signal one rank alone, but ranks can only leave together. A signal that comes during the exchange
+        Slurm may signal only one rank, but ranks can only stop together. A signal that comes during the exchange
         waits for the next call.
         """
         if world_size() == 1:

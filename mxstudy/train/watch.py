@@ -1,8 +1,8 @@
 """Let ranks watch each other: a failure of one rank ends all within a minute, and its cause is reported once.
 
 Every rank writes a heartbeat to the group's store. The first rank that fails leaves its traceback there; the others
-notice a rank whose heartbeat stops. A collective may wait for ever for a rank that is gone, so a second thread ends a
-rank whose main thread does not return from it.
+notice a rank whose heartbeat stops. A collective may wait for a dead rank for ever, so a second thread ends a process
+whose main thread does not return from it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Watch:
         self.is_over.set()
 
     def end_all(self, error: BaseException) -> None:
-        """Report this rank's error to all; returns on the first rank to fail, raises SystemExit on the others.
+        """Report this rank's error to all ranks; return on the first rank to fail, raise SystemExit on the others.
 
         Raises RankDied if the error comes from a rank that died without reporting one.
         """
@@ -127,7 +127,7 @@ class Watch:
                 return
 
     def watch(self) -> None:
-        """End this process if another rank has failed, or the store is gone, and the main thread does not return."""
+        """End this process if the main thread does not return after another rank has failed or the store is gone."""
         while not self.is_over.wait(BEAT_S):
             if self.cause is None and self.is_store_gone():
                 self.cause = f"rank 0 of {self.size} {SILENTLY}, and the group's store with it"
@@ -173,5 +173,5 @@ def is_silent(cause: str | None) -> bool:
 
 
 def is_of_the_network(error: BaseException) -> bool:
-    """Return whether the error is one that the end of another rank causes in a collective."""
+    """Return whether the error is what a collective raises after another rank has ended."""
     return isinstance(error, RuntimeError) and any(word in str(error) for word in NETWORK)

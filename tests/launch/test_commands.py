@@ -78,7 +78,7 @@ def test_status_is_a_table(tmp_path: Path, runs: dict[str, RunFolder], capsys: p
         "seed=1": "running 30/100 4.7100 1,234 tokens/s 2:20 1_1",
         "seed=2": "preempted 50/100 1_2 SIGUSR2; waits to continue",
         "seed=5": "preempted 70/100 1_5 SIGTERM",
-        "seed=3": "failed 30/100 1_3 died without a word (/l/3)",
+        "seed=3": "failed 30/100 1_3 died without a message (/l/3)",
         "seed=4": "failed 5/100 1_4 ValueError: no",
         "seed=0": "queued 1_0",
         "seed=6": "finished 100/100 1_6",

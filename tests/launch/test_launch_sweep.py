@@ -139,8 +139,8 @@ def test_a_server_that_is_away_is_a_line_at_the_start_and_one_at_the_end(
     assert inline.run_jobs(tracked(tmp_path, 1, 2)) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tracking: ")]
     assert said == [
-        "tracking: away; the runs go on with their journals",
-        f"tracking: {URI}: ConnectionError: nobody there; run the same command again to put it right",
+        "tracking: away; the runs continue with their journals only",
+        f"tracking: {URI}: ConnectionError: nobody there; run the same command again to repair it",
     ]
 
 

@@ -141,8 +141,8 @@ def test_processes_of_a_job_know_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("worker", "reason"),
     [
-        ("bash -c 'kill -9 $$'", "died without a word: SIGKILL"),
-        ("bash -c 'exit 3'", "died without a word: exit code 3"),
+        ("bash -c 'kill -9 $$'", "died without a message: SIGKILL"),
+        ("bash -c 'exit 3'", "died without a message: exit code 3"),
     ],
 )
 def test_a_process_that_dies_without_a_word_has_failed(

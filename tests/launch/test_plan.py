@@ -289,7 +289,7 @@ def test_a_rerun_that_was_killed_before_it_had_a_folder_loses_nothing(
     assert (job.state, job.folder.name) == ("finished", f"{folder.path.name}.old-1")
     (job,) = plan(seeds(runs, 1))
     assert (job.state, job.folder, folder.status().reason) == ("finished", folder.path, "the first")
-    assert "is back in its place; a rerun was cut off when it had set it aside" in capsys.readouterr().out
+    assert "was put back; a rerun was killed after it had set it aside" in capsys.readouterr().out
     (job,) = plan(seeds(runs, 1, rerun=True))
     assert job.replaces == folder.path
     claim(job)

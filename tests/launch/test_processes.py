@@ -56,13 +56,13 @@ def test_what_several_processes_cannot_share_is_refused_before_it_has_a_folder(t
     assert first == [
         (
             1,
-            "study: student_teacher runs in one process, and 2 were started together; start it without "
+            "study: student_teacher runs in one process, but 2 were started together; start it without "
             "torchrun or srun",
         ),
         (1, "train.batch_size: 3 sequences do not divide over 2 ranks"),
         (
             1,
-            "hydra/launcher: local and slurm start processes themselves, and 2 were started together; start it without "
+            "hydra/launcher: local and slurm start processes themselves, but 2 were started together; start it without "
             "torchrun or srun",
         ),
     ]

@@ -65,7 +65,7 @@ def test_in_the_queue(
 @pytest.mark.parametrize("heart", [None, 0.0])
 def test_what_died_without_a_word_has_failed_at_once(slurm: FakeSlurm, folder: RunFolder, heart: float | None) -> None:
     folder.update(state="running", host="elsewhere", heartbeat_s=heart and time.time() - heart)
-    assert now(folder) == ("failed", "died without a word (/launch/5_0.out)", False)
+    assert now(folder) == ("failed", "died without a message (/launch/5_0.out)", False)
 
 
 def test_slurm_remembers_for_a_while_how_it_died(slurm: FakeSlurm, folder: RunFolder) -> None:
@@ -74,7 +74,7 @@ def test_slurm_remembers_for_a_while_how_it_died(slurm: FakeSlurm, folder: RunFo
     slurm.say(
         "scontrol", "JobId=6 ArrayJobId=5 ArrayTaskId=0 JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0 X=1"
     )
-    assert now(folder)[1] == "died without a word (FAILED, exit code 137:0; /launch/5_0.out)"
+    assert now(folder)[1] == "died without a message (FAILED, exit code 137:0; /launch/5_0.out)"
     assert slurm.asked("sacct") == []
 
 
@@ -82,7 +82,7 @@ def test_then_its_accounts_say(slurm: FakeSlurm, folder: RunFolder) -> None:
     folder.update(state="running")
     slurm.say("scontrol", "JobId=5 JobState=RUNNING ExitCode=0:0")
     slurm.say("sacct", "OUT_OF_MEMORY|0:125")
-    assert now(folder)[1] == "died without a word (OUT_OF_MEMORY, exit code 0:125; /launch/5_0.out)"
+    assert now(folder)[1] == "died without a message (OUT_OF_MEMORY, exit code 0:125; /launch/5_0.out)"
     assert slurm.asked("sacct") == ["sacct --noheader -XP --format=State,ExitCode -j 5_0"]
 
 
@@ -152,4 +152,4 @@ def test_whoever_takes_a_run_over_takes_its_ticket_away(slurm: FakeSlurm, folder
     assert ticket_of(folder) is None
     with folder.lock():
         assert now(folder)[0] == "running"
-    assert now(folder) == ("failed", "killed without a word", False)
+    assert now(folder) == ("failed", "killed without a message", False)

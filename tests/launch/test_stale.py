@@ -35,7 +35,7 @@ def test_a_result_of_other_code_is_refused_with_the_files_before_any_job_starts(
 ) -> None:
     folder = of_other_code(tmp_path, state=state)
     said = (
-        r"stale: there is a run of other code \(mxstudy/numerics/scales\.py\); stale=rerun trains it again, "
+        r"stale: other code made this run \(mxstudy/numerics/scales\.py\); stale=rerun trains it again, "
         r"stale=ok takes its result as it is"
     )
     with pytest.raises(ConfigError, match=rf"^{said}$"):
@@ -55,7 +55,7 @@ def test_a_result_of_other_code_is_refused_with_the_files_before_any_job_starts(
 def test_the_refusal_counts_the_jobs_whose_runs_are_stale(tmp_path: Path, study: FakeStudy) -> None:
     for seed in (1, 2):
         of_other_code(tmp_path, seed)
-    stale = r"stale: there is a run of other code [^\n]*"
+    stale = r"stale: other code made this run [^\n]*"
     none = "jobs cannot run, so none was started:"
     with pytest.raises(ConfigError, match=rf"^2 of 2 {none}\n  2 of 2 jobs: {stale}$"):
         plan(seeds(tmp_path, 1, 2))

@@ -172,7 +172,7 @@ REFUSED = {  # changes of the config, ranks, and what is said
     "formats of other widths": (
         {"precision": tiny.precision((0, "mxfp8"), (2, "mxfp4"))},
         1,
-        "the row of precision.schedule from step 2 on has others",
+        "the row of precision.schedule from step 2 on has another",
     ),
     "experts": ({"model": replace(MODEL, mlp="moe", moe=config.MoE())}, 1, "model.mlp=moe has stacks"),
     "fused rows that are no blocks": (

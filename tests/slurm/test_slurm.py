@@ -248,7 +248,7 @@ def test_a_task_that_is_killed_is_seen_as_failed_and_goes_on_from_its_checkpoint
     seen = until_over(run)
     assert run.status().state == "running"  # its last word
     assert seen.state == "failed"
-    assert (seen.reason or "").startswith("died without a word (FAILED, exit code ")
+    assert (seen.reason or "").startswith("died without a message (FAILED, exit code ")
     assert call("+launch=retry", f"runs_dir={sweep.folder}/runs", "wait=true") == (0, "")
     assert done_before(run, 0) - resumed_from(run)[0] <= EVERY
     assert losses(run) == undisturbed(0)

@@ -47,7 +47,7 @@ def test_an_arm_is_a_row_with_the_mean_of_its_seeds_and_the_difference_paired_by
     assert "MLflow run" not in cells
     (line,) = legend(rows, {})
     assert "mean of the runs that finished" in line
-    assert line.endswith("diff: less that of rmsnorm, paired by seed")
+    assert line.endswith("diff: minus that of rmsnorm, paired by seed")
 
 
 def test_the_dead_are_counted_beside_the_mean_of_those_that_finished():
@@ -70,7 +70,7 @@ def test_pairs_that_are_missing_are_said(ours, theirs):
 
 @each("baseline", [{}, {"norm": "rmsnorm"}, {"norm": "layernorm"}])
 def test_a_sole_arm_is_compared_with_nothing(baseline):
-    """It was called baseline, and its difference that 'of the arm with  that has all else the same'."""
+    """It was called baseline, and its difference that 'of the arm with  and everything else the same'."""
     rows = table(swept(("rmsnorm", [1.0, 2.0]), baseline=baseline))
     assert "diff" not in columns(rows)
     assert "diff" not in legend(rows, baseline)[0]
@@ -83,7 +83,9 @@ def test_learning_rates_are_compared_with_their_own_baseline():
     arms = [(norm, losses, lr) for lr, losses in ((slow, [1.0]), (fast, [5.0])) for norm in ("rmsnorm", "mxnorm_p2")]
     rows = table(swept(*arms, baseline={"norm": "rmsnorm"}))
     assert columns(rows)["diff"] == ["baseline", "+0.0000"] * 2
-    assert "less that of the arm with norm=rmsnorm that has all else the same" in legend(rows, {"norm": "rmsnorm"})[0]
+    assert (
+        "minus that of the arm with norm=rmsnorm and everything else the same" in legend(rows, {"norm": "rmsnorm"})[0]
+    )
 
 
 @each("baseline", [{"nrom": "rmsnorm"}, {"norm": "layernorm"}])

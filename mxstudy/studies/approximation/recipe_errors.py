@@ -32,17 +32,17 @@ QUANTITIES = ["sqnr_db", "gain", "overflow_fraction", "underflow_fraction"]
 
 
 def some_features_larger(x: Tensor, generator: Generator) -> Tensor:
-    """Return x with four of its features, drawn at random, 30 times as large: where in a block they lie matters."""
+    """Return x with four random features 30 times as large: their places in a block matter."""
     return with_outliers(x, 30.0, features=4)[:, torch.randperm(x.shape[-1], generator=generator)]
 
 
 def recipe_errors(config: Approximation) -> Iterator[dict[str, Any]]:
     """Yield the errors of every operand of the precisions' recipes: means over draws, and `<quantity>_std`.
 
-    `hadamard`: the size of the operand's transform, or 0; an operand that has one is measured without it as well. Under
-    a transform the error is that against the rotated tensor, and of what is quantised again from the forward's codes
-    against these. Each draw has its own tensors, signs and roundings, and draw i of n is 2^(i / n) as large: scales
-    that are powers of two err by where in a binade a tensor lies, and the mean is over the binade.
+    `hadamard`: the size of the operand's transform, or 0; an operand with one is also measured without it. Under a
+    transform the error is relative to the rotated tensor. For an operand that is quantised again from the forward's
+    codes, it is relative to these. Each draw has its own tensors, signs and roundings, and draw i of n is scaled by
+    2^(i / n): the error of power-of-two scales depends on a tensor's place in a binade, and the mean covers the binade.
     """
     found = []
     for input_name, sample in INPUTS.items():
@@ -64,7 +64,7 @@ def errors(
 ) -> Iterator[tuple[int, str, dict[str, float]]]:
     """Yield the size of the transform or 0, the operand, and its errors: as the recipe has it, then unrotated.
 
-    `name`: that of the linear, by which signs and random roundings are drawn.
+    `name`: the linear's name, which seeds signs and random roundings.
     """
     linear, unrotated = MXLinear(SIZE, SIZE, init_std=1.0), replace(gemms, **dict.fromkeys(TRANSFORMS))
     linear.weight = nn.Parameter(weight, requires_grad=False)

@@ -12,7 +12,7 @@ from mxstudy.tracking.mlflow_parent import Summary
 
 class ApproximationStudy(Study[Approximation]):
     def check(self, config: Approximation, ranks: int = 1) -> None:
-        """Raise ConfigError for a precision of which no operand can be measured."""
+        """Raise ConfigError for a precision without an operand that can be measured."""
         if config.precisions:
             from mxstudy.studies.approximation.recipe_errors import check_recipes
 

@@ -46,8 +46,8 @@ def check_split(config: Perplexity, trained: Trained) -> None:
     ):
         require(
             bool(config.data.validation_paths),
-            f"data.validation_paths: {trained.name} was trained on all else; name them, or use split=all for another "
-            "corpus",
+            f"data.validation_paths: {trained.name} kept its validation_paths out of the training; name them, or use "
+            "split=all for another corpus",
         )
         return
     if type(config.data) in map(type, blend_of(trained.data).corpora.values()):
@@ -76,7 +76,7 @@ def windows_of(config: Perplexity, trained: Trained) -> Windows:
 
 
 def corpus_of(config: Perplexity) -> Data:
-    """Return the corpus, with split=all as one that keeps nothing for validation: no file is cut in two then."""
+    """Return the corpus; with split=all, one that keeps nothing for validation, so that no file is cut in two."""
     if config.split == "all" and isinstance(config.data, Files) and not config.data.validation_paths:
         return changed(config.data, validation_fraction=0.0)
     return config.data

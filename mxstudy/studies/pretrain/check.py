@@ -37,7 +37,7 @@ WHOLE_MODEL = ("probe.saturation", "probe.gradient_bias", "evaluation", "sample"
 
 
 def check(config: Pretrain, ranks: int = 1) -> None:
-    """Raise ConfigError for anything that is wrong and can be known before a run on this number of ranks."""
+    """Raise ConfigError for any error that can be found before a run on this number of ranks."""
     backends_over(config, ranks)
     sampling_of(config)
     for name in WHOLE_MODEL if ranks > 1 else ():
@@ -65,7 +65,7 @@ def check(config: Pretrain, ranks: int = 1) -> None:
 
 
 def check_routing(config: Pretrain) -> None:
-    """Raise ConfigError for a probe of routers without routers."""
+    """Raise ConfigError if the probe of routers is on and the model has none."""
     require(
         config.model.mlp == "moe" or config.probe.routing.every_steps == 0,
         f"probe.routing.every_steps: model.mlp={config.model.mlp} has no router; set it to 0, or take model.mlp=moe",
@@ -79,9 +79,9 @@ def backends_over(config: Pretrain, ranks: int) -> str | None:
 
 
 def by_model(config: Pretrain) -> Keyed[Pretrain]:
-    """Return the config with a key of what decides its model, the shape of a micro-batch, and what `check_model` asks.
+    """Return the config, keyed by the values that decide model, micro-batch and the result of `check_model`.
 
-    That is all but the number of steps in four sections, and `probe.saturation`.
+    These are four sections without the number of steps, and `probe.saturation`.
     """
     train = vars(config.train) | {"steps": None}
     return Keyed(repr((config.model, config.norm, config.precision, train, config.probe.saturation)), config)
@@ -113,15 +113,16 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             widths.append(check_all_gather(model, ranks))
             require(
                 widths[0] == widths[-1],
-                f"train.all_gather: mx gathers as many bytes in all steps, and the row of precision.schedule from step "
-                f"{row.from_step} on has others; give all rows formats of as many bits in equal blocks, or {ELSE}",
+                f"train.all_gather: mx must gather the same number of bytes in every step, but the row of "
+                f"precision.schedule from step {row.from_step} on has another; give all rows formats of as many bits "
+                f"in equal blocks, or {ELSE}",
             )
         backends.append((row.from_step, all_backends(backends_of(model).values())))
         scaled = next(filter(None, map(scaled_operand, mixtures_of(model).values())), None)
         require(
             scaled is None or config.probe.saturation.every_steps == 0,
-            f"probe.saturation.every_steps: it measures all experts together, and their {scaled} has a scale for each; "
-            "set it to 0",
+            f"probe.saturation.every_steps: it measures all experts together, but their {scaled} has an outer scale "
+            "for each; set it to 0",
         )
         check_tokens(model, f"train.micro_batch_size: {tokens} tokens", tokens)
     return backends_by_step(backends)
@@ -129,7 +130,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
 
 @functools.cache  # a sweep has many jobs of one tokenizer
 def most_ids(chosen: schemas.Tokenizer) -> int:
-    """Return the number of ids that a tokenizer has at most. Raises ConfigError for one that cannot be loaded."""
+    """Return the largest number of ids that a tokenizer can have. Raises ConfigError for one that cannot be loaded."""
     if isinstance(chosen, schemas.Pretrained):
         return load_pretrained(chosen).vocab_size
     return chosen.vocab_size if isinstance(chosen, schemas.TrainedBPE) else SMALLEST_BPE
@@ -138,7 +139,7 @@ def most_ids(chosen: schemas.Tokenizer) -> int:
 def check_prompts(config: Pretrain) -> None:
     """Raise ConfigError if a text cannot be written during the training, or a prompt is too long for it.
 
-    How long a prompt is under a tokenizer that is yet to be trained is known when the run begins.
+    The length of a prompt under a tokenizer that is not trained yet is checked when the run begins.
     """
     check_casts(config.precision, config.precision.schedule)
     if not isinstance(config.tokenizer, schemas.TrainedBPE):
@@ -149,14 +150,14 @@ def check_prompts(config: Pretrain) -> None:
 
 @functools.cache  # a corpus may have thousands of files, and `here` is where its paths begin
 def check_corpora(keyed: Keyed[Pretrain], here: Path, elsewhere: bool) -> None:
-    """Raise ConfigError unless each corpus is prepared, or can be: there is a cache, and first rows of local files.
+    """Raise ConfigError unless each corpus is prepared, or can be: there is a cache, and local files have first rows.
 
-    The hub is not asked: a run may be planned without a network, and `+experiment=prepare_data` asks it.
+    The hub is not asked, because a run may be planned without a network; `+experiment=prepare_data` asks it.
     """
     config = keyed.value
     for name, one in blend_of(config.data).corpora.items():
         if name not in prepared(keyed, here):
-            if not elsewhere:  # another machine may have a disk that this one has not
+            if not elsewhere:  # another machine may have a disk that this one lacks
                 check_folder("cache_dir", Path(config.cache_dir))
             if corpus.is_local(one):
                 with blends.keys_of(config.data, name):
@@ -173,11 +174,11 @@ def prepared(keyed: Keyed[Pretrain], here: Path) -> dict[str, Shards]:
 
 
 def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
-    """Raise ConfigError if it can be known that a corpus has too few tokens; `shards`: of those that are prepared.
+    """Raise ConfigError if a corpus certainly has too few tokens; `shards`: those of prepared corpora.
 
-    If all are, it is known as the run will know it. Else only plain files of text have a bound, under a tokenizer that
-    makes at most one token of a byte. What any other corpus yields is known when it has been tokenised, which is the
-    first that its run does, and takes as long wherever it is done.
+    If all corpora are prepared, the check is exact. Else only plain text files have a bound, under a tokenizer that
+    makes at most one token of a byte. The number of tokens of any other corpus is known when the run has tokenised it,
+    which it does first.
     """
     corpora, length = blend_of(config.data).corpora, config.train.sequence_length
     if shards.keys() == corpora.keys():
@@ -189,12 +190,12 @@ def check_length(config: Pretrain, shards: Mapping[str, Shards]) -> None:
             require(
                 most > length,
                 f"data.paths: these files have at most {most:,} tokens, fewer than the {length:,} + 1 of "
-                "train.sequence_length; name more text",
+                "train.sequence_length; give more text",
             )
 
 
 def most_tokens(data: schemas.Data, chosen: schemas.Tokenizer) -> float:
-    """Return the most tokens that a corpus can have: of local text files their bytes and an EOS each, else infinity."""
+    """Return the most tokens that a corpus can have: bytes plus an EOS for each local text file, else infinity."""
     if not isinstance(data, schemas.Files) or data.format != "text" or isinstance(chosen, schemas.Pretrained):
         return math.inf
     return sum(os.path.getsize(name) + 1 for name in corpus.source_of(data).parts)
@@ -212,7 +213,7 @@ def flops_per_token(config: Pretrain) -> int:
     return flops_of_model(Keyed(repr((config.model, config.norm)), config), config.train.sequence_length)
 
 
-@functools.cache  # they are the same in any precision
+@functools.cache  # the FLOPs are the same in any precision
 def flops_of_model(keyed: Keyed[Pretrain], sequence_length: int) -> int:
     with torch.device("meta"):
         return build_model(keyed.value).flops_per_token(sequence_length)

@@ -53,7 +53,7 @@ SHARDS = "shards.json"  # the manifest of the shards that the run began with
 def run(config: Pretrain, folder: RunFolder, label: str) -> str:
     """Train, or resume from the last checkpoint; returns finished, diverged or preempted.
 
-    If several processes were started together, each of them calls this and has a share of the model and the batches.
+    If several processes were started together, each calls this, and has a share of the model and the batches.
     """
     device = resolve_device(config.train.device)
     configure_torch(config.train.compile, config.train.deterministic)
@@ -86,7 +86,7 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         batches = Batches(shards, sampling_of(config), config.train.sequence_length)
         for line in phases_of(batches.sampling) if len(shards) > 1 else ():
             report(line)
-        batches.validation(config.validation.sequences)  # raises now, not after the training, if there are too few
+        batches.validation(config.validation.sequences)  # if too few, raises now, not after the training
         probes = [*probes_of_ranks(config), *build_probes(config.probe)]  # the memory probe resets the peak
         about |= {"ranks": world_size(), "hosts": all_of(socket.gethostname())}
         shares = batches.validation_shares(config.validation.sequences)
@@ -116,7 +116,7 @@ def silence(line: str) -> None:
 
 @contextmanager
 def writer(folder: RunFolder) -> Iterator[None]:
-    """Within the block, the first rank holds the folder's lock and keeps its heartbeat; other ranks do nothing."""
+    """Hold the folder's lock and keep its heartbeat within the block, on the first rank; do nothing on the others."""
     with ExitStack() as stack:
         if is_first():
             stack.enter_context(folder.lock())
@@ -139,7 +139,7 @@ def keep_inputs(folder: RunFolder, shards: Mapping[str, Shards], own: tokenizer.
 def evaluation_of(
     config: Pretrain, model: Decoder, own: tokenizer.Tokenizer, tell: Callable[[str, int, int], None]
 ) -> Callable[[], dict[str, float]] | None:
-    """Return the function that returns the model's scores, or None if the run is never evaluated."""
+    """Return a function that returns the model's scores, or None if the run is never evaluated."""
     if not config.evaluation.every_steps:
         return None
     from mxstudy.evaluation.during_training import build_evaluation  # here: lm-eval takes a second to import
@@ -148,7 +148,7 @@ def evaluation_of(
 
 
 def texts_of(config: Pretrain, model: Decoder, own: tokenizer.Tokenizer) -> Callable[[], list[Row]] | None:
-    """Return the function that returns what the model writes, or None if it never does."""
+    """Return a function that returns the texts that the model writes, or None if it writes none."""
     if not config.sample.every_steps:
         return None
     write = sampler_of(config.sample, model, own, config.train.sequence_length)
@@ -188,7 +188,7 @@ def data_of(shards: Mapping[str, Shards], sampling: Sampling) -> dict[str, Any]:
         name: {"shards": one.folder.name, "tokens": one.manifest["splits"]["train"]["tokens"]}
         for name, one in sorted(shards.items())
     }
-    phases = zip(sampling.first_steps, sampling.counts, strict=False)  # the last first step is the end
+    phases = zip(sampling.first_steps, sampling.counts, strict=False)  # the last entry of first_steps is the end
     return {"corpora": corpora, "phases": [{"from_step": step, "samples": counts} for step, counts in phases]}
 
 
@@ -199,7 +199,7 @@ def phases_of(sampling: Sampling) -> Iterator[str]:
 
 
 def used_of(taken: Mapping[str, float]) -> str:
-    """Return what a run used of each corpus, e.g. 'pysource 122,880 (0.01 epochs)', from the journal's last record."""
+    """Return the tokens used of each corpus, from the journal's last record, e.g. 'pysource 122,880 (0.01 epochs)'."""
     names = sorted(key.removesuffix("/tokens") for key in taken if key.endswith("/tokens"))
     return ", ".join(f"{name} {taken[f'{name}/tokens']:,.0f} ({taken[f'{name}/epochs']:.2f} epochs)" for name in names)
 
@@ -253,7 +253,7 @@ class PretrainRecorder(Recorder):
 
 
 def divergence(rows: list[dict[str, Any]]) -> str:
-    """Return what was not finite and the last loss before it, e.g. 'loss nan at step 7; loss 9.1301 at step 6'."""
+    """Return the value that was not finite and the loss before it, e.g. 'loss nan at step 7; loss 9.1301 at step 6'."""
     *before, last = [row for row in rows if "loss" in row]
     what = next(key for key in ("loss", "grad_norm") if not math.isfinite(last[key]))
     then = f"; loss {before[-1]['loss']:.4f} at step {before[-1]['step']}" if before else ""

@@ -26,9 +26,9 @@ from mxstudy.train.runtime import PEAK_FLOPS, resolve_device
 
 # The share of its bf16 peak rate that a GPU reached in pre-training: medians of results/mxnorm_pretrain.md.
 GPU, MFU_BF16, MFU_MX = "NVIDIA H200", 0.43, 0.44
-# What decides the questions. Not limit, which +debug=tiny sets for every kind of run, nor data_dir: a folder may move.
+# The keys that decide the questions. Not limit, which +debug=tiny sets for every run, nor data_dir: a folder may move.
 QUESTIONS = ("tasks", "form", "task_forms", "shots", "task_shots", "shots_seed", "curated_shots", "shots_dir")
-WRITTEN = ("prompts", *vars(Texts()))  # what decides the texts
+WRITTEN = ("prompts", *vars(Texts()))  # the keys that decide the texts
 AT_RATE = f"""\
 GPU hours: at the MFU of a 125M Llama on one {GPU}, {MFU_BF16:.0%} in bf16 and {MFU_MX:.0%} with emulated MX
 arithmetic."""
@@ -108,7 +108,7 @@ def recipes_in(config: Pretrain) -> set[str]:
 
 
 def unmeasured(config: Pretrain) -> str | None:
-    """Return of which kind a run is whose rate was not measured on a GPU, or None if it is of no such kind."""
+    """Return the name of the run's kind if its rate was not measured on a GPU, else None."""
     if config.model.mlp == "moe":
         return "a mixture of experts"
     if own := sorted(recipes_in(config) & config.precision.recipes.keys()):

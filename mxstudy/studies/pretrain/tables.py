@@ -48,26 +48,26 @@ def has_diverged(folder: RunFolder) -> bool:
 
 
 def no_baseline(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
-    """Return a line if no run made the choices of the baseline, so that the first of several arms takes its place."""
+    """Return a line if no run made the baseline's choices, so that the first of several arms takes its place."""
     runs, wanted = pd.concat([row.runs for row in rows]), {f"choice.{group}": one for group, one in baseline.items()}
     made = runs.reindex(columns=list(wanted)).eq(pd.Series(wanted, dtype=object)).all(axis="columns")
     return [] if made.any() or len(rows) == 1 else [f"baseline: no arm has {dict(baseline)}; using {rows[0].arm}"]
 
 
 def legend(rows: Sequence[ArmRow], baseline: Mapping[str, str]) -> list[str]:
-    """Return a line that says what the losses and the differences are, and a footnote if a mean is of survivors."""
+    """Return a line that explains losses and differences, and a footnote if a mean leaves out diverged runs."""
     partners = {row.partner for row in rows if row.difference is not None}
     choices = " ".join(f"{group}={choice}" for group, choice in baseline.items())
-    other = next(iter(partners)) if len(partners) == 1 else f"the arm with {choices} that has all else the same"
+    other = next(iter(partners)) if len(partners) == 1 else f"the arm with {choices} and everything else the same"
     several = any(len(row.runs) > 1 for row in rows)
     mean = "mean of the runs that finished, ± 95 % interval over seeds (Student)" if several else "of the last step"
     paired = ", paired by seed" if several else ""
-    less = f"; diff: less that of {other}{paired}" if len(rows) > 1 else ""
+    less = f"; diff: minus that of {other}{paired}" if len(rows) > 1 else ""
     return [f"val loss: nats a token, {mean}{less}", *survivors(rows)]
 
 
 def survivors(rows: Sequence[ArmRow]) -> list[str]:
-    """Return a footnote if a mean is not of all runs of its arm; the sign of the footnote stands behind the mean."""
+    """Return a footnote if a mean is not over all runs of its arm; the footnote's sign stands behind the mean."""
     few = [f"{row.arm} {row.mean.count} of {len(row.runs)}" for row in rows if is_of_survivors(row)]
     return [f"{SURVIVORS} mean of the runs that did not diverge: {', '.join(few)}"] if few else []
 
@@ -124,11 +124,11 @@ def markdown_table(rows: Sequence[ArmRow]) -> str:
 
 
 def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) -> Path:
-    """Draw loss by training tokens, one colour per arm, above its difference to the partner's at the same seeds.
+    """Draw the loss by training tokens, one colour per arm, above its difference to the partner's at equal seeds.
 
     Lines: exponential mean of the training loss, the mean over seeds; bands: from the lowest to the highest seed.
-    Points: validation loss. Thin lines: runs that diverged, to a cross. Behind a single run: its raw loss. Returns the
-    figure's absolute path.
+    Points: validation loss. Thin lines that end in a cross: runs that diverged. Behind a single run: its raw loss.
+    Returns the figure's absolute path.
     """
     from matplotlib.figure import Figure  # no pyplot, whose windows are the user's in a notebook
     from matplotlib.ticker import EngFormatter
@@ -168,6 +168,6 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
 
 
 def points_of(rows: pd.DataFrame, validations: pd.DataFrame) -> pd.DataFrame:
-    """Return the validations with the training tokens of their steps; none if every run has diverged before one."""
+    """Return the validations with the training tokens of their steps; none if every run diverged before the first."""
     steps = ["fingerprint", "step"]
     return validations.merge(rows[[*steps, "tokens"]], on=steps) if len(validations) else validations
