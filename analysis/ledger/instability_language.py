@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
+from analysis import stated
 from analysis.ledger.claim import PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, lower
-from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin
+from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin, in_lot
+from analysis.recipe.arms_23m import RECIPE
 
 PLAN = "config.precision.schedule.0.plan.layers.*"
 BF16 = {PLAN: "bf16"}
@@ -159,8 +161,11 @@ CLAIMS = (
             where="section 6, tables 1, 4, 5",
             says=f"with {words} models end as with bf16",
             arms=f"{words}, bf16",
-            judge=Difference(MITIGATIONS, arm, BF16, over=SIZES),
+            judge=in_lot(*stated.size(RECIPE), Difference((RECIPE.sweep,), arm, BF16)),
             rule=equal(*RESOLUTION),
+            needs=stated.PAIRS,
+            comparisons=2,
+            page=RECIPE.sweep,
         )
         for name, (words, arm) in STABLE.items()
         if name in ("e4m3-bf16", "e4m3-forward")
