@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from composing import compose
+from composing import compose, validated
+from fingerprints import fingerprint_of
 from made_runs import runs_of, with_losses
 
 from analysis.export import thinned
-from analysis.ledger.claim import NOT_RUN
+from analysis.ledger import instability_language
+from analysis.ledger.claim import NOT_RUN, judge
 from analysis.ledger.mxnorm_training import SENSITIVITY, WINDOW
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED, UNCLEAR
+from analysis.ledger.tables import Tables
 from analysis.pages import stated_lots
 from analysis.pages.language_models import LOSS, NORM, RATE, SEED
 from analysis.recipe.arms_23m import BLOCKWISE, RECIPE, TENSOR, TOGETHER
@@ -124,6 +127,33 @@ def test_the_rates_of_the_papers_figure_in_two_forms_and_seeds_that_no_run_has_h
     assert {*WINDOW} <= {*rates}
 
 
+MXFP8_STACK = "precision=mxfp8 seeds=[0,1,2,3] data_seed=27"
+RATE_OF_PAIRS = "optimizer.lr=4.8828125e-04"
+
+
+@pytest.mark.parametrize(
+    ("command", "jobs"),
+    [
+        ("+sweep=recipe_23m seed=0", 13),
+        (f"+sweep={PAIRED} seed=4 {FIRST_FORM}", 18),
+        (f"+sweep=fp4_where seed=0 {RATE_OF_PAIRS}", 11),
+        (f"+sweep=fp4_rounding seed=0 train.steps=600 {RATE_OF_PAIRS}", 7),
+        (f"+sweep=moe seed=0 train.steps=800 {RATE_OF_PAIRS}", 3),
+        ("+sweep=olmo_gains seed=0", 7),
+        ("+sweep=layernorm_affine seed=0 model.num_heads=4 train.steps=1221 train.batch_size=64 precision=mxfp8", 4),
+        ("+sweep=spike_search_23m", 12),
+        (f"+experiment=attention model=residual_mlp,residual_mlp_attention {MXFP8_STACK}", 2),
+        (f"+experiment=optimizers optimizer=sgd,sgd_momentum {MXFP8_STACK}", 2),
+        (f"+experiment=activations_and_norm model.num_layers=3,4 model.activation=gelu,swiglu {MXFP8_STACK}", 4),
+        ("+sweep=depth_width seeds=[0,1] data_seed=27", 54),
+    ],
+)
+def test_a_lots_command_has_the_jobs_of_its_plan(command: str, jobs: int) -> None:
+    found = compose(*command.split())
+    fingerprints = {fingerprint_of(validated(one)) for one in found}
+    assert len(fingerprints) == jobs
+
+
 def paired_runs(p1: float, p2: float) -> pd.DataFrame:
     """Runs of the first form, best at 2^-9 all, MXNorm so much higher beyond it."""
     runs = runs_of(f"+sweep={PAIRED}", FIRST_FORM)
@@ -157,3 +187,11 @@ def test_new_pairs_stand_in_for_the_two_of_older_code(tables: Path) -> None:
     export(paired_runs(0.12, 0.15), PAIRED, tables)
     assert {*verdicts(PAIRED).values()} == {REPRODUCED}
     assert all(one.units == 4 for one in stated_lots.judged(PAIRED))
+
+
+@pytest.mark.parametrize("id", ["instability-lm-affine", "instability-lm-affine-rate"])
+def test_gains_on_and_off_are_compared_at_one_rate(id: str) -> None:
+    """Figure 12's first row took both rates of its sweep for one arm, so that no run could have decided it."""
+    runs = runs_of("+sweep=layernorm_affine", "seed=0,1,2,3").assign(loss=3.0)
+    (claim,) = (claim for claim in instability_language.CLAIMS if claim.id == id)
+    assert judge(claim, Tables(instead={"runs": runs})).units == 4
