@@ -66,6 +66,13 @@ FIGURES = (
     Figure("mxnorm_fig02_approximation", "MXNorm paper, figure 2", ("distributions", "fidelity"), *APPROXIMATION),
     Figure("mxnorm_theorem1_bounds", "MXNorm paper, Theorem 1, lemmas", ("convergence", "bounds"), *APPROXIMATION),
     Figure("mxnorm_fig03_lr_sensitivity", "MXNorm paper, figure 3", RUNS, *sweep("lr_sensitivity"), "lr_sensitivity"),
+    Figure(
+        "lr_sensitivity_paired",
+        "the same, of four paired seeds at 23M",
+        RUNS,
+        *sweep("lr_sensitivity_paired"),
+        script="mxnorm.fig03_lr_sensitivity",
+    ),
     comparison(
         "mxnorm_fig04_convergence",
         "MXNorm paper, figure 4",
@@ -289,12 +296,20 @@ FIGURES = (
         *sweep("moe"),
         arguments="--baseline precision=bf16",
     ),
+    Figure(
+        "recipe_23m",
+        "the recipe's arms at 23M",
+        RUNS,
+        *sweep("recipe_23m"),
+        script="arm_losses",
+        arguments="--of recipe_23m",
+    ),
     models("mxfp8_table02_models", "MXFP8 recipe, table 2", RUNS, *ELEMENTS, arguments="--paper mxfp8"),
     *(
         Figure(name, shows, kinds, *sweep(of.sweep), script=script, arguments=f"--of {of.sweep}")
         for of in CONTRADICTIONS
         for name, shows, kinds, script in (
-            (of.sweep, of.asks, (*RUNS, "gradient_bias"), "fp4.losses"),
+            (of.sweep, of.asks, (*RUNS, "gradient_bias"), "arm_losses"),
             (f"{of.sweep}_errors", "where its errors are made", (*RUNS, "saturation", "gradient_bias"), "fp4.errors"),
         )
     ),

@@ -67,6 +67,12 @@ def test_losses_by_rate_are_means_with_the_range_of_the_seeds_below() -> None:
         assert bottom.get_xscale() == "log"
 
 
+def test_the_first_seed_of_a_sweep_can_be_drawn() -> None:
+    """The panel of ranges, empty then, was drawn by logarithm, which failed."""
+    runs = of_rates()
+    fig03_lr_sensitivity.draw(runs[runs["config.seed"] == 0]).canvas.draw()
+
+
 def test_the_loss_at_the_best_rate_stands_beside_the_paper_s() -> None:
     lines = fig03_lr_sensitivity.best(of_rates()).splitlines()
     assert lines[2] == "| llama_125m | rmsnorm | 2^-9 | 3.0500 ± 0.6353 (2) | 3.090 ± 0.004 |"

@@ -7,43 +7,18 @@ loss on the validation split at the end, in nats, paired by seeds. Arms that no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
-from analysis.ledger.rules import Rule, equal, higher, lower
+from analysis.ledger.rules import equal, higher, lower
+from analysis.stated import STEPS, Comparison, Question
 from analysis.units import Arm
 
-PLAN, TRANSFORM, STEPS = "config.precision.schedule.0.plan.layers.*", "wgrad_transform", "config.train.steps"
+PLAN, TRANSFORM = "config.precision.schedule.0.plan.layers.*", "wgrad_transform"
 BF16: Arm = {PLAN: "bf16"}
 MX, NV = "mxfp4_parts", "nvfp4_parts"
 SCALES = {"MX": MX, "NV": NV}
 GEMMS = {"F": ("forward_x", "forward_w"), "D": ("dgrad_dh", "dgrad_w"), "W": ("wgrad_dh", "wgrad_x")}
 MARGIN = (0.005, "ours: a tenth of what an FP4 forward costs at 30M parameters in Quartet II's runs")
-PAIRS = 5
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A claim about two arms of a contradiction. `id`: that of its row in the ledger. `by`: who claims it."""
-
-    id: str
-    by: str
-    says: str
-    arm: str
-    baseline: str
-    rule: Rule
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    """A question that the recipes answer differently. `sweep`: its runs. `arms`: by the names that a figure shows."""
-
-    sweep: str
-    asks: str
-    arms: Mapping[str, Arm]
-    comparisons: tuple[Comparison, ...]
-
 
 worse, better, alike = (partial(Comparison, rule=rule(*MARGIN)) for rule in (higher, lower, equal))
 
@@ -90,7 +65,7 @@ SIXTEEN_OF_17 = 16 / 17
 SKIP = "config.precision.skip_blocks"
 
 CONTRADICTIONS = (
-    Contradiction(
+    Question(
         "fp4_where",
         "In which of the three GEMMs is the loss?",
         {"bf16": BF16}
@@ -109,7 +84,7 @@ CONTRADICTIONS = (
             )
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_signs",
         "Do random signs of wgrad's Hadamard transform harm?",
         {"bf16": BF16} | {name: arm(MX, **fields) for name, fields in SIGNS.items()},
@@ -129,7 +104,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_rounding",
         "Must gradients be rounded stochastically?",
         {f"bf16, {long}": {**BF16, STEPS: steps} for long, steps in HORIZONS.items()}
@@ -166,7 +141,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_clipping",
         "Is it clipping that makes stochastic rounding of MXFP4 fail?",
         {"bf16": BF16}
@@ -192,7 +167,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_forward_hadamard",
         "Does a Hadamard transform of the forward harm?",
         {"bf16": BF16}
@@ -222,7 +197,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_weight_blocks",
         "Do square blocks of weights gain more than they cost?",
         {
@@ -257,7 +232,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_range",
         "Is the bias of NVFP4's stochastic rounding harmless?",
         {"bf16": BF16}
@@ -283,7 +258,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_tail",
         "Must the last blocks stay in bf16?",
         {
@@ -304,7 +279,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_scales",
         "Is it the scales or the size of the blocks?",
         {"bf16": BF16}
@@ -337,7 +312,7 @@ CONTRADICTIONS = (
             ),
         ),
     ),
-    Contradiction(
+    Question(
         "fp4_four_over_six",
         "What does the choice of two scales gain in the forward?",
         {"bf16": BF16}

@@ -15,9 +15,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.arm_losses import BY_SWEEP
 from analysis.command import command
-from analysis.fp4.contradictions import Contradiction
-from analysis.fp4.losses import BY_SWEEP
+from analysis.stated import Question
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
 from analysis.units import chosen
 
@@ -42,7 +42,7 @@ def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: 1 - spread(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
 
 
-def draw(of: Contradiction, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.DataFrame) -> Figure:
+def draw(of: Question, runs: pd.DataFrame, saturation: pd.DataFrame, bias: pd.DataFrame) -> Figure:
     """Draw the figure. Raises ValueError if nothing was measured in a run of any arm."""
     measured = {
         name: [

@@ -11,6 +11,7 @@ from analysis.ledger import (
     mxnorm,
     mxnorm_training,
     recipe,
+    recipe_23m,
     transformer_engine,
 )
 from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN, PRETRAINING, Claim, Judged, judge
@@ -24,7 +25,7 @@ DOCUMENTS: dict[str, tuple[Claim, ...]] = {
         *instability_runs.CLAIMS,
         *instability_language.CLAIMS,
     ),
-    "MXFP8 recipe": recipe.CLAIMS,
+    "MXFP8 recipe": (*recipe.CLAIMS, *recipe_23m.CLAIMS),
     "Transformer Engine": transformer_engine.CLAIMS,
     "FP4 recipes": fp4_recipes.CLAIMS,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.fp4.contradictions import CONTRADICTIONS, PAIRS
+from analysis.fp4.contradictions import CONTRADICTIONS
 from analysis.ledger.claim import PRETRAINING, Claim
-from analysis.ledger.training import Difference
+from analysis.ledger.training import Difference, in_lot
+from analysis.stated import PAIRS, size
 
 CLAIMS = tuple(
     Claim(
@@ -14,7 +15,7 @@ CLAIMS = tuple(
         kind=PRETRAINING,
         there="30M to 12B, 3B to 10T tokens",
         arms=f"{one.arm}; {one.baseline}",
-        judge=Difference((of.sweep,), of.arms[one.arm], of.arms[one.baseline]),
+        judge=in_lot(*size(of), Difference((of.sweep,), of.arms[one.arm], of.arms[one.baseline])),
         rule=one.rule,
         needs=PAIRS,
     )

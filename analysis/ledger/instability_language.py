@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
+from analysis import stated
 from analysis.ledger.claim import PRETRAINING, Claim
 from analysis.ledger.rules import between, equal, higher, lower
-from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin
+from analysis.ledger.training import Dies, Difference, Probed, at_scale, fullest_last_bin, in_lot
+from analysis.recipe.arms_23m import RECIPE
 
 PLAN = "config.precision.schedule.0.plan.layers.*"
 BF16 = {PLAN: "bf16"}
@@ -23,6 +25,7 @@ RESOLUTION = (0.005, "the resolution of its tables' losses")
 WIDE = "20M to 1.7B, 2e17 to 4.8e19 FLOPs, about 70 models a format"
 # The largest of the paper's models: 1.74 billion parameters for 4.84e19 FLOPs; four pairs.
 LARGEST = (1.74e9, 4.84e19 / (6 * 1.74e9), 8)
+AT_2E_4 = {PLAN: "mxfp8", "config.optimizer.lr": 2e-4}
 # Figure 12: n = 9, 73 million parameters, 50,000 steps of 262,144 tokens; four pairs.
 FIGURE_12 = (7.27e7, 50_000 * 262_144, 8)
 
@@ -49,6 +52,7 @@ STABLE = {
 
 GAINS, GAIN, OPERATIONS = ("olmo_gains",), "config.precision.gain", "config.precision.vector_ops"
 IN_FP32 = {PLAN: "mxfp8", GAIN: "fp32", OPERATIONS: "fp32"}
+OF_GAINS = 35, 35 * 1221 * 64 * 512  # runs and tokens of the sweep
 SMALL = "20M to 1.7B"
 
 CLAIMS = (
@@ -58,7 +62,7 @@ CLAIMS = (
         says="with the norms' gains in MX models diverge more often than with gains in FP32",
         there=SMALL,
         arms="E4M3: gains in MX, in FP32",
-        judge=Dies(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32),
+        judge=in_lot(*OF_GAINS, Dies(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32)),
         rule=higher(*OF_SIZES),
     ),
     claim(
@@ -67,7 +71,7 @@ CLAIMS = (
         says="with the norms' gains in MX models end higher than with gains in FP32",
         there=SMALL,
         arms="E4M3: gains in MX, in FP32",
-        judge=Difference(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32),
+        judge=in_lot(*OF_GAINS, Difference(GAINS, {**IN_FP32, GAIN: "mx"}, IN_FP32)),
         rule=higher(*RESOLUTION),
     ),
     claim(
@@ -76,7 +80,10 @@ CLAIMS = (
         says="gains before the MLP, or of queries and keys, are in the last bin for nearly 75 %",
         there=SMALL,
         arms="E4M3, gains and operations in bf16",
-        judge=Probed(GAINS, "last_bin", fullest_last_bin, {PLAN: "mxfp8", GAIN: "bf16", OPERATIONS: "bf16"}),
+        judge=in_lot(
+            *OF_GAINS,
+            Probed(GAINS, "last_bin", fullest_last_bin, {PLAN: "mxfp8", GAIN: "bf16", OPERATIONS: "bf16"}),
+        ),
         rule=between(0.5, 1.0, "ours: two thirds of the printed 75 %"),
     ),
     claim(
@@ -117,12 +124,12 @@ CLAIMS = (
     claim(
         id="instability-lm-affine",
         where="appendix F, figure 12",
-        says="without the norms' gains models diverge less often at one learning rate",
+        says="without the norms' gains models diverge less often, at 2e-4",
         there="73M, 13B tokens",
         arms="E4M3: norms without gains, with gains",
         judge=at_scale(
             *FIGURE_12,
-            Dies(AFFINE, {PLAN: "mxfp8", "config.norm.affine": False}, {PLAN: "mxfp8", "config.norm.affine": True}),
+            Dies(AFFINE, {**AT_2E_4, "config.norm.affine": False}, {**AT_2E_4, "config.norm.affine": True}),
         ),
         rule=lower(*OF_SIZES),
     ),
@@ -137,7 +144,7 @@ CLAIMS = (
             Dies(
                 AFFINE,
                 {PLAN: "mxfp8", "config.norm.affine": False, "config.optimizer.lr": 1e-3},
-                {PLAN: "mxfp8", "config.norm.affine": False, "config.optimizer.lr": 2e-4},
+                {**AT_2E_4, "config.norm.affine": False},
             ),
         ),
         rule=higher(*OF_SIZES),
@@ -159,8 +166,11 @@ CLAIMS = (
             where="section 6, tables 1, 4, 5",
             says=f"with {words} models end as with bf16",
             arms=f"{words}, bf16",
-            judge=Difference(MITIGATIONS, arm, BF16, over=SIZES),
+            judge=in_lot(*stated.size(RECIPE), Difference((RECIPE.sweep,), arm, BF16)),
             rule=equal(*RESOLUTION),
+            needs=stated.PAIRS,
+            comparisons=2,
+            page=RECIPE.sweep,
         )
         for name, (words, arm) in STABLE.items()
         if name in ("e4m3-bf16", "e4m3-forward")

@@ -186,6 +186,7 @@ def benchmark(tables: Tables, name: str) -> pd.DataFrame:
 
 PEAK = 989e12  # bf16 FLOP/s of an H100 or H200 without sparsity, by NVIDIA's data sheet, as in every MFU of results/
 MOST_HOURS = 100.0
+PROCESSES = 4  # side by side on one GPU, in the pilot of the main question
 
 
 def gpu_hours(tables: Tables, parameters: float, tokens: float, runs: int) -> float:
@@ -193,6 +194,19 @@ def gpu_hours(tables: Tables, parameters: float, tokens: float, runs: int) -> fl
     rows = benchmark(tables, "scaling")
     own = rows[(rows["model"] == "llama_1b") & (rows["precision"] == "mxfp8") & (rows["gpus"] == 1)]
     return 6 * parameters * tokens * runs / (float(own["mfu"].iloc[0]) * PEAK) / 3600
+
+
+def together(pilot: pd.DataFrame) -> float:
+    """Return the tokens/s that the processes of the pilot made together: of a 23M Llama in MXFP8 on one H200."""
+    return PROCESSES * float(pilot["tokens_per_s"].median())
+
+
+def side_by_side(tables: Tables) -> float:
+    """Return the same from the pilot's table, whatever tables stand in for others."""
+    pilot = tables.one("mxnorm_equivalence_pilot", "runs")
+    if pilot is None:
+        raise Missing("no table mxnorm_equivalence_pilot_runs")
+    return together(pilot)
 
 
 def hardware(tables: Tables) -> Sequence[str]:

@@ -21,9 +21,10 @@ STEPS, WIDTH = "config.train.steps", "config.model.hidden_size"  # tell a sweep'
 TOKENS_300B: dict[str, object] = {STEPS: 286_102, WIDTH: 1024}
 TOKENS_1T: dict[str, object] = {STEPS: 953_674, WIDTH: 1024}
 FIRST_MXFP8 = TOKENS_300B | MXFP8
+MIDDLE_1T: dict[str, object] = {STEPS: 953_674, WIDTH: 2048}
 LARGE_1T: dict[str, object] = {STEPS: 238_419, WIDTH: 4096}
 FIRST, SECOND = (8.43e8, 3.0e11, 8), (8.43e8, 1.0e12, 8)
-FINAL = (8.0e9, 1.5e13, 8)
+MIDDLE, FINAL = (2.0e9, 1.0e12, 8), (8.0e9, 1.5e13, 8)
 MAIN = "8B, 15T tokens"
 BLACKWELL = "MX matrix units: a Blackwell GPU"
 FORMATS_TABLE, ROUNDING = ("element_formats",), ("scale_rounding",)
@@ -160,6 +161,7 @@ TRAINED = (
     rounding("cfg1", "E4M3 throughout", "mxfp8", "section 3.1, figure 2a", SHORT, FIRST),
     rounding("cfg2", "with E5M2 gradients", "mxfp8_e5m2_grad", "section 3.1, figure 2a", SHORT, FIRST),
     rounding("cfg1-long", "E4M3 throughout, for longer", "mxfp8", "section 3.1, figure 2b", LONG, SECOND),
+    rounding("cfg2-long", "with E5M2 gradients, for longer", "mxfp8_e5m2_grad", "section 3.1, figure 2b", LONG, SECOND),
     pretraining(
         id="recipe-ocp-diverges",
         where="section 3.1, figure 2a",
@@ -171,17 +173,19 @@ TRAINED = (
     ),
     *(
         pretraining(
-            id=f"recipe-round-up-{name}",
-            where="section 3.1, figure 2",
+            id=f"recipe-round-up-{name}{suffix}",
+            where=f"section 3.1, figure 2{part}",
             says=f"with scales rounded up MXFP8 {words} ends as bf16 does",
-            there=f"{SHORT}, and 1T",
+            there=there,
             arms=f"MXFP8 {words} by RCEIL, bf16",
-            judge=at_scale(
-                *FIRST, Difference(ROUNDING, TOKENS_300B | {PLAN: plan, SCALE: "rceil"}, TOKENS_300B | BF16)
-            ),
+            judge=at_scale(*cost, Difference(ROUNDING, tokens | {PLAN: plan, SCALE: "rceil"}, tokens | BF16)),
             rule=equal(*PERPLEXITY),
         )
         for name, words, plan in (("e4m3", "in E4M3", "mxfp8"), ("e5m2-grad", "with E5M2 gradients", "mxfp8_e5m2_grad"))
+        for suffix, part, there, cost, tokens in (
+            ("", "a", SHORT, FIRST, TOKENS_300B),
+            ("-long", "b", LONG, SECOND, TOKENS_1T),
+        )
     ),
     *(
         pretraining(
@@ -207,6 +211,28 @@ TRAINED = (
         judge=at_scale(*SECOND, Difference(FORMATS_TABLE, TOKENS_1T | {PLAN: "mxfp8_e5m2_grad"}, TOKENS_1T | MXFP8)),
         rule=equal(*PERPLEXITY),
     ),
+    *(
+        pretraining(
+            id=f"recipe-{name}-2b",
+            where="section 3.2",
+            says=says,
+            there="2B; the tokens are those of the other sizes, 1T",
+            arms=words,
+            judge=at_scale(*MIDDLE, Difference(FORMATS_TABLE, MIDDLE_1T | arm, MIDDLE_1T | baseline)),
+            rule=rule(*PERPLEXITY),
+        )
+        for name, says, words, arm, baseline, rule in (
+            ("e4m3-gradients", "from 2B on E4M3 gradients end as bf16 does", "E4M3, bf16", MXFP8, BF16, equal),
+            (
+                "e5m2-gradients",
+                "from 2B on E5M2 gradients end higher than E4M3's",
+                "E5M2 gradients, E4M3",
+                {PLAN: "mxfp8_e5m2_grad"},
+                MXFP8,
+                higher,
+            ),
+        )
+    ),
     pretraining(
         id="recipe-e5m2-gradients-8b",
         where="section 3.2, figure 3b",
@@ -217,16 +243,6 @@ TRAINED = (
             8.0e9, 1.0e12, 8, Difference(FORMATS_TABLE, LARGE_1T | {PLAN: "mxfp8_e5m2_grad"}, LARGE_1T | MXFP8)
         ),
         rule=higher(*PERPLEXITY),
-    ),
-    pretraining(
-        id="recipe-mxfp8-is-bf16-small",
-        where="section 3, figure 2",
-        says="MXFP8 ends within 0.50 % of bf16's perplexity",
-        there=SHORT,
-        arms="MXFP8, bf16; RMSNorm",
-        judge=Difference(("mxnorm_pretrain", "mxnorm_pretrain_seed1"), MXFP8 | RMS, BF16 | RMS),
-        rule=equal(*PERPLEXITY),
-        page="mxnorm_pretrain",
     ),
     pretraining(
         id="recipe-mxfp8-is-bf16-8b",

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.ledger.claim import Evidence, Judge, NotPossible, in_one_code
-from analysis.ledger.measured import MOST_HOURS, gpu_hours
+from analysis.ledger.measured import MOST_HOURS, gpu_hours, side_by_side
 from analysis.ledger.rules import UNCLEAR
 from analysis.ledger.tables import Missing, Tables
 from analysis.statistics import Effect
@@ -201,6 +201,24 @@ def at_scale(parameters: float, tokens: float, runs: int, judge: Judge | None = 
             if hours > MOST_HOURS:
                 raise NotPossible(cost) from None
             raise Missing(f"{missing}; {cost}" if str(missing) else cost) from None
+
+    return at
+
+
+def in_lot(runs: int, tokens: float, judge: Judge) -> Judge:
+    """Return the judge; where its tables are missing it names what all runs of its sweep take, `tokens` together.
+
+    The rate is that of a 23M Llama in MXFP8, for which the sweeps of this size are planned.
+    """
+
+    def at(tables: Tables) -> Evidence:
+        try:
+            return judge(tables)
+        except Missing as missing:
+            minutes = tokens / side_by_side(tables) / 60
+            raise Missing(
+                f"{missing}; {minutes:,.0f} minutes of an H200 for the {runs} runs of its sweep, at llama_23m's rate"
+            ) from None
 
     return at
 

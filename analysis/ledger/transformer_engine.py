@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf, log
+from math import inf
 
 from analysis.ledger import arithmetic as sums
 from analysis.ledger import measured as table
 from analysis.ledger.claim import ARITHMETIC, KERNEL, PRETRAINING, Claim
-from analysis.ledger.recipe import BLACKWELL, FORMATS_TABLE, MXFP8, PLAN
+from analysis.ledger.recipe import BLACKWELL, PERPLEXITY
 from analysis.ledger.rules import between, equal, none_of_them
-from analysis.ledger.training import Difference, without
+from analysis.ledger.training import Difference, in_lot, without
+from analysis.recipe.arms_23m import ARMS, RECIPE
+from analysis.stated import PAIRS, size
 
 BOTH, AGAIN = "rows, columns", "columns, columns of the cast rows"
 BACK, SHARDS = "rows, rows of the cast columns", "rows, rows of each shard"
@@ -94,8 +96,10 @@ CLAIMS = (
         says="E4M3 gradients have enough range: E5M2's end no lower",
         there="not stated",
         arms="E5M2 gradients, E4M3",
-        judge=Difference(FORMATS_TABLE, {PLAN: "mxfp8_e5m2_grad"}, MXFP8),
-        rule=equal(log(1.005), "0.50 % of perplexity, the MXFP8 recipe's section 3.3"),
+        judge=in_lot(*size(RECIPE), Difference((RECIPE.sweep,), ARMS["E5M2 gradients"], ARMS["E4M3"])),
+        rule=equal(PERPLEXITY[0], "0.50 % of perplexity, the MXFP8 recipe's section 3.3"),
+        needs=PAIRS,
+        page=RECIPE.sweep,
     ),
     Claim(
         id="te-layouts",

@@ -45,7 +45,9 @@ def draw(runs: pd.DataFrame) -> Figure:
             draw_line(top, bottom, arm, str(norm), arm["color"].iloc[0])
         top.set_title(f"{model}, {mark_of_seeds(own)}", fontsize=8)
         bottom.set_xscale("log", base=2)
-        bottom.set(xlabel="learning rate", yscale="log")
+        bottom.set_xlabel("learning rate")
+        if own.groupby(["arm", RATE]).size().max() > 1:  # one seed has no range, and an empty panel no logarithm
+            bottom.set_yscale("log")
     panels[0, 0].set_ylabel("final validation loss, nats")
     panels[1, 0].set_ylabel("range over\nseeds, nats")
     panels[0, 0].legend()

@@ -20,6 +20,7 @@ from analysis.pages.marks import RESULTS, Parts, rewritten
 from analysis.pages.pilot import DECISION
 from analysis.pages.reliability import CHECKPOINT, MIRROR, SOAK
 from analysis.pages.spike_proxy import PROXY
+from analysis.pages.stated_lots import LR_PAIRED, RECIPE_23M
 from analysis.pages.student_figures import STUDENT_FIGURES
 from analysis.pages.students import STUDENT_TEACHER
 from analysis.pages.training_speed import INGREDIENTS, SCALING, TRAIN_STEP
@@ -34,11 +35,13 @@ PAGES: dict[str, Parts] = {
     "launch": LAUNCH,
     "learning_rate_window": WINDOW,
     "lr_sensitivity": SENSITIVITY,
+    "lr_sensitivity_paired": LR_PAIRED,
     "mxnorm_equivalence": EQUIVALENCE,
     "mxnorm_pretrain": PRETRAIN,
     "olmes": ZERO_SHOT,
     "prestated": DECISION,
     "probe_overhead": PROBES,
+    "recipe_23m": RECIPE_23M,
     "recipe_ingredients": INGREDIENTS,
     "scaling": SCALING,
     "soak": SOAK,

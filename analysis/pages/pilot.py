@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from analysis.ledger.measured import together
 from analysis.ledger.mxnorm_training import MARGIN
 from analysis.pages.marks import Parts, rows_of
 from analysis.statistics import CONFIDENCE, student
@@ -24,7 +25,6 @@ QUANTILES = 2.93  # of the normal distribution, 1.645 + 1.282, as stated
 LEAST, MOST = 8, 16  # pairs
 OTHER = 2.0**-10
 ARMS = 4  # of the main form: RMSNorm, p=1, p=2, post-round
-SIDE_BY_SIDE = 4  # processes
 
 
 # ------------------------------------------------------------------------------------------------------------ the rule
@@ -113,7 +113,7 @@ def tokens() -> float:
 
 def speed() -> float:
     """Return the tokens/s of the processes together."""
-    return SIDE_BY_SIDE * float(runs()["tokens_per_s"].median())
+    return together(runs())
 
 
 def minutes(count: int) -> str:

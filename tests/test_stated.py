@@ -1,38 +1,30 @@
-"""The contradictions between FP4 recipes: their sweeps have their arms, five pairs each, and rows judge them."""
+"""What is stated of sweeps of recipes: they have the arms, five pairs each, rows judge them, and figures show them."""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
-from composing import compose
 from each import slow_but
+from made_runs import runs_of, with_losses
 
-from analysis.fp4 import errors, losses
-from analysis.fp4.contradictions import BF16, CONTRADICTIONS, PAIRS, STEPS, Contradiction
+from analysis import arm_losses
+from analysis.arm_losses import BY_SWEEP
+from analysis.fp4 import errors
+from analysis.fp4.contradictions import BF16
+from analysis.ledger import fp4_recipes, recipe_23m
 from analysis.ledger.claim import judge
-from analysis.ledger.fp4_recipes import CLAIMS
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import Tables
+from analysis.stated import PAIRS, STEPS, size
 from analysis.units import chosen
-from mxstudy.config import read_run
-from mxstudy.reader import flatten, plain
 
-BY_SWEEP = {one.sweep: one for one in CONTRADICTIONS}
-
-
-def runs_of(of: Contradiction) -> pd.DataFrame:
-    """The jobs of its sweep, as a table has finished runs, without losses."""
-    configs = [flatten(plain(read_run(one.values))) for one in compose(f"+sweep={of.sweep}")]
-    runs = pd.DataFrame([{f"config.{key}": value for key, value in config.items()} for config in configs])
-    about = {"state": "finished", "code": "c", "commit": "c", "spikes": 0}
-    return runs.assign(fingerprint=[f"run {i}" for i in range(len(runs))], **about)
+CLAIMS = {claim.id: claim for claim in (*fp4_recipes.CLAIMS, *recipe_23m.CLAIMS)}
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", slow_but(["fp4_signs", "fp4_tail"], BY_SWEEP))
+@pytest.mark.parametrize("name", slow_but(["fp4_signs", "fp4_tail", "recipe_23m"], BY_SWEEP))
 def test_every_job_is_of_one_arm_and_every_arm_has_five_pairs_of_seeds(name: str) -> None:
-    runs, arms = runs_of(BY_SWEEP[name]), BY_SWEEP[name].arms
+    runs, arms = runs_of(f"+sweep={name}"), BY_SWEEP[name].arms
     are_of = pd.DataFrame({one: chosen(runs, arm) for one, arm in arms.items()})
     assert (are_of.sum(axis=1) == 1).all()
     for one in arms:
@@ -41,34 +33,25 @@ def test_every_job_is_of_one_arm_and_every_arm_has_five_pairs_of_seeds(name: str
         assert (own["config.seed"] == own["config.data_seed"]).all()
     tokens = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     assert tokens.min() == pytest.approx(4e7, rel=0.03)
+    assert size(BY_SWEEP[name]) == (len(runs), tokens.sum())
 
 
 def test_every_comparison_is_of_two_of_its_arms_and_is_a_row_of_its_own() -> None:
-    for of in CONTRADICTIONS:
+    for of in BY_SWEEP.values():
         assert any(arm == BF16 or {**BF16, STEPS: arm.get(STEPS)} == arm for arm in of.arms.values())
         for one in of.comparisons:
             assert one.arm != one.baseline
             assert {one.arm, one.baseline} <= of.arms.keys()
-    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS) == sum(len(of.comparisons) for of in CONTRADICTIONS)
-
-
-def with_losses(of: Contradiction, more: dict[str, float]) -> pd.DataFrame:
-    """A seed's loss is its own, and an arm's is so much more."""
-    runs = runs_of(of)
-    loss = 3 + runs["config.seed"] / 10 + np.random.default_rng(0).normal(0, 1e-4, len(runs))
-    for name, arm in of.arms.items():
-        loss += more.get(name, 0.0) * chosen(runs, arm)
-    return runs.assign(validation_loss=loss, loss=loss)
+    assert {*CLAIMS} == {one.id for of in BY_SWEEP.values() for one in of.comparisons}
 
 
 def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None:
     of = BY_SWEEP["fp4_signs"]
     runs = with_losses(of, {"none": 0.06, "all +1": 0.02, "by call": 0.05, "by call, after": 0.02})
-    rows = {claim.id: claim for claim in CLAIMS}
-    verdicts = {one.id: judge(rows[one.id], Tables(instead={"runs": runs})).verdict for one in of.comparisons}
+    verdicts = {one.id: judge(CLAIMS[one.id], Tables(instead={"runs": runs})).verdict for one in of.comparisons}
     assert verdicts["fp4-signs-harm"] == verdicts["fp4-signs-hadamard"] == REPRODUCED
     assert verdicts["fp4-signs-help"] == CONTRADICTED
-    found = losses.losses(of, runs)
+    found = arm_losses.losses(of, runs)
     assert {name: round(effect.value, 2) for name, effect in found.items()} == {
         **dict.fromkeys(of.arms.keys() - {"bf16"}, 0.0),
         "none": 0.06,
@@ -77,16 +60,16 @@ def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None
         "by call, after": 0.02,
     }
     bias = pd.DataFrame({"fingerprint": runs["fingerprint"], "step": 600, "model/ratio": 0.5})
-    figure = losses.draw(of, runs, bias)
+    figure = arm_losses.draw(of, runs, bias)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [*of.arms][1:]
     with pytest.raises(ValueError, match="no arm of fp4_signs has a pair of seeds with bf16"):
-        losses.draw(of, runs[~chosen(runs, BF16)], bias)
+        arm_losses.draw(of, runs[~chosen(runs, BF16)], bias)
 
 
 def test_the_other_figure_shows_each_operands_noise_and_each_linears_gradient() -> None:
     """Runs of seed 1 are a decibel noisier, as is layer 1; the last measurement counts."""
     of = BY_SWEEP["fp4_where"]
-    runs = runs_of(of)
+    runs = runs_of(f"+sweep={of.sweep}")
     noisier = (runs["config.seed"] == 1).astype(float)
     places = {f"layers.{i}.{name}": float(i) for i in (0, 1) for name in errors.LINEARS}
     noise = {f"{name}/forward_x/sqnr_db": 20.0 - i - noisier for name, i in places.items()}

@@ -1,0 +1,98 @@
+"""What each arm of a sweep of recipes loses against bf16, a point a pair of seeds.
+
+Lines: means with 95 % intervals; grey: the margin within which arms are alike. Right, if the probe was on: the ratio
+of the gradient's error to the gradient in FP32 at the same weights, at the last measurement. A run that died is in no
+mean, and is counted beside its arm's name.
+
+python -m analysis.arm_losses --runs runs/fp4_where --of fp4_where
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.command import command
+from analysis.fp4.contradictions import BF16, CONTRADICTIONS, MARGIN
+from analysis.recipe.arms_23m import RECIPE
+from analysis.stated import STEPS, Question
+from analysis.statistics import CONFIDENCE, Effect
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
+from analysis.units import chosen, paired
+from mxstudy import results
+
+BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE)}
+ERROR = "model/ratio"
+
+
+def losses(of: Question, runs: pd.DataFrame) -> dict[str, Effect]:
+    """Return what each arm loses against the bf16 runs of as many steps, arms without a pair left out."""
+    found = {}
+    for name, arm in of.arms.items():
+        baseline = {**BF16, **({STEPS: arm[STEPS]} if STEPS in arm else {})}
+        if arm == baseline:
+            continue
+        effect = paired(runs, "validation_loss", chosen(runs, arm), chosen(runs, baseline), ["config.precision"])
+        if effect.count:
+            found[name] = effect
+    return found
+
+
+def errors(of: Question, runs: pd.DataFrame, bias: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the last error of the gradient of each arm's runs."""
+    last = bias.sort_values("step").groupby("fingerprint")[ERROR].last()
+    return {name: last.reindex(runs.loc[chosen(runs, arm), "fingerprint"]).dropna() for name, arm in of.arms.items()}
+
+
+def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
+    """Draw the figure, without `bias` its left panel alone. Raises ValueError if no arm has a pair with bf16."""
+    found = losses(of, runs)
+    if not found:
+        raise ValueError(f"no arm of {of.sweep} has a pair of seeds with bf16 in these runs")
+    panels, width = (1, 1.5 * ONE_COLUMN) if bias is None else (2, TWO_COLUMNS)
+    size = (width, 0.6 + 0.22 * len(found))
+    figure, ((left, *right),) = plt.subplots(1, panels, figsize=size, sharey=True, squeeze=False)
+    for y, effect in enumerate(found.values()):
+        left.plot(effect.units, np.full(effect.count, y), ".", color="0.6", markersize=3)
+        left.plot(effect.interval(CONFIDENCE), [y, y], color="#0072B2")
+        left.plot(effect.value, y, "|", color="#0072B2")
+    labels = [name if not one.died[0] else f"{name} ({one.died[0]} died)" for name, one in found.items()]
+    left.set_yticks(range(len(found)), labels)
+    left.invert_yaxis()
+    left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0)
+    left.set(xlabel="loss less bf16's, nats", title=of.asks)
+    for axes in right:
+        wrong = errors(of, runs, bias)
+        for y, name in enumerate(found):
+            axes.plot(wrong[name], np.full(len(wrong[name]), y), ".", color="#D55E00", markersize=3)
+        axes.set(xlabel="gradient's error over the gradient")
+    return figure
+
+
+def measured_bias(paths: Sequence[Path]) -> pd.DataFrame | None:
+    """Return what the probe measured of the gradient; None if it was off in all runs."""
+    try:
+        return results.load(paths, "gradient_bias")
+    except results.NoRows:
+        return None
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = figure_parser("arm_losses", __doc__)
+    options.add_argument("--of", choices=BY_SWEEP, required=True)
+    given = options.parse_args(arguments)
+    (runs,) = load_ended(options, given, "runs")
+    try:
+        figure = draw(BY_SWEEP[given.of], runs, measured_bias(given.runs))
+    except ValueError as error:
+        options.error(str(error))
+    save(figure, given.name, caption(runs, __doc__, given.runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The parts of the pages of sweeps whose rules were stated before: verdicts, and losses by arm or by learning rate.
+
+Before the runs their tables are missing, and the parts say so.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import numpy as np
+import pandas as pd
+
+from analysis.arm_losses import losses
+from analysis.ledger.claim import Judged, judge
+from analysis.ledger.documents import DOCUMENTS
+from analysis.ledger.page import effect
+from analysis.ledger.rules import CONTRADICTED, REPRODUCED
+from analysis.ledger.tables import RESULTS, Tables
+from analysis.pages.language_models import LOSS, NORM, NORMS, RATE, SEED
+from analysis.pages.marks import Parts
+from analysis.recipe.arms_23m import RECIPE
+from analysis.stated import Question
+from analysis.units import chosen, died, ended
+from mxstudy.results import markdown
+
+NOT_RUN = "not run"
+PAIRED = "lr_sensitivity_paired"
+
+
+@cache
+def judged(name: str) -> list[Judged]:
+    """Return the claims whose page this is, with their verdicts."""
+    own = [claim for claims in DOCUMENTS.values() for claim in claims if claim.page == name]
+    return [judge(claim, Tables(RESULTS)) for claim in own]
+
+
+def verdicts(name: str) -> str:
+    cells = [
+        (one.claim.id, one.claim.says, one.units or "-", effect(one).replace("|", "\\|"), one.counted_as)
+        for one in judged(name)
+    ]
+    return markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
+
+
+def decided(name: str) -> str:
+    """Return how many of the claims are reproduced or contradicted: '7 of 13'."""
+    return f"{sum(one.counted_as in (REPRODUCED, CONTRADICTED) for one in judged(name))} of {len(judged(name))}"
+
+
+def runs_of(name: str) -> pd.DataFrame | None:
+    """Return the runs of a sweep that ended, or None before they were exported."""
+    runs = Tables(RESULTS).one(name, "runs")
+    return None if runs is None else ended(runs)
+
+
+def finished(name: str) -> str:
+    runs = runs_of(name)
+    return NOT_RUN if runs is None else f"{(runs['state'] == 'finished').sum()} of {len(runs)}"
+
+
+def arms(of: Question) -> str:
+    """Return a table of the arms: their mean loss, and what they lose against bf16."""
+    runs = runs_of(of.sweep)
+    if runs is None:
+        return NOT_RUN
+    less, cells = losses(of, runs), []
+    for name, arm in of.arms.items():
+        own = runs[chosen(runs, arm)]
+        alive = own.loc[~died(own, LOSS), LOSS]
+        pairs = less[name].units if name in less else pd.Series(dtype=float)
+        spread = [f"{pairs.mean():+.4f}", f"{pairs.min():+.4f} .. {pairs.max():+.4f}"] if len(pairs) else ["", ""]
+        cells.append((name, f"{len(alive)} of {len(own)}", f"{alive.mean():.4f}", *spread))
+    return markdown(("arm", "finished", "mean loss", "less bf16", "least .. most"), cells, left=["arm"])
+
+
+def by_rate(name: str) -> str:
+    """Return a table of the mean losses by learning rate and norm, and of what MXNorm loses against RMSNorm."""
+    runs = runs_of(name)
+    if runs is None:
+        return NOT_RUN
+    cells = []
+    for rate, own in runs.groupby(RATE):
+        found = own.assign(**{LOSS: own[LOSS].mask(died(own, LOSS))}).pivot(index=SEED, columns=NORM, values=LOSS)
+        less = [found[norm] - found["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
+        said = [f"{one.mean():+.3f} ({one.min():+.3f} .. {one.max():+.3f})" for one in less]
+        cells.append((f"2^{np.log2(rate):.0f}", *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))
+    words = [f"{NORMS[norm]} less RMSNorm, least .. most" for norm in NORMS if norm != "rmsnorm"]
+    return markdown(("lr", *NORMS.values(), *words), cells, left=["lr"])
+
+
+def parts(name: str) -> Parts:
+    return {
+        "decided": partial(decided, name),
+        "verdicts": partial(verdicts, name),
+        "finished": partial(finished, name),
+    }
+
+
+RECIPE_23M: Parts = {**parts(RECIPE.sweep), "arms": partial(arms, RECIPE)}
+LR_PAIRED: Parts = {**parts(PAIRED), "losses": partial(by_rate, PAIRED)}

@@ -1,0 +1,43 @@
+"""What is stated before a sweep is run: its question, its arms by name, and comparisons of two arms, each a claim.
+
+All these sweeps train a 23M Llama, with five pairs of seeds an arm, for 600 steps where an arm says nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from analysis.ledger.rules import Rule
+from analysis.units import Arm
+
+PAIRS, STEPS = 5, "config.train.steps"
+STEPS_A_RUN, TOKENS_A_STEP = 600, 64 * 1024
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A claim about two arms. `id`: that of its row in the ledger. `by`: who claims it, or where in a document."""
+
+    id: str
+    by: str
+    says: str
+    arm: str
+    baseline: str
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that a sweep answers. `sweep`: its runs. `arms`: by the names that a figure shows."""
+
+    sweep: str
+    asks: str
+    arms: Mapping[str, Arm]
+    comparisons: tuple[Comparison, ...]
+
+
+def size(of: Question) -> tuple[int, int]:
+    """Return how many runs the sweep has, and on how many tokens they train together."""
+    steps = [int(str(arm.get(STEPS, STEPS_A_RUN))) for arm in of.arms.values()]
+    return PAIRS * len(steps), PAIRS * sum(steps) * TOKENS_A_STEP
