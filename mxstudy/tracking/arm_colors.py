@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from itertools import chain, product
 
 from mxstudy.config.deciding import PLAN, Value
+from mxstudy.tracking.arm_names import number_text
 
 # The palette of Okabe and Ito, made for colour-blind readers, with a wine red instead of its yellow, which is too faint
 # for a line. These arms have the same colour in every set; others take the remaining ones.
@@ -44,7 +45,7 @@ def words_of(values: Mapping[str, Value]) -> list[str]:
     schedule = values.get("precision.schedule")
     plan = {str(name) for key, name in schedule if PLAN in f".{key}"} if isinstance(schedule, tuple) else set()
     norm, power = values.get("norm.kind"), values.get("norm.p")
-    own = [f"{norm}_p{power:g}"] if isinstance(power, float) else []
+    own = [f"{norm}_p{number_text(power)}"] if isinstance(power, float) else []
     return [*own, *(plan if len(plan) == 1 else ()), str(norm)]
 
 

@@ -15,6 +15,11 @@ def test_a_known_arm_has_its_colour_in_every_set_and_order() -> None:
     assert [arm.color for arm in arms_of(runs[::-1])] == wanted[::-1]
 
 
+def test_a_power_that_is_almost_a_known_one_is_another_arm() -> None:
+    (alone,) = arms_of([run("mxnorm_p2", norm__p=2.000001)])
+    assert alone.color not in KNOWN.values()
+
+
 def test_every_arm_has_its_own_colour_and_keeps_it_when_others_are_added() -> None:
     runs = [run("mxnorm_p2", optimizer__lr=lr / 1000) for lr in range(1, 17)]
     colors = [arm.color for arm in arms_of(runs)]
