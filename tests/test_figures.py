@@ -15,7 +15,8 @@ from analysis.figures import FIGURES, RESULTS, Figure
 from analysis.style import caption
 
 ROOT = Path(__file__).parents[1]
-NO_FIGURES = {"command", "style", "figure", "figures", "export", "statistics", "units", "report", "fp4.contradictions"}
+NO_FIGURES = {"command", "style", "figure", "figures", "export", "statistics", "units", "fp4.contradictions"}
+NO_FIGURES |= {"report", "markup", "difference_plot"}
 NO_FIGURES |= {f"ledger.{path.stem}" for path in (ROOT / "analysis/ledger").glob("*.py")}
 NO_FIGURES |= {f"instability.{name}" for name in ("chinchilla", "claims", "scaling_runs")}
 NO_FIGURES |= {f"students.{name}" for name in ("arms", "curves", "measures")}

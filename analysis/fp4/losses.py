@@ -20,6 +20,7 @@ from analysis.fp4.contradictions import BF16, CONTRADICTIONS, MARGIN, STEPS, Con
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
 from analysis.units import chosen, ended, paired
+from mxstudy.results import legend
 
 BY_SWEEP = {one.sweep: one for one in CONTRADICTIONS}
 ERROR = "model/ratio"
@@ -49,18 +50,20 @@ def draw(of: Contradiction, runs: pd.DataFrame, bias: pd.DataFrame) -> Figure:
     found, wrong = losses(of, runs), errors(of, runs, bias)
     if not found:
         raise ValueError(f"no arm of {of.sweep} has a pair of seeds with bf16 in these runs")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(TWO_COLUMNS, 0.6 + 0.22 * len(found)), sharey=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(TWO_COLUMNS, 1.0 + 0.22 * len(found)), sharey=True)
     for y, (name, effect) in enumerate(found.items()):
-        left.plot(effect.units, np.full(effect.count, y), ".", color="0.6", markersize=3)
-        left.plot(effect.interval(CONFIDENCE), [y, y], color="#0072B2")
-        left.plot(effect.value, y, "|", color="#0072B2")
-        right.plot(wrong[name], np.full(len(wrong[name]), y), ".", color="#D55E00", markersize=3)
+        left.plot(effect.units, np.full(effect.count, y), ".", color="0.6", markersize=3, label="a pair of seeds")
+        left.plot(effect.interval(CONFIDENCE), [y, y], color="#0072B2", label="95 % interval")
+        left.plot(effect.value, y, "|", color="#0072B2", label="mean")
+        right.plot(wrong[name], np.full(len(wrong[name]), y), ".", color="#D55E00", markersize=3, label="a run")
     labels = [name if not one.died[0] else f"{name} ({one.died[0]} died)" for name, one in found.items()]
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
-    left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0)
-    left.set(xlabel="loss less bf16's, nats", title=of.asks)
-    right.set(xlabel="gradient's error over the gradient")
+    left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")
+    left.set_xlabel("loss less bf16's, nats")
+    right.set_xlabel("gradient's error over the gradient")
+    left.locator_params(axis="x", nbins=5)
+    legend(figure, title=of.asks)
     return figure
 
 
@@ -74,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = draw(BY_SWEEP[given.of], ended(runs), bias)
     except ValueError as error:
         options.error(str(error))
-    save(figure, given.name, caption(runs, __doc__, given.runs))
+    save(figure, given, caption(runs, __doc__, given.runs))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (runs,) = load_chosen(options, chosen, "runs")
     runs = ended(runs)
     arms = named(runs, ["precision", "model.num_layers", "model.hidden_size"])
-    save(draw(runs), chosen.name, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
+    save(draw(runs), chosen, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
 
 
 if __name__ == "__main__":

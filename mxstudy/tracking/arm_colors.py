@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
 from itertools import chain, product
 
@@ -25,13 +26,14 @@ def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = 
     """Return the colour of each arm, by its key; `arms`: the values that part it from others, by key.
 
     Arms choose in turn, those of `first` before the others: what is known by KNOWN takes that, all others begin at a
-    place in the palette that their key decides, and take the first colour that is free. So an arm that is added behind
-    changes no other's colour.
+    place in the palette that what they are known by decides, and take the first colour that is free. So an arm that is
+    added behind changes no other's colour, and a recipe has its colour in every set where that is free.
     """
     found: dict[str, str] = {}
     for key in sorted(arms, key=lambda key: key not in first):
-        start = int(key[:8], 16) % len(OTHERS)
-        wished = [KNOWN[word] for word in words_of(arms[key]) if word in KNOWN]
+        words = words_of(arms[key])
+        start = zlib.crc32(" ".join(words).encode()) % len(OTHERS)
+        wished = [KNOWN[word] for word in words if word in KNOWN]
         others = OTHERS[start:] + OTHERS[:start]
         spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # those of KNOWN stay free
         rest = [shaded(color, shade) for shade, color in chain(*spare)]

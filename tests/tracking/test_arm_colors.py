@@ -29,6 +29,13 @@ def test_every_arm_has_its_own_colour_and_keeps_it_when_others_are_added() -> No
     assert [arm.color for arm in arms_of([*runs, run()])][-1] == KNOWN["rmsnorm"]  # nobody has taken it
 
 
+def test_a_recipe_has_its_colour_whatever_model_it_trains() -> None:
+    sizes = [[run("rmsnorm", **size), run(precision="mxfp4", **size)] for size in ({}, {"train__steps": 7})]
+    one, other = ([arm.color for arm in arms_of(runs)] for runs in sizes)
+    assert one == other
+    assert one[1] not in KNOWN.values()
+
+
 def test_seeds_have_the_colour_of_their_arm() -> None:
     assert len({arm.color for arm in arms_of([run(seed=seed) for seed in range(3)])}) == 1
 
