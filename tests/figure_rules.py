@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -13,6 +15,19 @@ from matplotlib.transforms import Bbox
 from analysis.style import ONE_COLUMN, TWO_COLUMNS
 
 NEAR = 1.0  # pixels by which boxes may touch
+
+
+def check_saved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Have figures checked in place of saved, and their files left empty; return what each breaks, by its name."""
+    found: dict[str, list[str]] = {}
+
+    def save(figure: Figure, path: Path) -> None:
+        path.touch()
+        if path.stem not in found:
+            found[path.stem] = broken(figure)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    return found
 
 
 def broken(figure: Figure) -> list[str]:

@@ -97,6 +97,14 @@ def check_saved_twice(script: ModuleType, runs: Path, capsys: pytest.CaptureFixt
     assert Path("figures", f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_figure_may_be_a_pdf_alone_as_wide_as_a_column(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    loss_curves.main(["--runs", str(runs), "--format", "pdf", "--name", "at_1.5"])
+    assert capsys.readouterr().out == "figures/at_1.5.pdf\n"
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"at_1.5.pdf", "at_1.5.md"}
+    assert b"/MediaBox [ 0 0 234 " in (tmp_path / "figures" / "at_1.5.pdf").read_bytes()  # 3.25 inches, in points
+
+
 def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:
     axes, less = drawn(loss_curves, monkeypatch, "--runs", str(runs)).axes
     raw, smooth = axes.lines[0::2], axes.lines[1::2]
@@ -209,3 +217,5 @@ def test_norms_and_recipes_keep_their_colour_and_other_names_share_the_rest() ->
     strangers = style.colors(["a", "b", "a", "c"])
     assert list(strangers) == ["a", "b", "c"]
     assert len(set(strangers.values()) - set(KNOWN.values())) == 3
+    assert style.colors(["mxfp8"])["mxfp8"] == style.colors(["fp32", "mxfp8"])["mxfp8"]
+    assert len(set(style.colors(map(str, range(20))).values())) == 20

@@ -16,13 +16,8 @@ from analysis.instability.scaling_runs import from_runs
 from analysis.mxnorm import fig03_lr_sensitivity, fig05_outlier_feature
 from mxstudy.results import with_arms, write_table
 
+pytestmark = pytest.mark.usefixtures("figure_rules")
 STEPS = 50
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    style.plt.close("all")
 
 
 def curve(label: str, offset: float, **columns: object) -> pd.DataFrame:

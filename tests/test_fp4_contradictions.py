@@ -18,6 +18,7 @@ from analysis.units import chosen
 from mxstudy.config import read_run
 from mxstudy.reader import flatten, plain
 
+pytestmark = pytest.mark.usefixtures("figure_rules")
 BY_SWEEP = {one.sweep: one for one in CONTRADICTIONS}
 
 

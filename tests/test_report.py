@@ -158,6 +158,7 @@ def test_runs_are_grouped_by_arm_and_what_they_say_nothing_of_is_folded() -> Non
     assert "<details>" not in report.commands(many[:3])
 
 
+@pytest.mark.usefixtures("figure_rules")
 def test_differences_are_drawn_with_their_signs_and_the_arms_colours() -> None:
     frame = with_arms(swept("mxnorm_p1", "rmsnorm", "mxnorm_p2"))
     (axes,) = difference_plot.draw(frame).axes
@@ -165,7 +166,6 @@ def test_differences_are_drawn_with_their_signs_and_the_arms_colours() -> None:
     assert points == {KNOWN["mxnorm_p1"]: pytest.approx(-0.1), KNOWN["mxnorm_p2"]: pytest.approx(0.1)}
     assert axes.get_xlabel() == "validation loss less that of\nrmsnorm, nats"
     assert not difference_plot.suits(frame[frame["arm"] == "rmsnorm"])
-    plt.close("all")
 
 
 @pytest.mark.integration
