@@ -79,8 +79,8 @@ def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
 def written(runs: pd.DataFrame) -> Html:
     """Return the day of the report and the commits of its runs."""
     known = runs[["commit", "dirty"]].drop_duplicates().dropna(subset="commit").to_dict("records")
-    code = [commit(run) for run in known] or ["unknown"]
-    return Html(f"Written on {date.today():%d %B %Y}; commit of the runs: {', '.join(map(str, code))}")
+    code = [commit(run) for run in known] or [Html("unknown")]
+    return Html(f"Written on {date.today():%d %B %Y}; commit of the runs: {', '.join(code)}")
 
 
 def commit(run: Mapping[str, Any]) -> Html:

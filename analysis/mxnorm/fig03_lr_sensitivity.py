@@ -9,6 +9,7 @@ python -m analysis.mxnorm.fig03_lr_sensitivity --runs runs/lr_sensitivity
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,7 +61,7 @@ def draw_line(top: Axes, bottom: Axes, runs: pd.DataFrame, name: str, color: str
     bottom.plot(rates.index, (rates["max"] - rates["min"]).where(lambda spread: spread > 0), "o-", ms=3, color=color)
     lost = runs.loc[runs["state"] == "diverged", RATE]
     if len(lost):
-        at_the_edge = {"transform": top.get_xaxis_transform(), "label": "diverged"}
+        at_the_edge: dict[str, Any] = {"transform": top.get_xaxis_transform(), "label": "diverged"}
         top.plot(lost, np.full(len(lost), 0.98), "x", color=color, **at_the_edge)
 
 

@@ -26,8 +26,8 @@ def draw(rows: pd.DataFrame) -> Figure:
     norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
     runs = list(rows.groupby(["fingerprint", "name"], sort=False))
     height = -(-len(runs) // ABREAST)
-    size, shared = (TWO_COLUMNS, 0.5 + 1.9 * height), {"sharex": True, "sharey": True, "squeeze": False}
-    figure, panels = plt.subplots(height, min(len(runs), ABREAST), figsize=size, **shared)
+    size, grid = (TWO_COLUMNS, 0.5 + 1.9 * height), (height, min(len(runs), ABREAST))
+    figure, panels = plt.subplots(*grid, figsize=size, sharex=True, sharey=True, squeeze=False)
     depth = plt.cm.ScalarMappable(plt.Normalize(0, len(norms) - 1), "viridis")
     for axes, ((_, name), run) in zip(panels.flat, runs, strict=False):
         for norm, color in zip(norms, depth.to_rgba(np.arange(len(norms))), strict=True):

@@ -10,6 +10,7 @@ python -m analysis.mxnorm.fig08_kernels --runs runs/kernels.json
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from analysis.command import command
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, make_figure, plt
 from mxstudy.results import legend
 
-SPEEDUPS = {  # column -> line, name
+SPEEDUPS: dict[str, tuple[Any, str]] = {  # column -> line, name
     "over_compiled_rmsnorm": ("-", "MXNorm in one pass over compiled RMSNorm and cast"),
     "over_one_pass_rmsnorm": ("--", "the same over RMSNorm and cast in one pass"),
     "compiled_over_compiled_rmsnorm": (":", "both compiled"),

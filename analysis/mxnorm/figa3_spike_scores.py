@@ -8,6 +8,7 @@ python -m analysis.mxnorm.figa3_spike_scores --runs runs/quickstart
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ def draw(runs: pd.DataFrame) -> Figure:
     for place, (_, own) in enumerate(arms):
         scores, color = own["spike_score"], own["color"].iloc[0]
         if len(scores) >= BOX_FROM:
-            line = {"medianprops": {"color": color}, "orientation": "horizontal"}
+            line: dict[str, Any] = {"medianprops": {"color": color}, "orientation": "horizontal"}
             axes.boxplot(scores, positions=[place], widths=0.5, showfliers=False, **line)
         axes.plot(scores, [place] * len(scores), "o", color=color, markersize=4, alpha=0.8)
     labels = [f"{arm}\n{len(own)} run{'s' * (len(own) > 1)}" for arm, own in arms]
