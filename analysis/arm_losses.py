@@ -24,6 +24,7 @@ from analysis.statistics import CONFIDENCE, Effect
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
 from analysis.units import chosen, paired
 from mxstudy import results
+from mxstudy.results import legend
 
 BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE)}
 ERROR = "model/ratio"
@@ -53,23 +54,25 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     found = losses(of, runs)
     if not found:
         raise ValueError(f"no arm of {of.sweep} has a pair of seeds with bf16 in these runs")
-    panels, width = (1, 1.5 * ONE_COLUMN) if bias is None else (2, TWO_COLUMNS)
-    size = (width, 0.6 + 0.22 * len(found))
+    panels, width = (1, ONE_COLUMN) if bias is None else (2, TWO_COLUMNS)
+    size = (width, 1.0 + 0.22 * len(found))
     figure, ((left, *right),) = plt.subplots(1, panels, figsize=size, sharey=True, squeeze=False)
     for y, effect in enumerate(found.values()):
-        left.plot(effect.units, np.full(effect.count, y), ".", color="0.6", markersize=3)
-        left.plot(effect.interval(CONFIDENCE), [y, y], color="#0072B2")
-        left.plot(effect.value, y, "|", color="#0072B2")
+        left.plot(effect.units, np.full(effect.count, y), ".", color="0.6", markersize=3, label="a pair of seeds")
+        left.plot(effect.interval(CONFIDENCE), [y, y], color="#0072B2", label="95 % interval")
+        left.plot(effect.value, y, "|", color="#0072B2", label="mean")
     labels = [name if not one.died[0] else f"{name} ({one.died[0]} died)" for name, one in found.items()]
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
-    left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0)
-    left.set(xlabel="loss less bf16's, nats", title=of.asks)
+    left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")
+    left.set_xlabel("loss less bf16's, nats")
+    left.locator_params(axis="x", nbins=5)
     for axes in right:
         wrong = errors(of, runs, bias)
         for y, name in enumerate(found):
-            axes.plot(wrong[name], np.full(len(wrong[name]), y), ".", color="#D55E00", markersize=3)
-        axes.set(xlabel="gradient's error over the gradient")
+            axes.plot(wrong[name], np.full(len(wrong[name]), y), ".", color="#D55E00", markersize=3, label="a run")
+        axes.set_xlabel("gradient's error over the gradient")
+    legend(figure, title=of.asks)
     return figure
 
 
@@ -91,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = draw(BY_SWEEP[given.of], runs, measured_bias(given.runs))
     except ValueError as error:
         options.error(str(error))
-    save(figure, given.name, caption(runs, __doc__, given.runs))
+    save(figure, given, caption(runs, __doc__, given.runs))
 
 
 if __name__ == "__main__":

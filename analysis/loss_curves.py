@@ -1,6 +1,8 @@
 """Training loss by tokens, one colour per arm: smoothed, the mean over seeds, a band from the lowest to the highest.
 
-Behind an arm of one run: its raw loss. Thin lines: runs that diverged, to a cross.
+The smoothing is an exponential mean whose half-life is 1 % of the steps. Behind an arm of one run: its loss as it is.
+Thin lines: runs that diverged, to a cross. Below: the differences from the arm that each is compared with, over the
+pairs of equal seeds.
 
 python -m analysis.loss_curves --runs runs/quickstart
 """
@@ -14,18 +16,16 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import ONE_COLUMN, make_figure, plt
-from mxstudy.results import HALF_LIFE, curves_of, draw_arm
+from mxstudy.results import curves_of, draw_arms, legend
 
 
 def draw(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    figure, axes = plt.subplots(figsize=(1.4 * ONE_COLUMN, ONE_COLUMN))
-    curves = (curves_of(metrics, runs, "loss", "tokens", smooth) for smooth in (False, True))
-    for raw, smooth in zip(*curves, strict=True):
-        if raw.alive.shape[1] == 1:
-            axes.plot(raw.alive, color=raw.color, alpha=0.2, linewidth=0.6)
-        draw_arm(axes, smooth)
-    axes.set(xlabel="training tokens", ylabel="training loss, nats a token")
-    axes.legend(title=f"exponential mean, half-life {HALF_LIFE:.0%} of the steps")
+    """Draw the figure. Raises ValueError if two runs of an arm have equal seeds."""
+    figure = plt.figure(figsize=(ONE_COLUMN, 1.3 * ONE_COLUMN))
+    raw, smooth = ({own.arm: own for own in curves_of(metrics, runs, "loss", "tokens", s)} for s in (False, True))
+    top, *_ = draw_arms(figure, smooth.values(), raw)
+    top.set_ylabel("training loss, nats a token")
+    legend(figure)
     return figure
 
 

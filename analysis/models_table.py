@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.command import command
-from analysis.style import caption, figure_parser, load_chosen, save_table
+from analysis.style import caption, load_chosen, save_table, table_parser
 from mxstudy import results
 
 MODEL, TRAIN = "config.model.", "config.train."
@@ -82,7 +82,7 @@ def short(value: float) -> str:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser("models_table", __doc__)
+    options = table_parser("models_table", __doc__)
     options.add_argument("--paper", choices=PRINTED, required=True, help="the paper whose printed numbers are compared")
     chosen = options.parse_args(arguments)
     (runs,) = load_chosen(options, chosen, "runs")

@@ -1,27 +1,30 @@
 """Write one self-contained HTML page for a set of runs: arms, intervals, claims, figures, configs, machines.
 
-python -m analysis.report --runs runs/quickstart [--to figures/report.html]
+python -m analysis.report --runs runs/quickstart [--only norm=rmsnorm norm=mxnorm_p2] [--baseline norm=rmsnorm]
 """
 
 from __future__ import annotations
 
 import base64
-import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import loss_curves
+from analysis import difference_plot, loss_curves
 from analysis.command import command
+from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN, Judged
 from analysis.ledger.documents import judged_by_runs
 from analysis.ledger.page import effect
 from analysis.ledger.tables import Tables
+from analysis.markup import Html, Number, element, folded, table
 from analysis.mxnorm import fig03_lr_sensitivity, fig06_norm_rms, fig07_histograms, figa3_spike_scores
-from analysis.style import FIGURES, of_runs, parser, plt
+from analysis.style import FIGURES, baseline_option, check_baseline, load_chosen, of_runs, plt, table_parser
 from analysis.units import differing, ended
 from mxstudy import results
 
@@ -36,13 +39,18 @@ DATA = "config.data."
 # Where a corpus, or one of a blend, is read from, and a tokenizer.
 NAMES = re.compile(r"config\.(data\.(corpora\.[^.]+\.)?(paths|name|revision)|tokenizer\.name)")
 CONTENT = f"{DATA}unigram_entropy_nats"  # distinguishes corpora by content; their names are not compared
-MOST_RUNS = 9  # in a figure with one panel or line per run
+MOST = 9  # runs in a figure with a panel each, or arms in one with a line each
+ENLARGED = 1.5  # figures, which are made for the columns of a paper
+OPEN = 3  # commands that are shown without being opened
+CLAIMS = ("where", "claim", "here", "evidence")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px; display: block; overflow-x: auto }
 th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+summary { cursor: pointer } .group { padding-top: 0.8rem; font-weight: 600 }
 h2 { margin-top: 2.2rem; border-bottom: 2px solid #1a1a1a } img { max-width: min(100%, 46rem) } code { font-size: 12px }
+@media (max-width: 40rem) { td { min-width: 6.5rem } }
 .reproduced { color: #00724f; font-weight: 600 } .contradicted { color: #b34700; font-weight: 600 }
 """
 
@@ -62,28 +70,21 @@ def page(runs: pd.DataFrame, figures: dict[str, Figure]) -> str:
     about = f"""{len(runs)} runs in {runs["arm"].nunique()} arms. ± is the 95 % interval of the mean over seeds
 (Student's t), the number of runs in brackets."""
     body = [element("h2", title) + part for title, part in parts.items()]
-    head = [Html('<meta charset="utf-8">'), element("title", experiments), element("style", Html(STYLE))]
-    whole = element("html", *head, element("h1", experiments), element("p", about), *body, lang="en")
-    return f"<!doctype html>{whole}"
+    phone = Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">')
+    head = element("head", phone, element("title", experiments), element("style", Html(STYLE)))
+    top = [element("h1", experiments), element("p", written(runs)), element("p", about)]
+    return f"<!doctype html>{element('html', head, element('body', *top, *body), lang='en')}"
 
 
-class Html(str):
-    """Text that is HTML already; only `element` makes it of other text."""
-
-    def __add__(self, other: str) -> Html:
-        return Html(str(self) + escaped(other))
-
-
-def escaped(content: object) -> str:
-    """Return the content as HTML: what is no `Html` is text, whatever it looks like."""
-    return str(content) if isinstance(content, Html) else html.escape(str(content))
+def written(runs: pd.DataFrame) -> Html:
+    """Return the day of the report and the commits of its runs."""
+    known = runs[["commit", "dirty"]].drop_duplicates().dropna(subset="commit").to_dict("records")
+    code = [commit(run) for run in known] or [Html("unknown")]
+    return Html(f"Written on {date.today():%d %B %Y}; commit of the runs: {', '.join(code)}")
 
 
-def element(tag: str, *content: object, **attributes: str) -> Html:
-    """Return an element with that content and attributes; `kind` is the attribute class."""
-    named = {"class" if name == "kind" else name: value for name, value in attributes.items()}
-    given = "".join(f' {name}="{html.escape(value)}"' for name, value in named.items())
-    return Html(f"<{tag}{given}>{''.join(map(escaped, content))}</{tag}>")
+def commit(run: Mapping[str, Any]) -> Html:
+    return element("code", str(run["commit"])[:12]) + (" (changed)" if run["dirty"] else "")
 
 
 def in_arms(runs: pd.DataFrame) -> pd.DataFrame:
@@ -99,21 +100,10 @@ def content(runs: pd.DataFrame) -> pd.Series:
     return found.fillna(found.groupby(config).transform("first"))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
-    def cell(value: object) -> Html:
-        return element("td", value, kind="number") if isinstance(value, Number) else element("td", value)
-
-    head = element("tr", *(element("th", column) for column in columns))
-    return element("table", head, *(element("tr", *map(cell, row)) for row in rows))
-
-
-class Number(str):
-    """Text that is aligned to the right."""
-
-
 def commands(runs: pd.DataFrame) -> Html:
     lines = [element("p", element("code", line)) for line in runs["command"].dropna().drop_duplicates()]
-    return Html("".join(lines or [element("p", "no command was recorded")]))
+    shown = Html("".join(lines or [element("p", "no command was recorded")]))
+    return shown if len(lines) <= OPEN else folded(f"{len(lines)} commands", shown)
 
 
 def arms(runs: pd.DataFrame) -> Html:
@@ -124,7 +114,7 @@ def arms(runs: pd.DataFrame) -> Html:
         done = ended(own)
         numbers = [Number(results.estimate(done[column]).counted(form)) for column, (_, form) in NUMBERS.items()]
         square = element("span", "■", style=f"color: {own['color'].iloc[0]}")
-        rows.append([square + f" {arm}", states, *numbers])
+        rows.append([square + f"\N{NO-BREAK SPACE}{arm}", states, *numbers])
     said = (results.different_backends(zip(runs["arm"], backends(runs), strict=True)), results.mixed_code(runs))
     sentences = Html("".join(element("p", sentence) for sentence in said if sentence))
     return table(["arm", "runs", *(title for title, _ in NUMBERS.values())], rows) + sentences
@@ -146,19 +136,18 @@ def differences(runs: pd.DataFrame) -> Html:
 
 
 def claims(runs: pd.DataFrame) -> Html:
-    """Return the HTML table of those claims of the ledger of which these runs say something."""
-    rows = [
-        [
-            f"{document}, {one.claim.where}",
-            one.claim.says,
-            element("span", one.verdict, kind=one.verdict.replace(" ", "-")),
-            effect(one),
-        ]
-        for document, one in judged_by_runs(Tables(instead={"runs": runs}))
-    ]
-    if not rows:
-        return element("p", "these runs have no claim's arms")
-    return table(["where", "claim", "here", "evidence"], rows)
+    """Return the HTML table of those claims of the ledger of which these runs say something, the others folded."""
+    found = judged_by_runs(Tables(instead={"runs": runs}))
+    told = [(where, one) for where, one in found if one.verdict not in (NOT_RUN, IMPOSSIBLE)]
+    others = [row(where, one, one.why) for where, one in found if one.verdict in (NOT_RUN, IMPOSSIBLE)]
+    shown = table(CLAIMS, [row(where, one, effect(one)) for where, one in told])
+    nothing = element("p", "these runs have no claim's arms")
+    return (shown if told else nothing) + folded(f"{len(others)} claims need other runs", table(CLAIMS, others))
+
+
+def row(document: str, one: Judged, evidence: str) -> list[object]:
+    verdict = element("span", one.verdict, kind=one.verdict.replace(" ", "-"))
+    return [f"{document}, {one.claim.where}", one.claim.says, verdict, evidence]
 
 
 def configs(runs: pd.DataFrame) -> Html:
@@ -174,24 +163,19 @@ def configs(runs: pd.DataFrame) -> Html:
 
 
 def environment(runs: pd.DataFrame) -> Html:
-    rows = [
-        [
-            run["name"],
-            element("code", run["fingerprint"][:12]),
-            run["state"],
-            element("code", str(run["commit"])[:12]) + (" (changed)" if run["dirty"] else ""),
-            run["torch"],
-            run["gpu"] or "CPU",
-            backend or "-",
-        ]
-        for run, backend in zip(runs.to_dict("records"), backends(runs), strict=True)
-    ]
+    """Return the HTML table of the runs, grouped by arm."""
+    rows: dict[str, list[list[object]]] = {arm: [] for arm in runs["arm"].unique()}
+    for run, backend in zip(runs.to_dict("records"), backends(runs), strict=True):
+        found = [run["name"], element("code", run["fingerprint"][:12]), run["state"], commit(run), run["torch"]]
+        rows[run["arm"]].append([*found, run["gpu"] or "CPU", backend or "-"])
     return table(["run", "fingerprint", "state", "commit", "torch", "GPU", "backends"], rows)
 
 
 def left_out(runs: pd.DataFrame) -> Html:
-    few = f"{len(runs)} runs are too many for a line or a panel each: loss curves, RMS and histograms are drawn of up "
-    return Html() if is_few(runs) else element("p", f"{few}to {MOST_RUNS}; the scripts of analysis/ take --only.")
+    said = (
+        f"RMS and histograms are drawn of up to {MOST} runs, and these are {len(runs)}; choose some of them by --only."
+    )
+    return Html() if has_few_runs(runs) else element("p", said)
 
 
 def embedded(title: str, figure: Figure) -> Html:
@@ -199,8 +183,8 @@ def embedded(title: str, figure: Figure) -> Html:
     figure.savefig(data, format="png")
     plt.close(figure)
     image = base64.b64encode(data.getvalue()).decode()
-    picture = Html(f'<img alt="{html.escape(title)}" src="data:image/png;base64,{image}">')
-    return element("h3", title) + picture
+    width = f"width: {ENLARGED * figure.get_figwidth():.1f}in"
+    return element("h3", title) + element("img", alt=title, style=width, src=f"data:image/png;base64,{image}")
 
 
 def histograms(rows: pd.DataFrame) -> Figure:
@@ -209,8 +193,12 @@ def histograms(rows: pd.DataFrame) -> Figure:
     return fig07_histograms.draw(last, [norms[0], norms[-1]])
 
 
-def is_few(rows: pd.DataFrame) -> bool:
-    return rows["fingerprint"].nunique() <= MOST_RUNS
+def has_few_runs(rows: pd.DataFrame) -> bool:
+    return rows["fingerprint"].nunique() <= MOST
+
+
+def has_few_arms(rows: pd.DataFrame) -> bool:
+    return rows["arm"].nunique() <= MOST
 
 
 def has_rates(runs: pd.DataFrame) -> bool:
@@ -223,21 +211,26 @@ def always(rows: pd.DataFrame) -> bool:
 
 # The figures of the page: title, kind of rows, condition under which they are drawn, function that draws them.
 DRAWN: tuple[tuple[str, str, Callable[[pd.DataFrame], bool], Callable[[pd.DataFrame, pd.DataFrame], Figure]], ...] = (
+    ("Differences of the validation loss", "runs", difference_plot.suits, lambda rows, _: difference_plot.draw(rows)),
     ("Validation loss by learning rate", "runs", has_rates, lambda rows, _: fig03_lr_sensitivity.draw(rows)),
-    ("Training loss", "metrics", is_few, loss_curves.draw),
+    ("Training loss", "metrics", has_few_arms, loss_curves.draw),
     ("Spike scores", "runs", always, lambda rows, _: figa3_spike_scores.draw(rows)),
-    ("RMS of the norms' outputs", "norm_output_rms", is_few, lambda rows, _: fig06_norm_rms.draw(rows)),
-    ("Norms' inputs and outputs at the last step", "activation_histograms", is_few, lambda rows, _: histograms(rows)),
+    ("RMS of the norms' outputs", "norm_output_rms", has_few_runs, lambda rows, _: fig06_norm_rms.draw(rows)),
+    ("Norms at the last step", "activation_histograms", has_few_runs, lambda rows, _: histograms(rows)),
 )
 
 
 def drawn(paths: Sequence[Path], runs: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures that suit these runs, by title. `runs`: from `results.with_arms`."""
+    """Return the figures that suit these runs, by title. `runs`: from `results.with_arms`.
+
+    Raises ValueError if two runs of an arm have equal seeds.
+    """
     figures = {}
     for title, kind, suits, draw in DRAWN:
-        frames = [runs] if kind == "runs" else [f for path in paths if (f := rows_or_none(path, kind)) is not None]
-        if frames and suits(rows := pd.concat(frames, ignore_index=True)):
-            figures[title] = draw(rows if kind == "runs" else of_runs(rows, runs), runs)
+        frames = [f for path in paths if (f := rows_or_none(path, kind)) is not None] if kind != "runs" else []
+        rows = of_runs(pd.concat(frames, ignore_index=True), runs) if frames else runs if kind == "runs" else runs[:0]
+        if len(rows) and suits(rows):
+            figures[title] = draw(rows, runs)
     return figures
 
 
@@ -250,20 +243,23 @@ def rows_or_none(path: Path, kind: str) -> pd.DataFrame | None:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser(__doc__)
-    options.add_argument(
-        "--to", type=Path, help="default: figures/report.html, of rehearsals figures/rehearsals/report.html"
-    )
+    options = table_parser("report", __doc__)
+    baseline_option(options)
+    options.add_argument("--to", type=Path, metavar="FILE", help="in place of figures/NAME.html")
     chosen = options.parse_args(arguments)
-    runs = results.load(chosen.runs, "runs")
+    (runs,) = load_chosen(options, chosen, "runs")
+    check_baseline(options, chosen, runs)
     others = sorted(set(runs["config.study"]) - {"pretrain"})
     if others:
         options.error(f"--runs: the report is for training runs only, but there are others ({', '.join(others)})")
-    place = FIGURES / results.REHEARSALS if results.has_rehearsals(chosen.runs) else FIGURES
-    to = chosen.to or place / "report.html"
-    to.parent.mkdir(parents=True, exist_ok=True)
     runs = in_arms(runs)
-    to.write_text(page(runs, drawn(chosen.runs, runs)), encoding="utf-8")
+    try:
+        text = page(runs, drawn(chosen.runs, runs))
+    except ValueError as error:
+        options.error(str(error))
+    to = chosen.to or FIGURES / f"{chosen.name}.html"
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.write_text(text, encoding="utf-8")
     print(to)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from analysis.units import ended
 from mxstudy import results
 
 FIGURES = Path("figures")
-ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9  # inches
+ONE_COLUMN, TWO_COLUMNS = 3.25, 6.75  # inches, as in a paper; every figure is as wide as one of them
+FORMATS = ("png", "pdf")
 
+TOKENS = ["config.train.batch_size", "config.train.sequence_length"]  # of a step, their product
+NORMS = tuple(results.KNOWN[name] for name in ("mxnorm_p1", "rmsnorm", "mxnorm_p2"))  # for names if no other is left
 OF_RUN = ["arm", "color", "name"]  # what the rows of every figure say of their run, beside its fingerprint
 
 mpl.use("Agg")  # write files, and open no window
@@ -49,13 +52,20 @@ plt.rcParams.update(
 
 
 def colors(words: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name that is no arm's: that of a norm or a recipe in it, else one of the others."""
-    others = cycle(results.OTHERS)
-    return {
-        name: next((color for known, color in results.KNOWN.items() if known in re.findall(r"\w+", name)), None)
-        or next(others)
-        for name in dict.fromkeys(words)
-    }
+    """Return a colour for each name that is no arm's: that of a norm or a recipe in it, else one that the name decides.
+
+    That one is the same in every figure, unless an earlier name has taken it.
+    """
+    names = {name: re.findall(r"\w+", name) for name in words}
+    found: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: results.KNOWN.keys().isdisjoint(names[name])):
+        start = zlib.crc32(name.encode()) % len(results.OTHERS)
+        hues = results.OTHERS[start:] + results.OTHERS[:start] + NORMS
+        others = [results.shaded(hue, shade) for shade in results.SHADES for hue in hues]
+        wished = [color for known, color in results.KNOWN.items() if known in names[name]]
+        free = [color for color in (*wished, *others) if color not in found.values()]
+        found[name] = free[0] if free else others[len(found) % len(others)]
+    return {name: found[name] for name in names}
 
 
 def make_figure(
@@ -73,7 +83,7 @@ def make_figure(
     options = figure_parser(name, shows)
     chosen = options.parse_args(arguments)
     frames = (query or load_chosen)(options, chosen, *kinds)
-    save(draw(*frames), chosen.name, caption(frames[0], shows, chosen.runs))
+    save(draw(*frames), chosen, caption(frames[0], shows, chosen.runs))
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -102,6 +112,16 @@ def figure_parser(
     name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.ArgumentParser:
     """Return a parser with the options of every figure; `name`: default of --name; `source`: adds --runs or others."""
+    options = table_parser(name, shows, source)
+    what = "files to write; both are as wide as one or two columns of a paper, 3.25 or 6.75 inches"
+    options.add_argument("--format", nargs="+", choices=FORMATS, default=FORMATS, help=what)
+    return options
+
+
+def table_parser(
+    name: str, shows: str | None, source: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser with the options of every table, which are those of a figure without --format."""
     options = FigureParser(description=shows, formatter_class=argparse.RawDescriptionHelpFormatter)
     (source or partial(runs_option, required=True))(options)
     what = {
@@ -112,6 +132,18 @@ def figure_parser(
         options.add_argument(option, nargs="+", default=[], metavar="KEY=VALUE", help=chooses_runs)
     options.add_argument("--name", default=name, help="name of the files in figures/")
     return options
+
+
+def baseline_option(options: argparse.ArgumentParser) -> None:
+    what = "compare with these runs, in place of the sweep's own baseline, such as norm=rmsnorm"
+    options.add_argument("--baseline", metavar="GROUP=CHOICE", help=what)
+
+
+def check_baseline(options: argparse.ArgumentParser, chosen: argparse.Namespace, runs: pd.DataFrame) -> None:
+    """End in an error if no run has the choice that --baseline names. `runs`: from `load_chosen`."""
+    group, _, choice = (chosen.baseline or "").partition("=")
+    if group and not (runs.get(f"choice.{group}") == choice).any():
+        options.error(f"--baseline: no run has {chosen.baseline}; there are {'; '.join(dict.fromkeys(runs['arm']))}")
 
 
 def load_chosen(options: argparse.ArgumentParser, chosen: argparse.Namespace, *kinds: str) -> list[pd.DataFrame]:
@@ -150,11 +182,18 @@ def runs_of(paths: Sequence[Path]) -> pd.DataFrame | None:
 
 
 def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.DataFrame:
-    """Return the rows of these runs, with the columns OF_RUN if they are no replicas. `whole`: all rows are of them."""
+    """Return the rows of these runs, with the columns OF_RUN if they are no replicas. `whole`: all rows are of them.
+
+    Rows of steps of language models have the column tokens: how many the run has trained on after the step.
+    """
     keys = [key for key in ("fingerprint", "replica") if key in rows and key in runs]
     if "replica" in keys:  # millions of rows, and their figures name arms by the keys that they are asked for
         return rows if whole else rows.merge(runs[keys].drop_duplicates(), on=keys)
-    return rows.merge(runs.drop_duplicates(keys)[[*keys, *OF_RUN]], on=keys)
+    own = rows.merge(runs.drop_duplicates(keys)[[*keys, *OF_RUN]], on=keys)
+    if "tokens" in own or "step" not in own or not {*TOKENS} <= {*runs}:
+        return own
+    a_step = runs.drop_duplicates("fingerprint").set_index("fingerprint")[TOKENS].prod(axis=1)
+    return own.assign(tokens=(own["step"] + 1) * own["fingerprint"].map(a_step))
 
 
 def load_ended(options: argparse.ArgumentParser, chosen: argparse.Namespace, kind: str) -> list[pd.DataFrame]:
@@ -231,7 +270,7 @@ def heading(arm: str) -> str:
 def cross(axes: Axes, x: pd.Series, y: pd.Series, **style: Any) -> None:
     """Mark the end of a diverged curve at its last finite value."""
     alive = np.isfinite(y)
-    axes.plot(x[alive].iloc[-1:], y[alive].iloc[-1:], "x", **style)
+    axes.plot(x[alive].iloc[-1:], y[alive].iloc[-1:], "x", label="diverged", **style)
 
 
 def save_table(markdown: str, name: str) -> Path:
@@ -243,13 +282,13 @@ def save_table(markdown: str, name: str) -> Path:
     return path
 
 
-def save(figure: Figure, name: str, caption: str) -> Path:
-    """Write the figure as PNG and PDF and its caption as Markdown; print and return the path of the PNG."""
-    path = FIGURES / f"{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".png", ".pdf"):
-        figure.savefig(path.with_suffix(suffix))
-    path.with_suffix(".md").write_text(f"![{name}]({path.name})\n\n{caption}")
+def save(figure: Figure, chosen: argparse.Namespace, caption: str) -> Path:
+    """Write the figure as --name and --format say and its caption as Markdown; print and return the first path."""
+    paths = [FIGURES / f"{chosen.name}.{suffix}" for suffix in chosen.format]
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        figure.savefig(path)
+    (FIGURES / f"{chosen.name}.md").write_text(f"![{chosen.name}]({paths[0].name})\n\n{caption}")
     plt.close(figure)
-    print(path)
-    return path
+    print(paths[0])
+    return paths[0]

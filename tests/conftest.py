@@ -8,7 +8,7 @@ os.environ["MKL_NUM_THREADS"] = "1"
 
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -39,6 +39,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, and the one that commands run in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def figure_rules() -> Iterator[None]:
+    """Every figure that the test has drawn breaks no rule."""
+    from figure_rules import broken  # takes a second, and chooses matplotlib's backend
+    from matplotlib import pyplot as plt
+
+    yield
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    found = [rule for figure in drawn for rule in broken(figure)]
+    plt.close("all")
+    assert found == []
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import pytest
 from each import slow_but
+from figure_rules import broken
 from matplotlib.figure import Figure
 from tracked import make_folder, training_row, write_rows
 
@@ -68,11 +70,12 @@ def name_of(script: ModuleType) -> str:
 
 
 def drawn(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Figure:
-    """The figure that the script would save."""
+    """The figure that the script would save, which breaks no rule."""
     figures: list[Figure] = []
     for module in (style, script):  # a script that is all style.make_figure has no save of its own
-        monkeypatch.setattr(module, "save", lambda figure, name, caption: figures.append(figure), raising=False)
+        monkeypatch.setattr(module, "save", lambda figure, chosen, caption: figures.append(figure), raising=False)
     script.main(arguments)
+    assert broken(figures[0]) == []
     return figures[0]
 
 
@@ -94,9 +97,18 @@ def check_saved_twice(script: ModuleType, runs: Path, capsys: pytest.CaptureFixt
     assert Path("figures", f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_figure_may_be_a_pdf_alone_as_wide_as_a_column(runs: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    loss_curves.main(["--runs", str(runs), "--format", "pdf", "--name", "at_1.5"])
+    assert capsys.readouterr().out == "figures/at_1.5.pdf\n"
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"at_1.5.pdf", "at_1.5.md"}
+    assert b"/MediaBox [ 0 0 234 " in (tmp_path / "figures" / "at_1.5.pdf").read_bytes()  # 3.25 inches, in points
+
+
 def test_loss_curves_are_raw_and_smoothed(runs: Path, monkeypatch) -> None:
-    (axes,) = drawn(loss_curves, monkeypatch, "--runs", str(runs)).axes
+    axes, less = drawn(loss_curves, monkeypatch, "--runs", str(runs)).axes
     raw, smooth = axes.lines[0::2], axes.lines[1::2]
+    assert [line.get_color() for line in less.lines[1:]] == [line.get_color() for line in smooth[1:]]
     assert [line.get_label() for line in smooth] == ARMS
     for folder, line, front in zip(folders_of([runs]), raw, smooth, strict=True):
         metrics = load_metrics([folder])
@@ -128,7 +140,7 @@ def test_every_norm_of_every_run_has_its_rms(runs: Path, monkeypatch) -> None:
         for norm, true, estimate in zip(NORMS, axes.lines[0::2], axes.lines[1::2], strict=True):
             assert list(true.get_ydata()) == list(rows[f"{norm}/rms_true"])
             assert list(estimate.get_ydata()) == list(rows[f"{norm}/rms"])
-            assert list(estimate.get_xdata()) == list(range(9, 100, 10))
+            assert list(estimate.get_xdata()) == list(range(320, 3201, 320))  # tokens
     assert [text.get_text() for text in bar.get_yticklabels()] == [NORMS[0], NORMS[-1]]
 
 
@@ -152,9 +164,9 @@ def test_histograms_are_shares_between_the_bins_edges_with_the_bound(runs: Path,
 
 def test_spike_scores_are_a_point_a_run_by_arm(runs: Path, monkeypatch) -> None:
     (axes,) = drawn(figa3_spike_scores, monkeypatch, "--runs", str(runs)).axes
-    names = [text.get_text() for text in axes.get_xticklabels()]
-    assert names == ["bf16\nrmsnorm\n1 run", "mxfp8\nrmsnorm\n1 run", "mxfp8\nmxnorm_p2\n1 run"]
-    points = [line.get_ydata() for line in axes.lines if line.get_marker() == "o"]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == ["bf16 rmsnorm\n1 run", "mxfp8 rmsnorm\n1 run", "mxfp8 mxnorm_p2\n1 run"]
+    points = [line.get_xdata() for line in axes.lines if line.get_marker() == "o"]
     scores = [spike_score(list(load_metrics([folder])["loss"])) for folder in folders_of([runs])]
     assert [list(point) for point in points] == [[score] for score in scores]
 
@@ -166,7 +178,18 @@ def test_spike_scores_of_runs_that_go_on_are_no_results(tmp_path: Path, monkeypa
     assert "--runs: none of these runs has ended" in capsys.readouterr().err
     training(tmp_path, 1)
     (axes,) = drawn(figa3_spike_scores, monkeypatch, "--runs", str(tmp_path)).axes
-    assert len(axes.get_xticklabels()) == 1
+    assert len(axes.get_yticklabels()) == 1
+
+
+def test_an_arm_has_a_box_from_five_runs_on() -> None:
+    few, many = (
+        pd.DataFrame({"arm": arm, "color": "red", "spike_score": np.arange(count) + 1.0})
+        for arm, count in (("few", 4), ("many", 5))
+    )
+    (axes,) = figa3_spike_scores.draw(pd.concat([few, many])).axes
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    boxes = {round(np.mean(line.get_ydata())) for line in axes.lines if line not in dots}
+    assert ([len(line.get_xdata()) for line in dots], boxes) == ([4, 5], {1})
 
 
 @pytest.mark.integration
@@ -194,3 +217,5 @@ def test_norms_and_recipes_keep_their_colour_and_other_names_share_the_rest() ->
     strangers = style.colors(["a", "b", "a", "c"])
     assert list(strangers) == ["a", "b", "c"]
     assert len(set(strangers.values()) - set(KNOWN.values())) == 3
+    assert style.colors(["mxfp8"])["mxfp8"] == style.colors(["fp32", "mxfp8"])["mxfp8"]
+    assert len(set(style.colors(map(str, range(20))).values())) == 20

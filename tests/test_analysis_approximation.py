@@ -91,8 +91,8 @@ def test_a_density_is_that_of_what_was_rounded() -> None:
 def test_theorem_1_and_the_bounds_are_as_in_the_tables(study: RunFolder, monkeypatch) -> None:
     mean, spread, reach, ratio = drawn(theorem1_bounds, monkeypatch, "--runs", str(study.path)).axes
     convergence = load_table([study], "convergence").set_index(["distribution", "p"])
-    curves = {line.get_label(): line for line in mean.lines if not line.get_label().startswith("_")}
-    limits = [line.get_ydata()[0] for line in mean.lines if line.get_label().startswith("_")]
+    curves = {line.get_label(): line for line in mean.lines if line.get_label() != "limit"}
+    limits = [line.get_ydata()[0] for line in mean.lines if line.get_label() == "limit"]
     assert limits == pytest.approx([convergence.loc[_cell(label), "limit"].iloc[0] for label in curves])
     for (label, curve), other in zip(curves.items(), spread.lines, strict=False):
         one = convergence.loc[_cell(label)]

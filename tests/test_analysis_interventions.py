@@ -11,7 +11,7 @@ import pytest
 from analysis.instability import fig04_interventions as figure
 from mxstudy import results
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules")]
 STEPS = 40
 
 

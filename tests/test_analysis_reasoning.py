@@ -39,7 +39,7 @@ def test_scores_of_every_arm_stand_over_those_of_one_who_guesses(
     mmlu, nine = drawn(fig05_reasoning, monkeypatch, "--runs", str(tmp_path)).axes
     assert (mmlu.get_title(), nine.get_title()) == ("MMLU, 5 shots", "average of nine tasks, 1 shot")
     lines = [(line.get_xdata(), line.get_ydata()) for line in mmlu.lines]
-    assert [[*x] for x, _ in lines[:2]] == [[1, 3]] * 2
+    assert [[*x] for x, _ in lines[:2]] == [[64, 128]] * 2  # tokens
     assert sorted(y[0] for _, y in lines[:2]) == pytest.approx([30.5, 40.5])
     assert [*lines[2][1]] == [25, 25]
     assert [*nine.lines[0].get_ydata()] == pytest.approx([45, 55])

@@ -13,17 +13,13 @@ from matplotlib.colors import to_hex
 from scipy import stats
 from student_frames import frame, replica
 
-from analysis import style
 from analysis.pages.decisive_arms import LESS, judged_by
 from analysis.students import arms, decisive
 
 DATA_SEEDS, SEEDS = (0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 6, 7)
 
 
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    style.plt.close("all")
+pytestmark = pytest.mark.usefixtures("figure_rules")
 
 
 def test_a_line_of_the_table_counts_all_replicas_and_says_which_are_open() -> None:

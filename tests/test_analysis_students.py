@@ -17,13 +17,8 @@ from analysis import style
 from analysis.instability import fig03_overflow, fig05_gradient_bias, fig06_learning_rate_grid, fig09_depth_width
 from analysis.students import arms, curves, losses, measures, sharpness
 
+pytestmark = pytest.mark.usefixtures("figure_rules")
 STEPS = 900
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    style.plt.close("all")
 
 
 def two_arms() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -227,6 +222,7 @@ def test_a_stack_that_ended_early_counts_as_infinite_in_the_median() -> None:
     assert {run: np.isinf(losses[run]).sum() for run in losses} == {("lives", 0): 0, ("dead", 0): 301, ("dead", 1): 301}
     axes = style.plt.figure().subplots()
     curves.band(axes, losses, "black")
+    style.plt.close("all")  # no whole figure
     (median,) = axes.lines
     assert np.nanmax(median.get_xdata()[np.isfinite(median.get_ydata())]) < 600
 

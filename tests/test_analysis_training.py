@@ -10,19 +10,14 @@ import pytest
 from arm_configs import pretrain
 from test_analysis import drawn
 
-from analysis import loss_comparison, models_table, style
+from analysis import loss_comparison, loss_curves, models_table, style
 from analysis.instability import fig03_language, loss_and_gradient_norm, table04_mitigations
 from analysis.instability.scaling_runs import from_runs
 from analysis.mxnorm import fig03_lr_sensitivity, fig05_outlier_feature
 from mxstudy.results import with_arms, write_table
 
+pytestmark = pytest.mark.usefixtures("figure_rules")
 STEPS = 50
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    style.plt.close("all")
 
 
 def curve(label: str, offset: float, **columns: object) -> pd.DataFrame:
@@ -59,10 +54,10 @@ def test_losses_by_rate_are_means_with_the_range_of_the_seeds_below() -> None:
     assert [axes.get_title() for axes in tops] == ["llama_125m, 2 seeds", "llama_1b, 2 seeds"]
     assert figure.get_figwidth() == style.TWO_COLUMNS
     for top, bottom in zip(tops, bottoms, strict=True):
-        rms, nothing, mx, cross = top.lines
+        rms, mx, cross = top.lines
         assert np.allclose(rms.get_xydata(), [(2**-9, 3.05), (2**-7, 3.55)])
         assert np.allclose(mx.get_xydata(), [(2**-9, 3.05), (2**-7, 3.5)])
-        assert (len(nothing.get_xdata()), list(cross.get_xdata())) == (0, [2**-7])
+        assert list(cross.get_xdata()) == [2**-7]
         assert np.allclose(bottom.lines[0].get_ydata(), [0.1, 0.1])
         assert bottom.get_xscale() == "log"
 
@@ -99,8 +94,8 @@ def test_differences_are_paired_by_seed() -> None:
     rows = compared()
     top, bottom = loss_comparison.draw(rows, of_seeds(rows), "training_loss").axes
     assert [line.get_label() for line in top.lines] == ["bf16", "mxfp8"]
-    assert bottom.get_title() == "less that of bf16"
-    assert np.allclose(bottom.lines[0].get_ydata(), 0.2)
+    assert bottom.get_ylabel() == "less that of\nbf16, nats"
+    assert np.allclose(bottom.lines[1].get_ydata(), 0.2)
     heights = np.concatenate([path.vertices[:, 1] for path in bottom.collections[0].get_paths()])
     assert (heights.min(), heights.max()) == pytest.approx((0.1, 0.3))
 
@@ -111,7 +106,7 @@ def test_perplexities_are_of_validations_and_a_diverged_run_ends_in_a_cross() ->
     top, _ = loss_comparison.draw(rows, of_seeds(rows, lost), "validation_perplexity").axes
     first, second = np.exp(5.0), np.exp(6.0)
     assert top.lines[0].get_ydata()[0] == pytest.approx((first + second) / 2)
-    assert top.lines[-1].get_xydata().tolist() == [[STEPS - 1, pytest.approx(np.exp(5 - 0.05 * 49 + 1.3))]]
+    assert top.lines[-1].get_xydata().tolist() == [[32 * STEPS, pytest.approx(np.exp(5 - 0.05 * 49 + 1.3))]]
 
 
 @pytest.mark.parametrize("last", [np.nan, np.inf])
@@ -121,12 +116,19 @@ def test_a_run_that_ends_without_a_number_has_its_cross_where_it_had_one(last: f
     rows.loc[(rows["fingerprint"] == lost) & (rows["step"] == STEPS - 1), "loss"] = last
     top, _ = loss_comparison.draw(rows, of_seeds(rows, lost), "training_loss").axes
     assert top.lines[-1].get_xydata().tolist() == [
-        [STEPS - 2, pytest.approx(5 - 0.05 * 48 + 1.3, abs=0.06)]
+        [32 * (STEPS - 1), pytest.approx(5 - 0.05 * 48 + 1.3, abs=0.06)]
     ]  # smoothed
     runs = of_seeds(rows, lost).assign(parameters=[16, 32, 64, 128])
     *panels, _ = loss_and_gradient_norm.draw(runs, rows).axes
     crosses = [axes.lines[-1].get_xydata().tolist() for axes in (panels[1], panels[3])]
     assert crosses == [[[32 * (STEPS - 1), pytest.approx(5 - 0.05 * 48 + 1.3)]], [[32 * STEPS, pytest.approx(3.3)]]]
+
+
+def test_a_sole_arm_has_no_panel_of_differences() -> None:
+    rows = compared()
+    alone = rows[rows["label"].str.startswith("bf16")]
+    assert len(loss_comparison.draw(alone, of_seeds(alone), "training_loss").axes) == 1
+    assert len(loss_curves.draw(alone, of_seeds(alone)).axes) == 1
 
 
 def test_two_runs_of_one_arm_and_seed_are_refused() -> None:
@@ -142,7 +144,7 @@ def test_a_baseline_of_ones_own_and_one_that_is_no_arm(tmp_path: Path, monkeypat
         of_seeds(rows).drop(columns=["arm", "color", "name", "unit", "partner"]), tmp_path / "x_runs.parquet", {}
     )
     _, bottom = drawn(loss_comparison, monkeypatch, "--runs", str(tmp_path / "x"), "--baseline", "precision=mxfp8").axes
-    assert bottom.get_title() == "less that of mxfp8"
+    assert bottom.get_ylabel() == "less that of\nmxfp8, nats"
     with pytest.raises(SystemExit):
         loss_comparison.main(["--runs", str(tmp_path / "x"), "--baseline", "precision=bf15"])
     assert "--baseline: no run has precision=bf15; there are bf16; mxfp8" in capsys.readouterr().err
@@ -179,7 +181,7 @@ def test_gains_of_a_language_model_are_drawn_by_what_their_norm_is_for() -> None
     }
     gaussian = {"gaussian.E4M3/floor/overflow_fraction": 0.0086}
     rows = [
-        pd.DataFrame({"arm": arm, "fingerprint": f"{arm}{run}", "step": [0, 10]}).assign(
+        pd.DataFrame({"arm": arm, "fingerprint": f"{arm}{run}", "tokens": [32, 352]}).assign(
             **{name: share * run for name, share in columns.items()}, **gaussian
         )
         for arm in ("in mx", "in bf16")
@@ -226,7 +228,8 @@ def test_without_a_spike_the_largest_activation_of_every_norm_is_drawn(tmp_path:
     steps = pd.DataFrame({"fingerprint": "a", "label": "seed=0", "step": range(4)} | heights)
     write_table(steps, tmp_path / "x_outlier_features.parquet", {})
     write_table(curve("seed=0", 0.0, fingerprint="a"), tmp_path / "x_metrics.parquet", {})
-    write_table(pd.DataFrame([{"fingerprint": "a", "config.study": "pretrain"}]), tmp_path / "x_runs.parquet", {})
+    run = {f"config.{key}": value for key, value in pretrain(train__batch_size=1, train__sequence_length=32).items()}
+    write_table(pd.DataFrame([{"fingerprint": "a"} | run]), tmp_path / "x_runs.parquet", {})
     _, bottom, _ = drawn(fig05_outlier_feature, monkeypatch, "--runs", str(tmp_path / "x")).axes
     shown = np.asarray(bottom.collections[0].get_array()).reshape(2, 4)
     assert shown.tolist() == list(heights.values())

@@ -20,7 +20,7 @@ from mxstudy.kernels import norm_codes
 from mxstudy.kernels.norm_codes import row_tile
 from mxstudy.numerics.cast import BlockCast
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules")]
 
 KERNELS = [
     "--hidden",

@@ -32,7 +32,7 @@ from benchmarks.kept import Kept
 from mxstudy import results
 from mxstudy.train.runtime import configure_torch
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("figure_rules")]
 
 
 @pytest.mark.slow

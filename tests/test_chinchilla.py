@@ -14,6 +14,7 @@ from analysis.instability import table02_scaling_fits as table
 from analysis.instability.chinchilla import Chinchilla, bootstrap, fit, objective
 from analysis.instability.scaling_runs import from_runs
 
+pytestmark = pytest.mark.usefixtures("figure_rules")
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "scaling_law" / "validation_losses.csv"
 published = pytest.mark.skipif(not PUBLISHED.exists(), reason="needs the losses that the paper's authors published")
 

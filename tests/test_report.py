@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import report
+from analysis import difference_plot, report
 from analysis.style import plt
 from analysis.units import differing, paired
-from mxstudy.results import estimate, with_arms
+from mxstudy.results import KNOWN, estimate, with_arms
 
 ROOT = Path(__file__).parents[1]
 
@@ -138,6 +139,50 @@ def test_where_a_corpus_of_a_blend_lies_parts_no_arms() -> None:
     assert report.page(report.in_arms(elsewhere), {}) == report.page(report.in_arms(frame), {})
 
 
+def test_the_head_has_the_day_and_the_commit_and_a_phone_shows_it_in_its_own_width() -> None:
+    page = report.page(report.in_arms(on_corpora(*[6.5] * 4).assign(commit="c" * 40, dirty=[True] * 4)), {})
+    assert f"Written on {date.today():%d %B %Y}; commit of the runs: <code>{'c' * 12}</code> (changed)<" in page
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+
+
+def test_runs_are_grouped_by_arm_and_what_they_say_nothing_of_is_folded() -> None:
+    frame = report.in_arms(on_corpora(*[6.5] * 4)).iloc[[0, 2, 1, 3]]
+    groups = re.split(r'<th class="group" colspan="7">(.*?)</th>', report.environment(frame))[1:]
+    named = {arm: re.findall(r"<td>(\w+ seed=\d)</td>", rows) for arm, rows in zip(*[iter(groups)] * 2, strict=True)}
+    assert named == {arm: [f"{arm} seed={seed}" for seed in (0, 1)] for arm in ("rmsnorm", "mxnorm_p2")}
+    folded = re.search(r"<details><summary>(\d+) claims need other runs</summary>(.*)</details>", report.claims(frame))
+    assert folded
+    assert folded[2].count("<tr>") == int(folded[1]) + 1
+    many = frame.assign(command=list("abcd"))
+    assert "<details><summary>4 commands</summary>" in report.commands(many)
+    assert "<details>" not in report.commands(many[:3])
+
+
+@pytest.mark.usefixtures("figure_rules")
+def test_differences_are_drawn_with_their_signs_and_the_arms_colours() -> None:
+    frame = with_arms(swept("mxnorm_p1", "rmsnorm", "mxnorm_p2"))
+    (axes,) = difference_plot.draw(frame).axes
+    points = {line.get_color(): line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
+    assert points == {KNOWN["mxnorm_p1"]: pytest.approx(-0.1), KNOWN["mxnorm_p2"]: pytest.approx(0.1)}
+    assert axes.get_xlabel() == "validation loss less that of\nrmsnorm, nats"
+    assert not difference_plot.suits(frame[frame["arm"] == "rmsnorm"])
+
+
+@pytest.mark.integration
+def test_the_baseline_the_runs_and_the_name_can_be_chosen(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "drawn", lambda *_: {})
+    asked = ["--runs", str(ROOT / "results" / "mxnorm_equivalence"), "--only", "norm=rmsnorm", "norm=mxnorm_p2"]
+    report.main([*asked, "--baseline", "norm=mxnorm_p2", "--name", "mine"])
+    assert capsys.readouterr().out == "figures/mine.html\n"
+    text = (tmp_path / "figures" / "mine.html").read_text()
+    assert "16 runs in 2 arms" in text
+    assert '<td>rmsnorm</td><td>mxnorm_p2</td><td class="number">-0.0' in text
+    with pytest.raises(SystemExit):
+        report.main([*asked, "--baseline", "norm=layernorm"])
+    assert "--baseline: no run has norm=layernorm; there are mxnorm_p2; rmsnorm" in capsys.readouterr().err
+
+
 def test_a_run_that_never_started_does_not_differ_by_its_corpus() -> None:
     assert "unigram_entropy_nats" not in report.page(report.in_arms(on_corpora(6.5, 6.5, 6.5, math.nan)), {})
 
@@ -181,7 +226,7 @@ def test_the_page_of_committed_runs_holds_all_of_itself(tmp_path: Path, capsys) 
     report.main(["--runs", *tables, "--to", str(tmp_path / "report.html")])
     text = (tmp_path / "report.html").read_text()
     assert capsys.readouterr().out.strip().endswith("report.html")
-    assert text.count("data:image/png;base64,") == 4
+    assert text.count("data:image/png;base64,") == 5
     assert not re.search(r"(src|href)=\"(?!data:)", text)
     assert "1.7911 ± 0.0164 (2)" in text
     assert "of p=1, RMSNorm" not in text
@@ -197,7 +242,11 @@ def test_runs_that_are_not_there_end_in_a_line(tmp_path: Path, capsys) -> None:
 
 
 def test_runs_that_trained_nothing_end_in_a_line(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(report.results, "load", lambda *_: pd.DataFrame({"config.study": ["pretrain", "evaluate"]}))
+    monkeypatch.setattr(
+        report.results,
+        "load",
+        lambda *_: pd.DataFrame({"config.study": ["pretrain", "evaluate"], "fingerprint": ["a", "b"]}),
+    )
     with pytest.raises(SystemExit):
         report.main(["--runs", "runs/olmes", "--to", str(tmp_path / "report.html")])
     assert "there are others (evaluate)" in capsys.readouterr().err

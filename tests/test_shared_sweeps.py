@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from commands import run_here
 from composing import compose
+from figure_rules import check_saved
 
 from analysis.figures import FIGURES, Figure
 from analysis.recipe import fig05_reasoning
@@ -200,7 +201,9 @@ def test_sweeps_share_their_runs_in_any_order_and_every_figure_is_drawn(
             }
     capsys.readouterr()
     if order == "forth":  # figures read what `folders_of` finds, which is the same in both orders
+        rules = check_saved(monkeypatch)
         assert [figure.name for figure in OF_SWEEPS if not is_drawn(figure)] == []
+        assert {name: found for name, found in rules.items() if found} == {}
 
 
 def is_drawn(figure: Figure) -> bool:

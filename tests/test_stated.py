@@ -18,6 +18,7 @@ from analysis.ledger.tables import Tables
 from analysis.stated import PAIRS, STEPS, size
 from analysis.units import chosen
 
+pytestmark = pytest.mark.usefixtures("figure_rules")
 CLAIMS = {claim.id: claim for claim in (*fp4_recipes.CLAIMS, *recipe_23m.CLAIMS)}
 
 

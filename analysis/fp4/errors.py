@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = draw(BY_SWEEP[given.of], runs, *measured)
     except ValueError as error:
         options.error(str(error))
-    save(figure, given.name, caption(runs, __doc__, given.runs))
+    save(figure, given, caption(runs, __doc__, given.runs))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from analysis.command import command
 from analysis.instability.fig03_overflow import COUNT, formats
 from analysis.ledger.arithmetic import codes
 from analysis.style import TWO_COLUMNS, heading, make_figure, plt
+from mxstudy.results import in_tokens, legend
 
 GAINS = {  # the parts of gains' names that say what their norm is for, and colours
     "before attention": (r"attention\.wqkv\.norm", "#0072B2"),
@@ -42,21 +43,24 @@ def draw(last_bin: pd.DataFrame) -> Figure:
     for axes, (arm, rows) in zip(others, arms.items(), strict=False):
         axes.set_title(heading(arm), fontsize=6)
         for kind, (_, color) in GAINS.items():
-            shares = shares_of(rows, kind).groupby("step").agg(["median", "min", "max"])
+            shares = shares_of(rows, kind).groupby("tokens").agg(["median", "min", "max"])
             axes.plot(shares["median"], color=color, label=kind)
-            axes.fill_between(shares.index, shares["min"], shares["max"], color=color, alpha=0.2, linewidth=0)
-        axes.set(xlabel="step", ylim=(0, None))
+            axes.fill_between(
+                shares.index, shares["min"], shares["max"], color=color, alpha=0.2, linewidth=0, label="least to most"
+            )
+        in_tokens(axes)
+        axes.set_ylim(0, None)
     for axes in others[len(arms) :]:
         axes.set_visible(False)
     others[0].set_ylabel("gains in\nthe last bin, %")
-    figure.legend(*others[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(GAINS), fontsize=7)
+    legend(figure)
     return figure
 
 
 def shares_of(rows: pd.DataFrame, kind: str) -> pd.Series:
-    """Return the shares of the gains of one kind in percent, one for each layer and row, by step."""
+    """Return the shares of the gains of one kind in percent, one for each layer and row, by tokens."""
     pattern, _ = GAINS[kind]
-    shares = 100 * rows.set_index("step").filter(regex=rf"^layers\.\d+\.{pattern}\.weight/{COUNT}$")
+    shares = 100 * rows.set_index("tokens").filter(regex=rf"^layers\.\d+\.{pattern}\.weight/{COUNT}$")
     return shares.stack().droplevel(1)
 
 
@@ -68,7 +72,6 @@ def draw_gaps(axes: Axes, names: Sequence[str]) -> None:
         axes.axvspan(normal[-1], 2 * normal[-1], facecolor="none", edgecolor=line.get_color(), hatch="///", linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="number", ylabel="gap to the next, %", ylim=(0, None))
-    axes.legend(fontsize=6)
 
 
 @command

@@ -46,7 +46,7 @@ def rows_of(last_bin: pd.DataFrame) -> list[Row]:
 
 
 def formats(shares: pd.DataFrame) -> list[str]:
-    return [match[1] for name in shares if (match := re.match(r"gaussian\.(\w+)/", name))]
+    return [*dict.fromkeys(match[1] for name in shares if (match := re.match(r"gaussian\.(\w+)/", name)))]
 
 
 def gain_of(name: str, gains: Sequence[str]) -> str:

@@ -20,8 +20,8 @@ from matplotlib.lines import Line2D
 
 from analysis.command import command
 from analysis.students.arms import difference, shown
-from analysis.students.curves import band, limit, losses_by_replica, strokes
-from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
+from analysis.students.curves import band, limit, losses_by_replica
+from analysis.style import TWO_COLUMNS, colors, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
 CONTROL = "none"
@@ -61,7 +61,7 @@ def title(point: str) -> str:
 
 
 def colors_of(forks: pd.DataFrame) -> dict[str, str]:
-    return {name: BLACK if name == CONTROL else color for name, color in strokes(interventions(forks)).items()}
+    return {CONTROL: BLACK, **colors(name for name in interventions(forks) if name != CONTROL)}
 
 
 def draw(forks: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         caption = f"{said}\n\nForks of {parents}.\n\n{table(forks)}"
     except ValueError as error:
         options.error(str(error))
-    save(draw(forks, metrics), chosen.name, caption)
+    save(draw(forks, metrics), chosen, caption)
 
 
 if __name__ == "__main__":

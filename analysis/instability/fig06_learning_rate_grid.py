@@ -1,7 +1,7 @@
 """Losses by learning rate and precision, coloured by the student's size (instability paper, figure 6).
 
 Lines: medians over the replicas of a size. Thin lines: the replicas that diverged, with a cross where they stop being
-finite; their number is in the corner. Cosine: from the given rate down to a hundredth of it.
+finite; their number is above each panel. Cosine: from the given rate down to a hundredth of it.
 
 python -m analysis.instability.fig06_learning_rate_grid --runs runs/learning_rate_grid
 """
@@ -17,7 +17,7 @@ from scipy import stats
 
 from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
-from analysis.students.curves import REPLICA, band, grid, legend, limit, losses_by_replica, lost_lines, note, said_of
+from analysis.students.curves import REPLICA, band, grid, limit, losses_by_replica, lost_lines, note, said_of
 from analysis.style import figure_parser, load_chosen, plt, save
 from analysis.units import SEEDS
 from mxstudy import results
@@ -41,23 +41,24 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
     hues = plt.cm.plasma_r([0.12 + 0.88 * i / len(order) for i in range(len(order))])
     color = dict(zip(order, map(tuple, hues), strict=True))
     rows, columns = sorted_arms(precision), sorted_arms(rate)
-    figure, panels = grid(rows, columns, 1.6, sharey=True)
+    figure, panels = grid(rows, columns, 1.6, notes=2, sharey=True)
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             here = runs[(precision == row) & (rate == column)]
             draw_sizes(panels[i, j], metrics.merge(here[REPLICA]), here, size, color)
     limit(panels.flat, metrics)
     figure.supylabel("training loss, mean squared error", fontsize=8)
-    legend(figure, color)
+    results.legend(figure)
     return figure
 
 
 def draw_sizes(axes: plt.Axes, metrics: pd.DataFrame, runs: pd.DataFrame, size: pd.Series, color: dict) -> None:
-    for name, own in runs.groupby(size[runs.index], sort=False):
+    by_size = dict(list(runs.groupby(size[runs.index])))
+    for name, own in ((name, by_size[name]) for name in color if name in by_size):
         losses = losses_by_replica(metrics.merge(own[REPLICA]))
-        band(axes, losses, color[name], spread=False, linewidth=0.9)
+        band(axes, losses, color[name], spread=False, linewidth=0.9, label=name)
         lost_lines(axes, losses, own, color[name], of="max")
-    note(axes, said_of(runs).replace(", ", "\n"), (0.98, 0.97))
+    note(axes, said_of(runs).replace(", ", "\n"))
 
 
 def pairs(runs: pd.DataFrame) -> str:
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs, metrics = load_chosen(options, chosen, "runs", "metrics")
     runs = ended(runs)
     arms = named(runs, ["precision"]) + ", " + rates(runs)
-    save(draw(runs, metrics), chosen.name, f"{of_arms(runs, arms, __doc__)}\n{pairs(runs)}\n{table(runs, arms)}")
+    save(draw(runs, metrics), chosen, f"{of_arms(runs, arms, __doc__)}\n{pairs(runs)}\n{table(runs, arms)}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from matplotlib.image import AxesImage
 
 from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
-from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, figure_parser, load_chosen, plt, save
 
 DEPTH, WIDTH = "config.model.num_layers", "config.model.hidden_size"
 
@@ -28,7 +28,7 @@ def draw(runs: pd.DataFrame) -> Figure:
     names = sorted_arms(precision)
     sizes = runs.groupby([precision, DEPTH, WIDTH])
     spikes, lost = sizes["outcome.spikes"].mean(), sizes["diverged"].agg(["mean", "sum", "count"])
-    size = (max(0.6 * TWO_COLUMNS, min(TWO_COLUMNS, 0.8 + 2.0 * len(names))), 4.4)
+    size = (TWO_COLUMNS if len(names) > 1 else ONE_COLUMN, 4.4)
     figure, panels = plt.subplots(2, len(names), figsize=size, squeeze=False, sharex=True, sharey=True)
     for (top, bottom), name in zip(panels.T, names, strict=True):
         top.set_title(name, fontsize=8)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (runs,) = load_chosen(options, chosen, "runs")
     runs = ended(runs)
     arms = named(runs, ["precision", "model.num_layers", "model.hidden_size"])
-    save(draw(runs), chosen.name, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
+    save(draw(runs), chosen, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
             draw_run((top, bottom), curves[one["fingerprint"]], color, one["state"] == "diverged")
     for unused in places[len(arms) :].flat:
         unused.set_visible(False)
+    results.in_tokens(*panels.flat, label="")
     for row in range(lines):
         panels[2 * row, 0].set_ylabel("training loss, nats")
         panels[2 * row + 1, 0].set_ylabel("gradient norm")
@@ -50,6 +51,7 @@ def draw(runs: pd.DataFrame, metrics: pd.DataFrame) -> Figure:
     ticks = sorted({f"{tick:.2g}" for tick in np.geomspace(ratio.min(), ratio.max(), 5)}, key=float)
     bar.set_ticks([float(tick) for tick in ticks], labels=ticks)
     bar.minorticks_off()
+    results.legend(figure)
     return figure
 
 

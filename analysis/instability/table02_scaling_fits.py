@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = constants(arms, laws, chosen.resamples)
     except (ValueError, OSError) as error:
         options.error(str(error))
-    save(draw(arms, laws), chosen.name, f"{said}\n{markdown(rows)}")
+    save(draw(arms, laws), chosen, f"{said}\n{markdown(rows)}")
 
 
 if __name__ == "__main__":

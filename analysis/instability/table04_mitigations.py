@@ -18,7 +18,7 @@ import pandas as pd
 from analysis.command import command
 from analysis.instability.chinchilla import need_columns
 from analysis.instability.scaling_runs import LOSS, read, source_options
-from analysis.style import figure_parser, save_table
+from analysis.style import save_table, table_parser
 from mxstudy import results
 
 PRINTED = Path(__file__).parent / "printed_tables_1_4_5.csv"
@@ -87,7 +87,7 @@ def cell(ours: float, printed: float, sign: str) -> str:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser("instability_table04_mitigations", __doc__, source_options)
+    options = table_parser("instability_table04_mitigations", __doc__, source_options)
     chosen = options.parse_args(arguments)
     try:
         runs, said = read(options, chosen, __doc__)

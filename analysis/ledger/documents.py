@@ -14,7 +14,7 @@ from analysis.ledger import (
     recipe_23m,
     transformer_engine,
 )
-from analysis.ledger.claim import IMPOSSIBLE, NOT_RUN, PRETRAINING, Claim, Judged, judge
+from analysis.ledger.claim import PRETRAINING, Claim, Judged, judge
 from analysis.ledger.tables import Tables
 
 DOCUMENTS: dict[str, tuple[Claim, ...]] = {
@@ -37,7 +37,6 @@ def judged(tables: Tables) -> dict[str, list[Judged]]:
 
 
 def judged_by_runs(tables: Tables) -> list[tuple[str, Judged]]:
-    """Return those claims about trained models that the given runs say something of, each with its document."""
+    """Return the claims about trained models as the given runs judge them, each with its document."""
     own = [(name, claim) for name, claims in DOCUMENTS.items() for claim in claims if claim.kind == PRETRAINING]
-    found = [(name, judge(claim, tables)) for name, claim in own]
-    return [(name, one) for name, one in found if one.verdict not in (NOT_RUN, IMPOSSIBLE)]
+    return [(name, judge(claim, tables)) for name, claim in own]

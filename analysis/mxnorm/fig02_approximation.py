@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
+from mxstudy.results import legend
 
 ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}  # keys of results.KNOWN
 DASHES = ("-", "--", ":")
@@ -33,8 +34,7 @@ def draw(distributions: pd.DataFrame, fidelity: pd.DataFrame) -> Figure:
     draw_scales(scales, distributions[distributions["quantity"] == "scale exponent"])
     draw_elements(elements, distributions[distributions["quantity"] == "element"])
     draw_fidelity(right, fidelity)
-    handles, labels = elements.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=7, columnspacing=1.2)
+    legend(figure)
     return figure
 
 
@@ -48,7 +48,7 @@ def draw_scales(axes: Axes, rows: pd.DataFrame) -> None:
         counts = rows[rows["norm"] == name].groupby("value")["count"].sum()
         axes.bar(counts.index + 0.27 * (i - 1), counts / counts.sum(), width=0.25, color=color[arm])
     axes.set(xlabel="scale of a block, k of $2^k$", ylabel="share of blocks", yscale="log", ylim=(None, 2.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def draw_elements(axes: Axes, rows: pd.DataFrame) -> None:
@@ -61,7 +61,7 @@ def draw_elements(axes: Axes, rows: pd.DataFrame) -> None:
         style = {"color": color[arm], "linestyle": DASHES[i], "linewidth": 1.8 - 0.4 * i}
         axes.stairs(*density(after), baseline=None, label=name, **style)
     top = rows["value"].abs().max()
-    axes.set(xlabel="element before its scale", ylabel="density", xticks=np.linspace(-top, top, 5), ylim=(0, None))
+    axes.set(xlabel="element before its scale", ylabel="density", xticks=np.linspace(-top, top, 3), ylim=(0, None))
 
 
 def density(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +98,6 @@ def draw_fidelity(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_yticks([missing for missing in MISSING if low < missing < high])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda missing, _: f"{1 - missing:g}"))
     axes.minorticks_off()
-    axes.legend(fontsize=6, loc="lower right")
 
 
 @command

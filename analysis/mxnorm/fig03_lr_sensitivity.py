@@ -9,6 +9,7 @@ python -m analysis.mxnorm.fig03_lr_sensitivity --runs runs/lr_sensitivity
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from mxstudy import results
 
 MODEL, RATE, LOSS = "choice.model", "config.optimizer.lr", "validation_loss"
 SIZES = ("optimizer.lr", "model.", "train.")  # keys in which the runs of a line, or of a panel, may differ
+BAND = "range of seeds"
 WORDS = ("model", "norm", "best rate")
 LOSSES = ("validation loss, 95 % interval (seeds)", "the paper's training loss")
 # The training loss at the best rate, as printed in section 4.1.
@@ -50,17 +52,19 @@ def draw(runs: pd.DataFrame) -> Figure:
             bottom.set_yscale("log")
     panels[0, 0].set_ylabel("final validation loss, nats")
     panels[1, 0].set_ylabel("range over\nseeds, nats")
-    panels[0, 0].legend()
+    results.legend(figure)
     return figure
 
 
 def draw_line(top: Axes, bottom: Axes, runs: pd.DataFrame, name: str, color: str) -> None:
     rates = runs.groupby(RATE)[LOSS].agg(["mean", "min", "max"])
     top.plot(rates.index, rates["mean"], "o-", markersize=3, color=color, label=name)
-    top.fill_between(rates.index, rates["min"], rates["max"], color=color, alpha=0.2, linewidth=0)
+    top.fill_between(rates.index, rates["min"], rates["max"], color=color, alpha=0.2, linewidth=0, label=BAND)
     bottom.plot(rates.index, (rates["max"] - rates["min"]).where(lambda spread: spread > 0), "o-", ms=3, color=color)
     lost = runs.loc[runs["state"] == "diverged", RATE]
-    top.plot(lost, np.full(len(lost), 0.98), "x", color=color, transform=top.get_xaxis_transform())
+    if len(lost):
+        at_the_edge: dict[str, Any] = {"transform": top.get_xaxis_transform(), "label": "diverged"}
+        top.plot(lost, np.full(len(lost), 0.98), "x", color=color, **at_the_edge)
 
 
 def mark_of_seeds(runs: pd.DataFrame) -> str:
@@ -88,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure_parser("mxnorm_fig03_lr_sensitivity", __doc__)
     chosen = options.parse_args(arguments)
     (runs,) = load_ended(options, chosen, "runs")
-    save(draw(runs), chosen.name, f"{caption(runs, __doc__)}\n{best(runs)}")
+    save(draw(runs), chosen, f"{caption(runs, __doc__)}\n{best(runs)}")
 
 
 if __name__ == "__main__":

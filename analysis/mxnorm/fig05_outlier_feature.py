@@ -1,7 +1,7 @@
-"""Loss (top) and largest activations (bottom) by step, one column per run (MXNorm paper, figure 5).
+"""Loss (top) and largest activations (bottom), one column per run (MXNorm paper, figure 5).
 
-Around the first spike of each run (dotted): absmax over tokens of the residual stream's largest features at one norm.
-If no run has a recorded spike: the largest activation at every norm over the whole training.
+By step, around the first spike of each run (dotted): absmax over tokens of the residual stream's largest features at
+one norm. If no run has a recorded spike: by tokens, the largest activation at every norm over the whole training.
 
 python -m analysis.mxnorm.fig05_outlier_feature --runs runs/outlier_feature
 """
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, heading, load_chosen, plt, save
-from mxstudy.results import NoRows, load
+from mxstudy.results import NoRows, in_tokens, load
 
 FEATURES = 24  # number of features in a heat map
 
@@ -42,13 +42,13 @@ def around_spikes(rings: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.D
 
 
 def over_training(rows: pd.DataFrame, norm: str | None) -> dict[str, tuple[pd.DataFrame, int | None]]:
-    """Return, by run, the absmax by norm (rows) and step (columns), and None for the spike; `norm`: only this one."""
+    """Return, by run, the absmax by norm (rows) and tokens (columns), and None for the spike; `norm`: only this one."""
     columns = [column for column in rows if column.endswith("/absmax")]
     chosen = [column for column in columns if norm is None or column == f"{norm}/absmax"]
     if not chosen:
         raise ValueError(f"--norm: no norm is called {norm}; choose from {', '.join(c[:-7] for c in columns)}")
     return {
-        str(run): (own.set_index("step")[chosen].T.rename(index=lambda name: name.removesuffix("/absmax")), None)
+        str(run): (own.set_index("tokens")[chosen].T.rename(index=lambda name: name.removesuffix("/absmax")), None)
         for run, own in rows.groupby("fingerprint", sort=False)
     }
 
@@ -59,14 +59,16 @@ def draw(maps: dict[str, tuple[pd.DataFrame, int | None]], metrics: pd.DataFrame
     values = np.concatenate([heat.to_numpy().ravel() for heat, _ in maps.values()])
     color = LogNorm(values[values > 0].min(), values.max())
     for (top, bottom), (run, (heat, spike)) in zip(panels.T, maps.items(), strict=True):
-        losses = metrics[(metrics["fingerprint"] == run) & metrics["step"].between(heat.columns[0], heat.columns[-1])]
-        top.plot(losses["step"], losses["loss"], color="black", linewidth=0.8)
+        x = str(heat.columns.name)
+        losses = metrics[(metrics["fingerprint"] == run) & metrics[x].between(heat.columns[0], heat.columns[-1])]
+        top.plot(losses[x], losses["loss"], color="black", linewidth=0.8)
         top.set_title(heading(losses["name"].iloc[0]), fontsize=6)
         top.sharey(panels[0, 0])
         top.tick_params(labelleft=top is panels[0, 0])
         image = bottom.pcolormesh(heat.columns, np.arange(len(heat)), heat, norm=color, cmap="magma", rasterized=True)
         bottom.grid(False)
-        bottom.set_xlabel("step")
+        if spike is None:
+            in_tokens(bottom, label="")
         for axes in (top, bottom):
             if spike is not None:
                 axes.axvline(spike, color="0.5", linestyle=":", linewidth=1)
@@ -76,6 +78,7 @@ def draw(maps: dict[str, tuple[pd.DataFrame, int | None]], metrics: pd.DataFrame
         bottom.set_ylabel(heat.index.name, fontsize=7)
         bottom.invert_yaxis()
     panels[0, 0].set_ylabel("training loss,\nnats a token")
+    figure.supxlabel("training tokens" if spike is None else "step", fontsize=8)
     figure.colorbar(image, ax=panels[1], label="largest |activation|", aspect=30)
     return figure
 
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         maps = summary(rows, chosen.norm)
     except ValueError as error:
         options.error(str(error))
-    save(draw(maps, metrics), chosen.name, caption(rows, __doc__, chosen.runs))
+    save(draw(maps, metrics), chosen, caption(rows, __doc__, chosen.runs))
 
 
 def has(paths: Sequence[Path], kind: str) -> bool:

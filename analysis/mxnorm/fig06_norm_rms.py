@@ -14,24 +14,37 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.style import ONE_COLUMN, make_figure, plt
+from analysis.style import TWO_COLUMNS, heading, make_figure, plt
+from mxstudy import results
+
+ABREAST = 4  # panels in a row
+EXACT = "with the exact RMS"
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Draw the figure. `rows`: name, step, and `<norm>/rms` and `<norm>/rms_true` of each norm in order of depth."""
+    """Draw the figure. `rows`: name, tokens, and `<norm>/rms` and `<norm>/rms_true` of each norm in order of depth."""
     norms = [column.removesuffix("/rms") for column in rows if column.endswith("/rms")]
     runs = list(rows.groupby(["fingerprint", "name"], sort=False))
-    size = (0.55 * ONE_COLUMN * len(runs) + 0.6, 0.75 * ONE_COLUMN)
-    figure, panels = plt.subplots(1, len(runs), figsize=size, sharey=True, squeeze=False)
+    height = -(-len(runs) // ABREAST)
+    size, grid = (TWO_COLUMNS, 0.5 + 1.9 * height), (height, min(len(runs), ABREAST))
+    figure, panels = plt.subplots(*grid, figsize=size, sharex=True, sharey=True, squeeze=False)
     depth = plt.cm.ScalarMappable(plt.Normalize(0, len(norms) - 1), "viridis")
-    for axes, ((_, name), run) in zip(panels[0], runs, strict=True):
+    for axes, ((_, name), run) in zip(panels.flat, runs, strict=False):
         for norm, color in zip(norms, depth.to_rgba(np.arange(len(norms))), strict=True):
-            axes.plot(run["step"], run[f"{norm}/rms_true"], "--", color="0.6", linewidth=0.6)
-            axes.plot(run["step"], run[f"{norm}/rms"], color=color)
-        axes.set(title=name.replace(" ", "\n"), xlabel="step")
-    panels[0, 0].set_ylabel("RMS of the norm's output")
-    bar = figure.colorbar(depth, ax=panels[0, -1], ticks=[0, len(norms) - 1])
-    bar.ax.set_yticklabels([norms[0], norms[-1]])
+            axes.plot(run["tokens"], run[f"{norm}/rms_true"], "--", color="0.3", linewidth=0.6, zorder=3, label=EXACT)
+            axes.plot(run["tokens"], run[f"{norm}/rms"], color=color)
+        axes.set_title(heading(name), fontsize=8)
+    for axes in panels.flat[len(runs) :]:
+        axes.set_visible(False)
+    lowest = panels.flat[max(0, len(runs) - ABREAST) : len(runs)]  # of each column
+    results.in_tokens(*lowest)
+    for axes in lowest:
+        axes.tick_params(labelbottom=True)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("RMS of the\nnorm's output")
+    bar = figure.colorbar(depth, ax=panels, ticks=[0, len(norms) - 1], aspect=30)
+    bar.ax.set_yticklabels([norms[0], norms[-1]], fontsize=7)
+    results.legend(figure)
     return figure
 
 

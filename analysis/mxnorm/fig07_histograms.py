@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
-from mxstudy.results import bin_edges
+from mxstudy.results import bin_edges, legend
 
 LINEAR_BELOW = 2.0**-6  # the axis is linear for magnitudes below it, logarithmic above
 TICKS = (-100.0, -1.0, 0.0, 1.0, 100.0)
@@ -34,22 +34,26 @@ def drawn_edges() -> np.ndarray:
 
 
 def draw(rows: pd.DataFrame, norms: Sequence[str]) -> Figure:
-    """Draw the figure. `rows`: one per run, with `<norm>/input` and `<norm>/output` (counts by bin), `<norm>/bound`."""
+    """Draw the figure.
+
+    `rows`: one per run, with arm, color, `<norm>/input` and `<norm>/output` (counts by bin), `<norm>/bound`.
+    """
     size = (TWO_COLUMNS, 1.5 * len(norms) + 0.6)
     figure, panels = plt.subplots(len(norms), 2, figsize=size, sharex=True, sharey=True, squeeze=False)
     edges, reach = drawn_edges(), 2 * farthest(rows, norms)
     for norm, row_of_panels in zip(norms, panels, strict=True):
         for side, axes in zip(("input", "output"), row_of_panels, strict=True):
             for run in rows.to_dict("records"):
-                axes.stairs(shares(run[f"{norm}/{side}"]), edges, color=run["color"], label=run["name"])
+                axes.stairs(shares(run[f"{norm}/{side}"]), edges, color=run["color"], label=run["arm"])
                 if side == "output":
                     for bound in (-run[f"{norm}/bound"], run[f"{norm}/bound"]):
-                        axes.axvline(bound, color=run["color"], linestyle=":", linewidth=0.8)
-            axes.set_title(f"{norm}: {side}")
+                        axes.axvline(bound, color=run["color"], linestyle=":", linewidth=0.8, label="bound")
+            axes.set_title(f"{norm}: {side}", fontsize=8)
             axes.set_xscale("symlog", linthresh=LINEAR_BELOW, linscale=0.5)
             axes.set(yscale="log", xticks=TICKS, xlim=(-reach, reach))
-    figure.supylabel("share of all elements, in bins of a quarter octave")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    figure.supylabel("share of all elements,\nin bins of a quarter octave", fontsize=8)
+    figure.supxlabel("value of an element", fontsize=8)
+    legend(figure)
     return figure
 
 
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(f"--norms: no norm is called {norm}; choose from {', '.join(norms)}")
     picked = chosen.norms or [norms[0], norms[len(norms) // 2], norms[-1]]
     last = rows.groupby("fingerprint", sort=False).tail(1)
-    save(draw(last, picked), chosen.name, caption(last, __doc__, chosen.runs))
+    save(draw(last, picked), chosen, caption(last, __doc__, chosen.runs))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,27 @@ python -m analysis.mxnorm.fig08_kernels --runs runs/kernels.json
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.style import TWO_COLUMNS, make_figure, plt
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, make_figure, plt
+from mxstudy.results import legend
 
-SPEEDUPS = {"over_compiled_rmsnorm": "-", "over_one_pass_rmsnorm": "--", "compiled_over_compiled_rmsnorm": ":"}
+SPEEDUPS: dict[str, tuple[Any, str]] = {  # column -> line, name
+    "over_compiled_rmsnorm": ("-", "MXNorm in one pass over compiled RMSNorm and cast"),
+    "over_one_pass_rmsnorm": ("--", "the same over RMSNorm and cast in one pass"),
+    "compiled_over_compiled_rmsnorm": (":", "both compiled"),
+}
 
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Draw the figure. `rows`: format, block_size, hidden_size, tokens, and each of SPEEDUPS."""
     formats, blocks = (sorted(rows[key].unique()) for key in ("format", "block_size"))
-    size = (TWO_COLUMNS * (0.2 + 0.8 * len(blocks) / 3), 0.35 * TWO_COLUMNS * len(formats))
+    size = (TWO_COLUMNS if len(blocks) > 1 else ONE_COLUMN, 0.35 * TWO_COLUMNS * len(formats))
     figure, panels = plt.subplots(len(formats), len(blocks), figsize=size, sharex=True, sharey=True, squeeze=False)
     tokens = sorted(rows["tokens"].unique())
     colors = dict(zip(tokens, plt.cm.viridis(np.linspace(0, 0.9, len(tokens))), strict=True))
@@ -32,8 +38,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         axes = panels[formats.index(fmt), blocks.index(block_size)]
         axes.axhline(1, color="0.6", linewidth=0.6)
         for number, of_tokens in cases.sort_values("hidden_size").groupby("tokens"):
-            for speedup, line in SPEEDUPS.items():
-                label = f"{number} tokens" if line == "-" else None
+            for speedup, (line, _) in SPEEDUPS.items():
+                label = f"{number:,} tokens" if line == "-" else None
                 axes.plot(of_tokens["hidden_size"], of_tokens[speedup], line, color=colors[number], label=label)
         ours, one_pass, compiled = (np.exp(np.log(cases[speedup]).mean()) for speedup in SPEEDUPS)
         means = f"solid {ours:.2f}, dashed {one_pass:.3f}, dotted {compiled:.2f}"
@@ -45,10 +51,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axes.set_xlabel("hidden size")
     for axes in panels[:, 0]:
         axes.set_ylabel("speedup")
-    handles = {
-        label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
+    legend(figure, *(plt.Line2D([], [], color="0.4", linestyle=line, label=name) for line, name in SPEEDUPS.values()))
     return figure
 
 

@@ -1,11 +1,14 @@
 """Spike scores by arm, one point per run (MXNorm paper, figure A.3; the score is its Eq. 22).
 
+An arm of five runs and more has a box: the quartiles, and whiskers to the farthest run within 1.5 times their distance.
+
 python -m analysis.mxnorm.figa3_spike_scores --runs runs/quickstart
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,17 +16,22 @@ from matplotlib.figure import Figure
 from analysis.command import command
 from analysis.style import ONE_COLUMN, load_ended, make_figure, plt
 
+BOX_FROM = 5  # runs; the quartiles of fewer are between two points
+
 
 def draw(runs: pd.DataFrame) -> Figure:
-    arms = {str(arm).replace(" ", "\n"): own["spike_score"] for arm, own in runs.groupby("arm", sort=False)}
-    color = {arm.replace(" ", "\n"): color for arm, color in zip(runs["arm"], runs["color"], strict=True)}
-    figure, axes = plt.subplots(figsize=(1.4 * ONE_COLUMN, ONE_COLUMN))
-    for place, (arm, scores) in enumerate(arms.items()):
-        axes.boxplot(scores, positions=[place], widths=0.5, showfliers=False, medianprops={"color": color[arm]})
-        axes.plot([place] * len(scores), scores, "o", color=color[arm], markersize=4, alpha=0.8)
-    labels = [f"{arm}\n{len(scores)} run{'s' * (len(scores) > 1)}" for arm, scores in arms.items()]
-    axes.set_xticks(range(len(arms)), labels)
-    axes.set(ylabel="spike score", ylim=(0, 1.1 * max(1.0, runs["spike_score"].max())))
+    arms = list(runs.groupby("arm", sort=False))
+    figure, axes = plt.subplots(figsize=(ONE_COLUMN, 0.6 + 0.4 * len(arms)))
+    for place, (_, own) in enumerate(arms):
+        scores, color = own["spike_score"], own["color"].iloc[0]
+        if len(scores) >= BOX_FROM:
+            line: dict[str, Any] = {"medianprops": {"color": color}, "orientation": "horizontal"}
+            axes.boxplot(scores, positions=[place], widths=0.5, showfliers=False, **line)
+        axes.plot(scores, [place] * len(scores), "o", color=color, markersize=4, alpha=0.8)
+    labels = [f"{arm}\n{len(own)} run{'s' * (len(own) > 1)}" for arm, own in arms]
+    axes.set_yticks(range(len(arms)), labels)
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.set(xlabel="spike score", xlim=(0, 1.1 * max(1.0, runs["spike_score"].max())))
     return figure
 
 

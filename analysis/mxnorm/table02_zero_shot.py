@@ -11,14 +11,14 @@ python -m analysis.mxnorm.table02_zero_shot --runs runs/olmes [--baseline asked_
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.command import command
-from analysis.style import TWO_COLUMNS, caption, colors, figure_parser, load_chosen, plt, save, save_table
+from analysis.style import ONE_COLUMN, caption, colors, figure_parser, load_chosen, plt, save, save_table
 from mxstudy import results
 from mxstudy.results import Difference, difference, plus_minus
 
@@ -143,7 +143,7 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
     """Draw the differences in `bits`, by arm and task; the average is set apart below the tasks."""
     tasks = list(next(iter(bits.values())))
     heights = {task: -place - 0.5 * task.startswith("average") for place, task in enumerate(tasks)}
-    figure, axes = plt.subplots(figsize=(TWO_COLUMNS * 0.75, 0.9 + 0.28 * len(tasks)))
+    figure, axes = plt.subplots(figsize=(ONE_COLUMN, 0.9 + 0.28 * len(tasks)))
     color = colors(bits)
     for number, (arm, found) in enumerate(bits.items()):
         offset = 0.5 * ((len(bits) - 1) / 2 - number) / len(bits)
@@ -154,8 +154,8 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(list(heights.values()), tasks)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"bits per character of the right answer, less those of {baseline} (below 0: better)")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(bits))
+    axes.set_xlabel(f"bits per character of the right answer,\nless those of {baseline} (below 0: better)")
+    results.legend(figure)
     return figure
 
 
@@ -172,16 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answers = answers_of(samples, names)
     except ValueError as error:
         options.error(str(error))
-    report(scores.assign(arm=scores["fingerprint"].map(names)), answers, baseline, chosen.name, chosen.runs)
+    report(scores.assign(arm=scores["fingerprint"].map(names)), answers, baseline, chosen)
 
 
-def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str, paths: Sequence[Path]) -> None:
+def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, chosen: Namespace) -> None:
     form, arms = form_of_bits(scores), [arm for arm in scores["arm"].unique() if arm != baseline]
     bits = {arm: differences(answers, arm, baseline, BITS, form) for arm in arms}
     by_bits = by_arm(scores, "bits", bits_cells)
     whose = scores["arm"] + " = " + scores["checkpoint"] + " in " + scores["asked_in"]
     parts = [
-        caption(scores.assign(arm=whose), __doc__, paths),
+        caption(scores.assign(arm=whose), __doc__, chosen.runs),
         f"**Score in the better form**\n\n{markdown(score_table(scores))}",
         f"**Bits per character of the right answer ({form}), lower is better**\n\n{markdown(by_bits)}",
     ]
@@ -189,9 +189,9 @@ def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, name: str
         table = difference_table(answers, arm, baseline, bits[arm], form)
         parts.append(f"**{arm} less {baseline} [95 % interval]**\n\n{table}")
     if arms:
-        save(draw(bits, baseline), name, "\n".join(parts))
+        save(draw(bits, baseline), chosen, "\n".join(parts))
     else:
-        save_table("\n".join(parts), name)
+        save_table("\n".join(parts), chosen.name)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, load_last, make_figure, plt
+from mxstudy.results import legend
 
 DISTRIBUTIONS = {"laplace": "#E69F00", "gaussian": "#000000", "uniform": "#56B4E9"}
+BAND = "one standard deviation"
 POWERS = {1.0: ("o", "--"), 2.0: ("s", "-")}  # marker and line
 ARMS = {"RMSNorm": "rmsnorm", "MXNorm p=1": "mxnorm_p1", "MXNorm p=2": "mxnorm_p2"}
 
@@ -37,7 +39,7 @@ def draw(convergence: pd.DataFrame, bounds: pd.DataFrame) -> Figure:
     ratio.set(ylabel="norm's RMS over true RMS", yscale="log", yticks=(0.25, 0.5, 1, 2))
     ratio.set_yticklabels(["1/4", "1/2", "1", "2"])
     ratio.minorticks_off()
-    figure.legend(*reach.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
+    legend(figure)
     return figure
 
 
@@ -45,11 +47,10 @@ def draw_mean(axes: Axes, rows: pd.DataFrame) -> None:
     for name, p, one, style in lines(rows):
         axes.plot(one["blocks"], one["mean"], label=f"{name}, p={p:g}", **style)
         low, high = one["mean"] - one["std"], one["mean"] + one["std"]
-        axes.fill_between(one["blocks"], low, high, color=style["color"], alpha=0.1, linewidth=0)
-        axes.axhline(one["limit"].iloc[0], color=style["color"], linestyle=":", linewidth=0.8)
+        axes.fill_between(one["blocks"], low, high, color=style["color"], alpha=0.1, linewidth=0, label=BAND)
+        axes.axhline(one["limit"].iloc[0], color=style["color"], linestyle=":", linewidth=0.8, label="limit")
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="blocks in a row", ylabel="estimate over true RMS", ylim=(0.6, 1.9))
-    axes.legend(fontsize=6, loc="upper right", ncols=3, columnspacing=1.0)
+    axes.set(xlabel="blocks in a row", ylabel="estimate over true RMS", ylim=(0.6, 1.6))
 
 
 def draw_spread(axes: Axes, rows: pd.DataFrame) -> None:

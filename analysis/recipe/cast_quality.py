@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, load_last, make_figure, plt
+from mxstudy.results import legend
 
 RULES = {"floor": "#D55E00", "ceil": "#E69F00", "even": "#56B4E9", "rceil": "#0072B2", "E4M3": "#009E73"}
 SHIFTS = {"floor": -0.27, "ceil": -0.09, "even": 0.09, "rceil": 0.27, "E4M3": 0.0}  # horizontal offset of the points
@@ -51,7 +52,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     in_percent(gain, "gain - 1, %", limits=(-30, 30))
     sqnr.set_ylabel("SQNR, dB")
     in_percent(last_bin, "last bin, % of elements", limits=(-0.02, 200))
-    figure.legend(*legend(), loc="outside upper center", ncols=4, fontsize=7)
+    legend(figure, *entries())
     return figure
 
 
@@ -74,12 +75,14 @@ def in_percent(axes: Axes, label: str, limits: tuple[float, float]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def legend() -> tuple[list[plt.Line2D], list[str]]:
-    style: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 4}
-    handles = [plt.Line2D([], [], color=color, **style) for color in RULES.values()]
-    for marker, _ in ROUNDINGS.values():
-        handles.append(plt.Line2D([], [], color="black", fillstyle="none", **style | {"marker": marker}))
-    return handles, [*(f"scale: {rule}" for rule in RULES), *(name for _, name in ROUNDINGS.values())]
+def entries() -> list[plt.Line2D]:
+    """Return the legend's entries: a colour for each scale rule, a marker for each rounding."""
+    style: dict[str, Any] = {"linestyle": "", "markersize": 4}
+    rules = [
+        plt.Line2D([], [], color=color, marker="o", label=f"scale: {rule}", **style) for rule, color in RULES.items()
+    ]
+    black: dict[str, Any] = {"color": "black", "fillstyle": "none", **style}
+    return [*rules, *(plt.Line2D([], [], marker=marker, label=name, **black) for marker, name in ROUNDINGS.values())]
 
 
 @command

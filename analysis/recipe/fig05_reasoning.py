@@ -1,4 +1,4 @@
-"""Scores over training: MMLU (left) and the average of nine tasks (right), by step (MXFP8 recipe, figure 5, bottom).
+"""Scores over training: MMLU (left) and the average of nine tasks (right), by tokens (MXFP8 recipe, figure 5, bottom).
 
 Lines: means over seeds; bands: from the lowest to the highest seed. Dashed: one who guesses. From trainings that were
 evaluated as they ran, with +evaluation=reasoning and evaluation.every_steps.
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, caption, figure_parser, load_chosen, plt, save
-from mxstudy.results import curves_of, draw_arm
+from mxstudy.results import curves_of, draw_arm, in_tokens, legend
 
 # The names of the scores in an evaluation -> what they are, and the key of their shots.
 PANELS = {
@@ -27,8 +27,8 @@ PANELS = {
 def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
     """Draw the figure.
 
-    `rows`: fingerprint, step, and of each of PANELS NAME/score and NAME/chance. Raises ValueError if no run has one of
-    these, if runs were asked with different numbers of shots, or if two runs of an arm have equal seeds.
+    `rows`: fingerprint, tokens, and of each of PANELS NAME/score and NAME/chance. Raises ValueError if no run has one
+    of these, if runs were asked with different numbers of shots, or if two runs of an arm have equal seeds.
     """
     figure, panels = plt.subplots(1, len(PANELS), figsize=(TWO_COLUMNS, 2.4))
     for axes, (name, (words, key)) in zip(panels, PANELS.items(), strict=True):
@@ -41,11 +41,14 @@ def draw(runs: pd.DataFrame, rows: pd.DataFrame) -> Figure:
                 f"--runs: runs with {' and '.join(f'{n:g}' for n in shots)} shots of {name}; choose by --only"
             )
         percent = asked.assign(percent=100 * asked[f"{name}/score"])
-        for curves in curves_of(percent, runs, "percent", "step"):
+        for curves in curves_of(percent, runs, "percent", "tokens"):
             draw_arm(axes, curves)
-        axes.axhline(100 * asked[f"{name}/chance"].iloc[0], color="0.5", linewidth=0.8, linestyle="--")
-        axes.set(title=f"{words}, {int(shots[0])} shot{'' if shots[0] == 1 else 's'}", xlabel="step", ylabel="right, %")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        axes.axhline(
+            100 * asked[f"{name}/chance"].iloc[0], color="0.5", linewidth=0.8, linestyle="--", label="one who guesses"
+        )
+        axes.set(title=f"{words}, {int(shots[0])} shot{'' if shots[0] == 1 else 's'}", ylabel="right, %")
+        in_tokens(axes)
+    legend(figure)
     return figure
 
 
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = draw(runs, rows)
     except ValueError as error:
         options.error(str(error))
-    save(figure, chosen.name, caption(rows, __doc__, chosen.runs))
+    save(figure, chosen, caption(rows, __doc__, chosen.runs))
 
 
 if __name__ == "__main__":

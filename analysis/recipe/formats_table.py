@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.command import command
-from analysis.style import figure_parser, load_last, save_table
+from analysis.style import load_last, save_table, table_parser
 from mxstudy import results
 
 COLUMNS = ("format", "max", "min subnormal", "binades", "scale", "the paper prints")
@@ -36,7 +36,7 @@ def markdown(rows: pd.DataFrame) -> str:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = figure_parser("formats_table", __doc__)
+    options = table_parser("formats_table", __doc__)
     chosen = options.parse_args(arguments)
     save_table(markdown(*load_last(options, chosen, "formats")), chosen.name)
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.style import TWO_COLUMNS, colors, make_figure, plt
+from mxstudy.results import legend
 
 COSTS = {"over_bf16": "step, over bf16", "peak_over_bf16": "peak memory, over bf16"}
 OLDER_BASELINE = "bf16"  # of files that name none: module by module
@@ -37,7 +38,7 @@ def draw(rows: pd.DataFrame) -> Figure:
     color_of = colors(models)
     figure, panels = plt.subplots(1, len(COSTS), figsize=(TWO_COLUMNS, 0.7 + 0.25 * len(arms)), sharey=True)
     for axes, (cost, title) in zip(panels, COSTS.items(), strict=True):
-        axes.axvline(1, color="black", linewidth=0.6, linestyle="--")
+        axes.axvline(1, color="black", linewidth=0.6, linestyle="--", label="baseline, bf16")
         for offset, (label, own) in zip(np.linspace(-0.2, 0.2, len(models)), models.items(), strict=True):
             places = np.arange(len(arms)) + (offset if len(models) > 1 else 0)
             spread = own["over_bf16_spread"] if cost == "over_bf16" else None
@@ -46,8 +47,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axes.set_xlabel(title)
     panels[0].set_yticks(range(len(arms)), arms)
     panels[0].set_ylim(len(arms) - 0.5, -0.5)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    legend(figure)
     return figure
 
 

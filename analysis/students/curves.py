@@ -6,24 +6,23 @@ Most curves have thousands of steps; neighbouring steps are drawn as one point.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis.students.arms import REPLICA
-from analysis.style import TWO_COLUMNS, plt
-from mxstudy import results
+from analysis.style import ONE_COLUMN, TWO_COLUMNS, plt
 
 POINTS = 300
 DOTTED = 10  # curves with fewer points have a marker at each
 QUANTILES = (0.25, 0.5, 0.75)
 BASELINES = ("fp32", "bf16")
 THIN: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.55}
+BAND, LOST, END = "middle half of the replicas", "diverged replica", "no longer finite"
+LINE = 7.5  # points from a line of notes to the next
 HEADROOM = 100.0  # the axis ends at this multiple of the highest loss at the start
 
 
@@ -53,7 +52,7 @@ def band(axes: Axes, values: pd.DataFrame, color: Any, spread: bool = True, **st
     middles = values.groupby(bins(values)).quantile(0.5, interpolation="lower")
     low, middle, high = np.nanquantile(middles.to_numpy(), QUANTILES, axis=1, method="inverted_cdf")
     if spread and values.shape[1] > 1:
-        axes.fill_between(middles.index, low, finite(high, 1e30), color=color, alpha=0.18, linewidth=0)
+        axes.fill_between(middles.index, low, finite(high, 1e30), color=color, alpha=0.18, linewidth=0, label=BAND)
     dots: dict[str, Any] = {"marker": ".", "markersize": 4} if len(middles) < DOTTED else {}
     axes.plot(middles.index, finite(middle), color=color, **dots, **style)
 
@@ -63,11 +62,13 @@ def lost_lines(axes: Axes, values: pd.DataFrame, runs: pd.DataFrame, color: Any,
     lost = [tuple(replica) for replica in runs.loc[runs["diverged"] > 0, REPLICA].to_numpy()]
     points = values[lost].groupby(bins(values)).agg(of)
     for replica in lost:
-        axes.plot(points.index, finite(points[replica].to_numpy()), color=color, zorder=1.5, **THIN)
+        axes.plot(points.index, finite(points[replica].to_numpy()), color=color, zorder=1.5, label=LOST, **THIN)
         end = np.argmax(np.isinf(values[replica]))
         if end > 0:
             last = values[replica].iloc[end - 1]
-            axes.plot(values.index[end], last, "x", color=color, markersize=3.5, markeredgewidth=0.8, zorder=3)
+            axes.plot(
+                values.index[end], last, "x", color=color, label=END, markersize=3.5, markeredgewidth=0.8, zorder=3
+            )
 
 
 def finite(values: np.ndarray, instead: float = np.nan) -> np.ndarray:
@@ -81,16 +82,17 @@ def loss_lines(
     colors: dict[str, Any],
     counted: dict[str, pd.DataFrame] | None = None,
 ) -> None:
-    """Draw the losses of each arm's replicas (from `students.arms.ended`), and how many diverged in the corner.
+    """Draw the losses of each arm's replicas (from `students.arms.ended`), and above them how many diverged.
 
     The baselines FP32 and bf16 are dashed and on top. `counted`: all replicas of each arm, if only some are drawn.
     """
     for place, (name, runs) in enumerate(arms.items()):
         losses = losses_by_replica(metrics.merge(runs[REPLICA]))
         is_known = not {*name.split()}.isdisjoint(BASELINES)
-        band(axes, losses, colors[name], linestyle="--" if is_known else "-", zorder=2.5 if is_known else 2)
+        style: dict[str, Any] = {"linestyle": "--" if is_known else "-", "zorder": 2.5 if is_known else 2}
+        band(axes, losses, colors[name], label=name, **style)
         lost_lines(axes, losses, runs, colors[name], of="max")
-        note(axes, said_of((counted or arms)[name]), (0.98, 0.97 - 0.1 * place), colors[name])
+        note(axes, said_of((counted or arms)[name]), len(arms) - 1 - place, colors[name])
 
 
 def said_of(runs: pd.DataFrame) -> str:
@@ -99,10 +101,14 @@ def said_of(runs: pd.DataFrame) -> str:
     return f"{(runs['diverged'] > 0).sum()} of {len(runs)} diverged" + (f", {still_open} open" if still_open else "")
 
 
-def note(axes: Axes, said: str, at: tuple[float, float], color: Any = "black") -> None:
-    """Write text in the panel at the point `at`, in fractions of the panel, on white."""
-    paper = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
-    axes.annotate(said, at, xycoords="axes fraction", ha="right", va="top", fontsize=6, color=color, bbox=paper)
+def note(axes: Axes, said: str, place: int = 0, color: Any = "black") -> None:
+    """Write text above the panel, at the right, above `place` lines of text."""
+    where: dict[str, Any] = {
+        "xycoords": "axes fraction",
+        "xytext": (0, 1 + LINE * place),
+        "textcoords": "offset points",
+    }
+    axes.annotate(said, (1, 1), ha="right", va="bottom", fontsize=6, color=color, **where)
 
 
 def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:
@@ -115,31 +121,20 @@ def limit(panels: Iterable[Axes], losses: pd.DataFrame) -> None:
         axes.set(yscale="log", ylim=(values["loss"].min() / 1.5, 1.5 * top))
 
 
-def strokes(arms: Sequence[str]) -> dict[str, Any]:
-    """Return the colour of each arm: that of its first word in results.KNOWN, else the next unused one."""
-    others = cycle(("#D55E00", "#0072B2", "#009E73", *results.OTHERS))
-    known = {arm: next((color for word, color in results.KNOWN.items() if word in arm.split()), None) for arm in arms}
-    return {arm: color or next(others) for arm, color in known.items()}
+def grid(
+    rows: Sequence[str], columns: Sequence[str], height: float = 1.5, notes: int = 0, **shared: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its panels, with the columns' names above and the rows' names at the right.
 
-
-def grid(rows: Sequence[str], columns: Sequence[str], height: float = 1.5, **shared: Any) -> tuple[Figure, np.ndarray]:
-    """Return a figure and its panels, with the columns' names above and the rows' names at the right."""
-    width = max(0.55 * TWO_COLUMNS, min(TWO_COLUMNS, 2.3 * len(columns)))
-    size = (width, 0.75 + height * len(rows))
+    `notes`: lines of text above each panel.
+    """
+    size = (TWO_COLUMNS if len(columns) > 1 else ONE_COLUMN, 0.75 + (height + 0.1 * notes) * len(rows))
     figure, panels = plt.subplots(len(rows), len(columns), figsize=size, squeeze=False, sharex=True, **shared)
     for axes, name in zip(panels[0], columns, strict=True):
-        axes.set_title(name.replace(", ", "\n"), fontsize=8)
+        axes.set_title(name.replace(", ", "\n"), fontsize=8, pad=4 + LINE * notes)
     for axes, name in zip(panels[:, -1], rows, strict=True):
         axes.annotate(
             name.replace(", ", "\n"), (1.03, 0.5), xycoords="axes fraction", rotation=-90, va="center", fontsize=7
         )
     figure.supxlabel("step", fontsize=8)
     return figure, panels
-
-
-def legend(figure: Figure, colors: dict[str, Any], thin: bool = True) -> None:
-    """Add a legend above all panels, with one entry per colour and one for the thin lines."""
-    entries = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
-    if thin:
-        entries.append(Line2D([], [], color="black", marker="x", markersize=3.5, label="diverged replica", **THIN))
-    figure.legend(handles=entries, loc="outside upper center", ncols=min(4, len(entries)), fontsize=7)

@@ -114,7 +114,8 @@ def draw(runs: pd.DataFrame) -> Figure:
     axes.set(xlim=(-1.05, 1.05), xlabel="difference of fractions")
     teachers = [name for name in COLORS if name in {*runs["teacher"], ALL}]
     entries = [Line2D([], [], color=COLORS[name], marker="o", ms=3.5, label=shown_teacher(name)) for name in teachers]
-    figure.legend(handles=entries, loc="outside upper center", ncols=4, fontsize=7)
+    hollow = Line2D([], [], color="0.4", marker="o", ms=3.5, mfc="white", label="the interval contains 0")
+    results.legend(figure, *entries, hollow)
     return figure
 
 
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(str(error))
     arms = runs["arm"] + "; teacher " + runs["teacher"]
     tables = [table(runs, arms), differences, effects_table(effects(runs)), of_arms(runs, arms, None)]
-    save(figure, chosen.name, "\n\n".join([of_arms(runs.iloc[:0], arms.iloc[:0], __doc__).strip(), *tables]))
+    save(figure, chosen, "\n\n".join([of_arms(runs.iloc[:0], arms.iloc[:0], __doc__).strip(), *tables]))
 
 
 if __name__ == "__main__":

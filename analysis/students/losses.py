@@ -1,7 +1,7 @@
 """Losses of students over training, one panel per arm and one colour per precision.
 
 Lines: medians over replicas. Bands: their middle half. Thin lines: the replicas that diverged, with a cross where they
-stop being finite.
+stop being finite; above each panel, how many did.
 
 python -m analysis.students.losses --runs runs/loss --columns loss
 """
@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.students.arms import ended, named, of_arms, sorted_arms, table
-from analysis.students.curves import grid, legend, limit, loss_lines, strokes
-from analysis.style import figure_parser, load_chosen, save
+from analysis.students.curves import grid, limit, loss_lines
+from analysis.style import colors, figure_parser, load_chosen, save
+from mxstudy.results import legend
 
 UNITS = {"mse": "mean squared error", "kl": "KL divergence, nats"}
 
@@ -29,20 +30,22 @@ def draw(
     units = runs["config.loss"].map(UNITS)
     one_unit = units.nunique() == 1
     rows_of, columns_of = sorted_arms(row), sorted_arms(column)
-    figure, panels = grid(rows_of, columns_of, 2.2 if len(rows_of) < 3 else 1.5, sharey=one_unit)
-    colors = strokes(sorted_arms(line))
+    color_of = colors(sorted_arms(line))
+    height = 2.2 if len(rows_of) < 3 else 1.5
+    figure, panels = grid(rows_of, columns_of, height, notes=len(color_of), sharey=one_unit)
     places = [
         (panels[i, j], (row == r) & (column == c)) for i, r in enumerate(rows_of) for j, c in enumerate(columns_of)
     ]
     for axes, chosen in places:
-        loss_lines(axes, metrics, {name: own for name in colors if len(own := runs[chosen & (line == name)])}, colors)
+        arms = {name: own for name in color_of if len(own := runs[chosen & (line == name)])}
+        loss_lines(axes, metrics, arms, color_of)
         if not one_unit:
             limit([axes], metrics.merge(runs.loc[chosen, ["fingerprint", "replica"]]))
             axes.set_ylabel(units[chosen].iloc[0] if chosen.any() else "")
     if one_unit:
         limit(panels.flat, metrics)
         figure.supylabel(f"training loss, {units.iloc[0]}", fontsize=8)
-    legend(figure, colors)
+    legend(figure)
     return figure
 
 
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = draw(runs, metrics, chosen.columns, chosen.rows, chosen.lines)
     except ValueError as error:
         options.error(str(error))
-    save(figure, chosen.name, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
+    save(figure, chosen, f"{of_arms(runs, arms, __doc__)}\n{table(runs, arms)}")
 
 
 if __name__ == "__main__":

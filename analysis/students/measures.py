@@ -16,7 +16,8 @@ from analysis.students.curves import band, by_replica, grid, limit, loss_lines, 
 from analysis.style import figure_parser, load_chosen, save
 from mxstudy import results
 
-LOSS_COLOR = "#000000"
+LOSS, LOSS_COLOR = "training loss", "#000000"
+LEVELS = (":", "-.")  # how constants are drawn
 RECENT = 20  # number of earlier measurements with which the last before a divergence is compared
 WORDS = ("arm", "measured")
 TIMES = ("before the divergence", "the last time before it", "steps before", "above the 20 before that", "after it")
@@ -28,7 +29,7 @@ measured before it; by chance, this is one of 21."""
 
 @dataclass(frozen=True)
 class Row:
-    """A row of panels. `lines`: name -> column of `frame` and colour. `levels`: name -> constant, drawn dotted.
+    """A row of panels. `lines`: name -> column of `frame` and colour. `levels`: name -> constant, at most two.
 
     `thin`: whether each diverged replica has its own thin line.
     """
@@ -50,7 +51,7 @@ def draw(
 ) -> Figure:
     """Draw medians over replicas with bands around them, and the losses at the bottom.
 
-    `everyone`: all replicas, which the corners count, if only some are drawn.
+    `everyone`: all replicas, which are counted, if only some are drawn.
     """
     names, everyone = sorted_arms(arms[runs.index]), runs if everyone is None else everyone
     figure, panels = grid([""] * (len(rows) + 1), names, 1.35, sharey="row")
@@ -64,19 +65,21 @@ def draw(
                     band(axes, values, color)
                     if row.thin:
                         lost_lines(axes, values, own, color)
-            for level in row.levels.values():
-                axes.axhline(level, color="black", linestyle=":", linewidth=0.9)
+            for level, style in zip(row.levels.values(), LEVELS, strict=False):
+                axes.axhline(level, color="black", linestyle=style, linewidth=0.9)
             axes.set_yscale(row.scale)
-        counted = {name: everyone[arms[everyone.index] == name]}
-        loss_lines(column[-1], metrics, {name: own}, {name: LOSS_COLOR}, counted)
+        counted = {LOSS: everyone[arms[everyone.index] == name]}
+        loss_lines(column[-1], metrics, {LOSS: own}, {LOSS: LOSS_COLOR}, counted)
     limit(panels[-1], metrics)
     for axes, row in zip(panels[:, 0], rows, strict=False):
         axes.set_ylabel(row.title, fontsize=7)
     for axes, row in zip(panels[:, -1], rows, strict=False):
         entries = [Line2D([], [], color=color, label=name) for name, (_, color) in row.lines.items()]
-        entries += [Line2D([], [], color="black", ls=":", lw=0.9, label=name) for name in row.levels]
+        levels = zip(row.levels, LEVELS, strict=False)
+        entries += [Line2D([], [], color="black", ls=style, lw=0.9, label=name) for name, style in levels]
         axes.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6)
     panels[-1, 0].set_ylabel("training loss,\nmean squared error", fontsize=7)
+    results.legend(figure)
     return figure
 
 
@@ -151,4 +154,4 @@ def make_measures(
     arms = arms[runs.index]
     if chosen.around_divergence:
         figure.supxlabel("steps from the divergence", fontsize=8)
-    save(figure, chosen.name, f"{of_arms(runs, arms, shows)}\n{said}\n{table(runs, arms)}")
+    save(figure, chosen, f"{of_arms(runs, arms, shows)}\n{said}\n{table(runs, arms)}")

@@ -32,12 +32,14 @@ from mxstudy.reader import one_line as one_line
 from mxstudy.results.cells import markdown as markdown
 from mxstudy.results.cells import plus_minus as plus_minus
 from mxstudy.results.curves import HALF_LIFE as HALF_LIFE
-from mxstudy.results.curves import band as band
 from mxstudy.results.curves import curves_of as curves_of
 from mxstudy.results.curves import draw_arm as draw_arm
 from mxstudy.results.curves import smoothed as smoothed
 from mxstudy.results.estimates import Estimate as Estimate
 from mxstudy.results.estimates import estimate as estimate
+from mxstudy.results.panels import draw_arms as draw_arms
+from mxstudy.results.panels import in_tokens as in_tokens
+from mxstudy.results.panels import legend as legend
 from mxstudy.results.run_arms import arm_rows as arm_rows
 from mxstudy.results.run_arms import with_arms as with_arms
 from mxstudy.results.stacks import STACK_PROBES as STACK_PROBES
@@ -47,6 +49,8 @@ from mxstudy.results.tables import read_table as read_table
 from mxstudy.results.tables import write_table as write_table
 from mxstudy.tracking.arm_colors import KNOWN as KNOWN
 from mxstudy.tracking.arm_colors import OTHERS as OTHERS
+from mxstudy.tracking.arm_colors import SHADES as SHADES
+from mxstudy.tracking.arm_colors import shaded as shaded
 from mxstudy.tracking.code import BESIDE, code_at, code_in, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS

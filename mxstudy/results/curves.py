@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class Curves:
         shared = self.alive.columns.intersection(other.alive.columns)
         return self.alive[shared].sub(other.alive[shared]).dropna(how="all")
 
+    def shown(self, seen: Callable[[pd.DataFrame], pd.DataFrame]) -> Curves:
+        """Return the curves of what `seen` makes of their values."""
+        return replace(self, alive=seen(self.alive), lost=seen(self.lost))
+
 
 def curves_of(rows: pd.DataFrame, runs: pd.DataFrame, column: str, x: str, smooth: bool = False) -> Iterator[Curves]:
     """Yield the curves of each arm: `column` of `rows` by `x`. `runs`: from `with_arms`.
@@ -59,7 +63,8 @@ def band(axes: Any, values: pd.DataFrame, color: str, **style: Any) -> None:
     """Draw the mean of the columns where all have values, and a band from the lowest to the highest."""
     whole = values.dropna()
     if whole.shape[1] > 1:
-        axes.fill_between(whole.index, whole.min(axis=1), whole.max(axis=1), color=color, alpha=0.2, linewidth=0)
+        low, high = whole.min(axis=1), whole.max(axis=1)
+        axes.fill_between(whole.index, low, high, color=color, alpha=0.2, linewidth=0, label="range of seeds")
     axes.plot(whole.index, whole.mean(axis=1), color=color, **style)
 
 
@@ -72,5 +77,5 @@ def draw_arm(axes: Any, curves: Curves, **style: Any) -> None:
     for unit in curves.lost:
         line = curves.lost[unit].dropna()
         axes.plot(line.index, line, color=curves.color, **named, **THIN)
-        axes.plot(line.index[-1:], line.iloc[-1:], "x", color=curves.color, markersize=5)
+        axes.plot(line.index[-1:], line.iloc[-1:], "x", color=curves.color, markersize=5, label="diverged")
         named = {}

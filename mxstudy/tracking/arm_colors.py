@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
 from itertools import chain, product
 
 from mxstudy.config.deciding import PLAN, Value
+from mxstudy.tracking.arm_names import number_text
 
 # The palette of Okabe and Ito, made for colour-blind readers, with a wine red instead of its yellow, which is too faint
 # for a line. These arms have the same colour in every set; others take the remaining ones.
@@ -24,13 +26,14 @@ def colors_of(arms: Mapping[str, Mapping[str, Value]], first: Collection[str] = 
     """Return the colour of each arm, by its key; `arms`: the values that part it from others, by key.
 
     Arms choose in turn, those of `first` before the others: what is known by KNOWN takes that, all others begin at a
-    place in the palette that their key decides, and take the first colour that is free. So an arm that is added behind
-    changes no other's colour.
+    place in the palette that what they are known by decides, and take the first colour that is free. So an arm that is
+    added behind changes no other's colour, and a recipe has its colour in every set where that is free.
     """
     found: dict[str, str] = {}
     for key in sorted(arms, key=lambda key: key not in first):
-        start = int(key[:8], 16) % len(OTHERS)
-        wished = [KNOWN[word] for word in words_of(arms[key]) if word in KNOWN]
+        words = words_of(arms[key])
+        start = zlib.crc32(" ".join(words).encode()) % len(OTHERS)
+        wished = [KNOWN[word] for word in words if word in KNOWN]
         others = OTHERS[start:] + OTHERS[:start]
         spare = product(SHADES, others), product(SHADES[1:], KNOWN.values())  # the colours of KNOWN stay free
         rest = [shaded(color, shade) for shade, color in chain(*spare)]
@@ -44,7 +47,7 @@ def words_of(values: Mapping[str, Value]) -> list[str]:
     schedule = values.get("precision.schedule")
     plan = {str(name) for key, name in schedule if PLAN in f".{key}"} if isinstance(schedule, tuple) else set()
     norm, power = values.get("norm.kind"), values.get("norm.p")
-    own = [f"{norm}_p{power:g}"] if isinstance(power, float) else []
+    own = [f"{norm}_p{number_text(power)}"] if isinstance(power, float) else []
     return [*own, *(plan if len(plan) == 1 else ()), str(norm)]
 
 

@@ -15,6 +15,11 @@ def test_a_known_arm_has_its_colour_in_every_set_and_order() -> None:
     assert [arm.color for arm in arms_of(runs[::-1])] == wanted[::-1]
 
 
+def test_a_power_that_is_almost_a_known_one_is_another_arm() -> None:
+    (alone,) = arms_of([run("mxnorm_p2", norm__p=2.000001)])
+    assert alone.color not in KNOWN.values()
+
+
 def test_every_arm_has_its_own_colour_and_keeps_it_when_others_are_added() -> None:
     runs = [run("mxnorm_p2", optimizer__lr=lr / 1000) for lr in range(1, 17)]
     colors = [arm.color for arm in arms_of(runs)]
@@ -22,6 +27,13 @@ def test_every_arm_has_its_own_colour_and_keeps_it_when_others_are_added() -> No
     for count in (1, 2, 5, 15):
         assert [arm.color for arm in arms_of(runs[:count])] == colors[:count]
     assert [arm.color for arm in arms_of([*runs, run()])][-1] == KNOWN["rmsnorm"]  # nobody has taken it
+
+
+def test_a_recipe_has_its_colour_whatever_model_it_trains() -> None:
+    sizes = [[run("rmsnorm", **size), run(precision="mxfp4", **size)] for size in ({}, {"train__steps": 7})]
+    one, other = ([arm.color for arm in arms_of(runs)] for runs in sizes)
+    assert one == other
+    assert one[1] not in KNOWN.values()
 
 
 def test_seeds_have_the_colour_of_their_arm() -> None:

@@ -131,7 +131,6 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
     Returns the figure's absolute path.
     """
     from matplotlib.figure import Figure  # no pyplot, whose windows are the user's in a notebook
-    from matplotlib.ticker import EngFormatter
 
     rows = results.load_metrics(folders)
     points = points_of(rows, results.load_validations(folders))
@@ -140,28 +139,17 @@ def draw_losses(folders: Sequence[RunFolder], runs: pd.DataFrame, path: Path) ->
     )
     validation = {own.arm: own for own in results.curves_of(points, runs, LOSS, "tokens")} if len(points) else {}
     figure = Figure(figsize=(6, 4.8), layout="constrained")
-    top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    for arm, own in training.items():
-        if own.alive.shape[1] == 1:
-            top.plot(raw[arm].alive, color=own.color, linewidth=0.6, alpha=0.25)
-        results.draw_arm(top, own, linewidth=1.4)
-        if arm in validation:
-            top.plot(validation[arm].alive.dropna().mean(axis=1), "o", color=own.color, markersize=4)
-        if own.partner in training:
-            results.band(bottom, own.less(training[own.partner]), own.color, linewidth=1.4)
-        if arm in validation and own.partner in validation:
-            less = validation[arm].less(validation[own.partner]).dropna()
-            bottom.plot(less.mean(axis=1), "o", color=own.color, markersize=4)
-    for axes in (top, bottom):
+    top, *bottom = results.draw_arms(figure, training.values(), raw, linewidth=1.4)
+    for arm, own in validation.items():
+        style = {"color": own.color, "markersize": 4, "label": "validation"}
+        top.plot(own.alive.dropna().mean(axis=1), "o", **style)
+        if bottom and own.partner in validation and own.partner != arm:
+            bottom[0].plot(own.less(validation[own.partner]).dropna().mean(axis=1), "o", **style)
+    for axes in (top, *bottom):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    partners = {own.partner for own in training.values()}
     top.set_ylabel("loss, nats a token")
-    top.legend(title="line: training; point: validation", frameon=False)
-    bottom.set(
-        xlabel="training tokens", ylabel=f"minus that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}"
-    )
-    bottom.xaxis.set_major_formatter(EngFormatter())
+    results.legend(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path.resolve()

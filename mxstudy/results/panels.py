@@ -1,0 +1,92 @@
+"""Draw arms in panels: losses above their differences, an axis in tokens, and a legend outside of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from mxstudy.results.curves import Curves, band, draw_arm
+
+UNITS = {1e12: "T", 1e9: "B", 1e6: "M", 1e3: "K"}
+SHARED = "0.4"  # the grey of a legend's entry for artists of several colours
+PAINTS = ("get_color", "get_facecolor")
+ENTRY, LETTER = 0.5, 0.055  # inches of a legend's entry without its text, and of a letter
+
+
+def draw_arms(
+    figure: Any,
+    arms: Iterable[Curves],
+    raw: Mapping[str, Curves] | None = None,
+    seen: Callable[[pd.DataFrame], pd.DataFrame] = lambda values: values,
+    **style: Any,
+) -> list[Any]:
+    """Draw curves by tokens, and below them the differences from the arms that they are compared with, if there is one.
+
+    `raw`: by arm, the curves behind those of arms of one run. `seen`: makes of the values what the upper panel shows;
+    differences are of the values themselves. Returns the one or two panels.
+    """
+    known = {own.arm: own for own in arms}
+    others = {arm: own.partner for arm, own in known.items() if own.partner in known and own.partner != arm}
+    apart = {arm: less for arm, partner in others.items() if (less := known[arm].less(known[partner])).shape[1]}
+    ratios = {"height_ratios": (3, 2)} if apart else {}
+    top, *bottom = panels = list(figure.subplots(1 + bool(apart), sharex=True, squeeze=False, **ratios)[:, 0])
+    for arm, own in known.items():
+        if raw and own.alive.shape[1] == 1:
+            top.plot(raw[arm].alive, color=own.color, linewidth=0.6, alpha=0.25, label="not smoothed")
+        draw_arm(top, own.shown(seen), **style)
+    for axes in bottom:
+        axes.axhline(0, color="black", linewidth=0.6)
+        for arm, less in apart.items():
+            band(axes, less, known[arm].color, **style)
+        partners = {others[arm] for arm in apart}
+        axes.set_ylabel(f"less that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}, nats")
+    in_tokens(panels[-1])
+    return panels
+
+
+def in_tokens(*panels: Any, label: str = "training tokens") -> None:
+    """Make the horizontal axis of each panel one of training tokens, in K, M, B and T."""
+    for axes in panels:
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_formatter(lambda count, _: tokens_text(count))
+
+
+def tokens_text(count: float) -> str:
+    """Return a number of tokens as '0', '250K' or '1.5B'."""
+    size, unit = next((pair for pair in UNITS.items() if abs(count) >= pair[0]), (1.0, ""))
+    return f"{count / size:g}{unit}"
+
+
+def legend(figure: Any, *others: Any, title: str | None = None) -> None:
+    """Name above all panels what is drawn in them, and `others`: each label once, in as many columns as there is room.
+
+    A label that artists of several colours share is grey, and comes last.
+    """
+    named = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    found: dict[str, list[Any]] = {}
+    for artist, label in [*named, *((artist, artist.get_label()) for artist in others)]:
+        found.setdefault(label, []).append(artist)
+    if not found:
+        return
+    labels = sorted(found, key=lambda label: len(colors_in(found[label])) > 1)
+    room = figure.get_figwidth() / (ENTRY + LETTER * max(map(len, labels)))
+    drawn = figure.legend(
+        [found[label][0] for label in labels],
+        labels,
+        loc="outside upper center",
+        title=title,
+        ncols=max(1, min(len(labels), int(room))),
+        fontsize=7,
+        frameon=False,
+    )
+    for label, handle in zip(labels, drawn.legend_handles, strict=True):
+        if len(colors_in(found[label])) > 1:
+            handle.set(color=SHARED, alpha=found[label][0].get_alpha())
+
+
+def colors_in(artists: Iterable[Any]) -> set[str]:
+    """Return the colours of lines and areas, as text."""
+    painted = [getattr(artist, name)() for artist in artists for name in PAINTS if hasattr(artist, name)]
+    return set(map(str, painted))

@@ -1,0 +1,40 @@
+"""Panels of arms: an axis in tokens, and a legend that names everything once."""
+
+from __future__ import annotations
+
+from each import each
+from figure_rules import broken
+from matplotlib.figure import Figure
+
+from mxstudy.results import legend
+from mxstudy.results.panels import SHARED, tokens_text
+
+
+@each(
+    ("count", "text"),
+    [(0, "0"), (500, "500"), (2_500, "2.5K"), (105e6, "105M"), (1.5e9, "1.5B"), (3e12, "3T"), (-2e6, "-2M")],
+)
+def test_tokens_are_in_thousands_millions_billions_and_trillions(count: float, text: str) -> None:
+    assert tokens_text(count) == text
+
+
+def test_a_legend_names_each_label_of_all_panels_once_outside_of_the_data() -> None:
+    figure = Figure(figsize=(3.25, 4), layout="constrained")
+    for axes in figure.subplots(2):
+        for color in ("red", "blue"):
+            axes.fill_between([0, 1], 0, 2, color=color, alpha=0.2, label="range")
+            axes.plot([0, 1], color=color, label=color)
+    legend(figure)
+    (drawn,) = figure.legends
+    assert [text.get_text() for text in drawn.get_texts()] == ["red", "blue", "range"]  # what both have comes last
+    lines, band = drawn.legend_handles[:2], drawn.legend_handles[2]
+    assert [line.get_color() for line in lines] == ["red", "blue"]
+    assert band.get_facecolor() == (float(SHARED), float(SHARED), float(SHARED), 0.2)
+    assert broken(figure) == []
+
+
+def test_a_figure_without_a_label_has_no_legend() -> None:
+    figure = Figure(layout="constrained")
+    figure.subplots().plot([0, 1])
+    legend(figure)
+    assert figure.legends == []
