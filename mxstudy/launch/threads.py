@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -23,14 +24,14 @@ VARIABLE = "OMP_NUM_THREADS"  # whoever sets it decides
 
 
 class Threads(NamedTuple):
-    """The number of threads of each process, and why it is not torch's default."""
+    """The number of threads of a process, and why it is not torch's default."""
 
     number: int
     why: str
 
     def line(self, remedy: str) -> str:
         """Return the line to be printed; `remedy`: what sets another number."""
-        return f"threads: {self.number} in each process, because {self.why}; {remedy} sets another number"
+        return f"threads: {self.number}, because {self.why}; {remedy} sets another number"
 
 
 def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
@@ -44,10 +45,19 @@ def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
     return None
 
 
-def cap_threads(jobs: Sequence[Job]) -> None:
-    """Set the threads of this process, which runs these jobs, beside others if torchrun or srun has started several."""
+@contextmanager
+def capped_threads(jobs: Sequence[Job]) -> Iterator[None]:
+    """Set the threads of this process while it runs these jobs, beside others if torchrun or srun has started several.
+
+    Afterwards they are what they were: a notebook's next run may be a real one.
+    """
+    before = torch.get_num_threads()
     mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
     processes = all_of(mine).count(mine)  # srun may have given each process cores of its own
     if threads := threads_of(all("debug" in job.choices for job in jobs), processes):
         torch.set_num_threads(threads.number)
         say(threads.line(f"{VARIABLE}=N"))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

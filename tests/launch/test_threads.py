@@ -17,7 +17,7 @@ from fake_study import FakeStudy, seeds
 from mxstudy.config import Local
 from mxstudy.launch import local, threads
 from mxstudy.launch.plan import Job, claim, plan
-from mxstudy.launch.threads import cap_threads, threads_of
+from mxstudy.launch.threads import capped_threads, threads_of
 from mxstudy.train import runtime
 
 
@@ -53,13 +53,19 @@ def jobs(*debug: str) -> list[Job]:
 
 
 def test_a_rehearsal_says_that_it_has_one_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    cap_threads(jobs("tiny", ""))
-    assert (torch.get_num_threads(), capsys.readouterr().out) == (8, "")
-    cap_threads(jobs("tiny", "tiny"))
-    assert torch.get_num_threads() == 1
+    with capped_threads(jobs("tiny", "")):
+        assert (torch.get_num_threads(), capsys.readouterr().out) == (8, "")
+    with capped_threads(jobs("tiny", "tiny")):
+        assert torch.get_num_threads() == 1
     assert capsys.readouterr().out == (
-        "threads: 1 in each process, because a rehearsal is too small for more; OMP_NUM_THREADS=N sets another number\n"
+        "threads: 1, because a rehearsal is too small for more; OMP_NUM_THREADS=N sets another number\n"
     )
+
+
+def test_a_notebook_has_its_threads_again_after_a_rehearsal() -> None:
+    with pytest.raises(KeyboardInterrupt), capped_threads(jobs("tiny")):
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == 8
 
 
 def test_processes_that_were_started_together_share_what_they_have_in_common(
@@ -69,9 +75,9 @@ def test_processes_that_were_started_together_share_what_they_have_in_common(
     monkeypatch.setattr(
         threads, "all_of", lambda mine: [mine, mine, ("elsewhere", mine[1]), (mine[0], [len(mine[1]) + 1])]
     )
-    cap_threads(jobs(""))
-    assert torch.get_num_threads() == 4
-    assert "4 in each process, because 2 processes share 8 cores" in capsys.readouterr().out
+    with capped_threads(jobs("")):
+        assert torch.get_num_threads() == 4
+    assert "threads: 4, because 2 processes share 8 cores; " in capsys.readouterr().out
 
 
 def test_jobs_of_a_queue_share_the_cores(tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch) -> None:
