@@ -85,7 +85,7 @@ hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dr
 
 def main() -> None:
     """Run `python -m mxstudy`."""
-    arguments = list(map(as_text, sys.argv[1:]))
+    arguments = sys.argv[1:]
     words = {argument.partition("=")[0] for argument in arguments}
     if not words or words & HELP:
         explain_names([argument for argument in arguments if argument not in HELP])
@@ -106,6 +106,7 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
 
     Raises ConfigError, which says what is wrong with the command.
     """
+    arguments = list(map(as_text, arguments))
     check_words(arguments, groups())
     words = {argument.partition("=")[0] for argument in arguments}
     own, token = sys.argv, _take.set(take)
@@ -116,7 +117,7 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(explain(error)) from None  # a notebook would show a hundred lines of Hydra
     finally:
         sys.argv = own
         _take.reset(token)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from each import each
 
 import mxstudy
+import mxstudy.library
 from mxstudy import config
+from mxstudy.launch.start import Launched
 from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError
 from mxstudy.tracking.folder import RunFolder
@@ -60,11 +64,38 @@ def test_the_config_of_a_command_and_its_model() -> None:
         ((*TINY, "seed=0,1"), r"seed=0,1: starts 2 runs; give each key one value$"),
         (("+experiment=quickstrat",), r"^\+?experiment=quickstrat: no such choice; did you mean 'quickstart'"),
         ((*TINY, "optimizer.lr=fast"), r"^optimizer\.lr: "),
+        ((*TINY, "--help"), r"^--help: is an option of the command line; here are only GROUP=CHOICE and KEY=VALUE$"),
+        ((*TINY, "--cfg", "job"), r"^--cfg: is an option"),
+        ((" ".join(TINY),), r": several overrides in one word; make each a word of its own$"),
     ],
 )
 def test_words_that_start_no_run_are_refused(words: tuple[str, ...], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
+    """In one line, and without the frames of Hydra in which it was found."""
+    with pytest.raises(ConfigError, match=error) as caught:
         mxstudy.compose(*words)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.integration
+def test_a_text_stands_as_it_does_on_the_command_line() -> None:
+    composed = mxstudy.compose("+experiment=generate", "checkpoint=RUN", "prompt=def quicksort(")
+    assert isinstance(composed, config.Generate)
+    assert composed.prompt == "def quicksort("
+
+
+@pytest.mark.integration
+@each(("code", "error"), [(130, KeyboardInterrupt), (1, RuntimeError), (143, RuntimeError)])
+def test_a_run_that_does_not_end_is_an_exception(
+    code: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mxstudy.library, "launch", lambda *_: Launched(code, []))
+    with pytest.raises(error):
+        mxstudy.run(*TINY)
+
+
+def test_a_thread_that_no_signal_reaches_is_refused() -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="called in another thread than the main one"):
+        pool.submit(mxstudy.run, *TINY).result()
 
 
 @pytest.mark.integration
