@@ -40,7 +40,7 @@ EVERYTHING = (*STUDENTS, "evaluation", "studies")
 # Rooms and files of which no row of DECIDES names a part. What is in neither is somebody's own file, and decides.
 DECIDED_BY_NONE = (
     *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
-    *("scripts.py", "explain.py"),
+    *("scripts.py", "explain.py", "library.py", "completion"),
     *("rehearsal.py", "reader.py", "small_files.py", "whole_files.py"),
     "results.py",  # of earlier layouts
 )
