@@ -42,6 +42,14 @@ def test_a_norm_of_the_library_normalises() -> None:
     assert mxstudy.MXNorm(256, p=2.0)(3 * x).square().mean().item() == pytest.approx(1, rel=0.02)
 
 
+def test_a_linear_is_initialised_and_takes_a_recipe() -> None:
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
+    linear = mxstudy.NormLinear(mxstudy.MXNorm(256, p=2.0), 64)
+    plain = linear(x)
+    linear.gemms = config.PRECISIONS["mxfp4"].filled(config.BlockCast())
+    assert 0.05 < ((linear(x) - plain).std() / plain.std()).item() < 0.3
+
+
 @pytest.mark.integration
 def test_the_config_of_a_command_and_its_model() -> None:
     composed = mxstudy.compose(*TINY, "seed=3")
