@@ -6,6 +6,7 @@ import ast
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
 from each import each
@@ -82,6 +83,14 @@ def test_words_that_start_no_run_are_refused(words: tuple[str, ...], error: str)
     with pytest.raises(ConfigError, match=error) as caught:
         mxstudy.compose(*words)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.integration
+def test_a_caller_who_uses_hydra_has_his_own_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("key: 1\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        mxstudy.compose(*TINY)
+        assert hydra.compose("mine") == {"key": 1}
 
 
 @pytest.mark.integration
