@@ -24,6 +24,8 @@ from typing import Any, get_args
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -85,7 +87,7 @@ hydra/launcher=local or slurm submits the jobs and returns (wait=true waits); dr
 
 def main() -> None:
     """Run `python -m mxstudy`."""
-    arguments = list(map(as_text, sys.argv[1:]))
+    arguments = sys.argv[1:]
     words = {argument.partition("=")[0] for argument in arguments}
     if not words or words & HELP:
         explain_names([argument for argument in arguments if argument not in HELP])
@@ -106,6 +108,7 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
 
     Raises ConfigError, which says what is wrong with the command.
     """
+    arguments = list(map(as_text, arguments))
     check_words(arguments, groups())
     words = {argument.partition("=")[0] for argument in arguments}
     own, token = sys.argv, _take.set(take)
@@ -114,12 +117,24 @@ def hand_over(arguments: Sequence[str], take: Take | None = None) -> None:
     register(SWEEPS, arguments)
     compose_once()
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
+        with callers_hydra_aside():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_never_called)()
     except (HydraException, OmegaConfBaseException, ConfigError, OSError) as error:
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(explain(error)) from None  # a notebook would show a hundred lines of Hydra
     finally:
         sys.argv = own
         _take.reset(token)
+
+
+@contextlib.contextmanager
+def callers_hydra_aside() -> Iterator[None]:
+    """Set aside, within the block, the Hydra that a caller of the library has initialised, for there can be one."""
+    state, config = GlobalHydra.instance(), HydraConfig.instance()
+    before, state.hydra = (state.hydra, config.cfg), None
+    try:
+        yield
+    finally:
+        state.hydra, config.cfg = before
 
 
 def explain_names(names: Sequence[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +11,7 @@ from mxstudy import cli
 from mxstudy.config import AnyRun, Pretrain, read_run
 from mxstudy.config.launcher import Launcher
 from mxstudy.launch.composed import Composed
-from mxstudy.launch.plan import Job
-from mxstudy.launch.start import launch
+from mxstudy.launch.start import Launched, launch
 from mxstudy.model.decoder import Decoder
 from mxstudy.reader import ConfigError, require
 from mxstudy.studies.pretrain.run import initial_model
@@ -29,7 +30,7 @@ def compose(*words: str) -> AnyRun:
         found.extend(composed())
         return 0
 
-    cli.hand_over(words, take)
+    hand_over(words, take)
     require(len(found) == 1, f"{' '.join(words)}: starts {len(found)} runs; give each key one value")
     values = found[0].values
     if isinstance(values, ConfigError):
@@ -56,18 +57,30 @@ def build_model(config: AnyRun) -> Decoder:
 def run(*words: str) -> list[Path]:
     """Do what `python -m mxstudy WORDS` does, in this process, and return its runs' folders.
 
-    `mxstudy.results.load` reads them. What is finished is skipped, and its folder is returned. Raises ConfigError for
-    words that start no run, and RuntimeError if a run failed; one that diverged has a result.
+    `mxstudy.results.load` reads them. What is finished is skipped, and its folder is returned. An interrupted run ends
+    after its step, and the same call continues it. Raises ConfigError for words that start no run, and RuntimeError if
+    a run failed; one that diverged has a result.
     """
-    jobs, codes = list[Job](), list[int]()
+    launched: list[Launched] = []
 
     def take(composed: Callable[[], list[Composed]], launcher: Launcher) -> int:
-        launched = launch(composed, launcher)
-        jobs.extend(launched.jobs)
-        codes.append(launched.code)
+        launched.append(launch(composed, launcher))
         return 0
 
-    cli.hand_over(words, take)
-    if any(codes):
-        raise RuntimeError(f"{' '.join(words)}: ended with exit code {codes[0]}; what it printed says why")
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("mxstudy.run: called in another thread than the main one, which alone can be interrupted")
+    hand_over(words, take)
+    ((code, jobs),) = launched
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code:
+        raise RuntimeError(f"{' '.join(words)}: ended with exit code {code}; what it printed says why")
     return [job.folder for job in jobs]
+
+
+def hand_over(words: tuple[str, ...], take: cli.Take) -> None:
+    """Have the jobs of a command composed and handed to `take`. Raises ConfigError for what is no override."""
+    for word in words:
+        advice = "is an option of the command line; here are only GROUP=CHOICE and KEY=VALUE"
+        require(not word.startswith("-"), f"{word}: {advice}")
+    cli.hand_over(words, take)

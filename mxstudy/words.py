@@ -18,6 +18,7 @@ MULTIRUN = {"-m", "--multirun"}
 HYDRA_ONLY = {"-c", "--cfg", "-i", "--info", "--hydra-help"}
 VALUED = {"-c", "--cfg", "-i", "--info", "-cd", "--config-dir"}
 OPTIONS = HELP | MULTIRUN | HYDRA_ONLY | VALUED | {"--resolve"}
+SEVERAL = r"\s\+*[\w./]+="  # what no value has outside of quotes
 SHOWN = 60  # characters of a word in a message
 
 
@@ -33,8 +34,10 @@ def check_words(arguments: Sequence[str], groups: Mapping[str, Sequence[str]]) -
         try:
             key, value = first_value(line)
         except (HydraException, ValueError) as error:
+            several = "several overrides in one word; make each a word of its own"
             advice = f"text with other signs than a-z 0-9 _ - . / stands in quotes: '{key_of(line)}=\"...\"'"
-            raise ConfigError(f"{short(line)}: cannot be read ({short(one_line(error))}); {advice}") from error
+            unread = several if re.search(SEVERAL, line) else f"cannot be read ({short(one_line(error))}); {advice}"
+            raise ConfigError(f"{short(line)}: {unread}") from None
         if key in groups and not isinstance(value, str | list):
             raise ConfigError(f"{short(line)}: no such choice; {suggest(line.partition('=')[2], groups[key])}")
 

@@ -10,6 +10,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 from tracked import make_folder, training_row, write_rows
 
+from mxstudy.launch.select import select
 from mxstudy.probes.spikes import spike_score
 from mxstudy.reader import ConfigError
 from mxstudy.results import (
@@ -163,6 +164,15 @@ def test_runs_are_taken_from_any_level_of_folder(tmp_path: Path, folders: list[R
     assert folders_of([folders[1].path, str(folders[0].path)]) == folders[::-1]
     with pytest.raises(ConfigError, match="nothing: has no runs; give a run's folder"):
         folders_of([tmp_path, tmp_path / "nothing"])
+
+
+def test_who_has_only_rehearsals_is_told_where_they_are(tmp_path: Path, trained: RunFolder) -> None:
+    (tmp_path / "rehearsals").symlink_to(trained.path.parents[1])
+    there = f" but rehearsals, in {tmp_path}/rehearsals/"
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: has no runs{there}; give a run's folder"):
+        folders_of([tmp_path])
+    with pytest.raises(ConfigError, match=f"^runs_dir: there are no runs in {tmp_path}/{there}$"):
+        select([], tmp_path)
 
 
 def test_a_cell_has_its_standard_error_where_there_is_one() -> None:

@@ -18,8 +18,8 @@ from mxstudy.launch.plan import Job
 from mxstudy.launch.processes import gpus_per_node
 from mxstudy.launch.queues import Queues
 from mxstudy.launch.run_state import RunState, look, observe
+from mxstudy.launch.say import say
 from mxstudy.launch.select import select
-from mxstudy.launch.sweep import say
 from mxstudy.launch.table import names, show, status_table, wait_for
 from mxstudy.reader import ConfigError, plain, read, require, suggest
 from mxstudy.studies import study_of

@@ -10,8 +10,9 @@ from functools import partial
 from mxstudy.distributed import is_first, on_first_rank, world_size
 from mxstudy.launch.parents import Parents
 from mxstudy.launch.plan import Job, claim, compare, differences, join
-from mxstudy.launch.sweep import end, say, summarise
-from mxstudy.launch.threads import cap_threads
+from mxstudy.launch.say import say
+from mxstudy.launch.sweep import end, summarise
+from mxstudy.launch.threads import capped_threads
 from mxstudy.launch.worker import attempt
 from mxstudy.reader import one_line
 from mxstudy.studies import study_of
@@ -28,7 +29,11 @@ def run_jobs(jobs: list[Job]) -> int:
     0: every job has finished or diverged; 1: a job failed or belongs to another process; 128 + signal: stopped by a
     signal. If several processes were started together, rank 0 decides which jobs run, and all ranks run them.
     """
-    cap_threads(jobs)
+    with capped_threads(is_rehearsal=all("debug" in job.choices for job in jobs)):
+        return one_after_another(jobs)
+
+
+def one_after_another(jobs: list[Job]) -> int:
     parents = Parents(jobs if is_first() else [])
     done, skipped = list[Job](), list[Job]()
     for number, planned in enumerate(jobs, start=1):

@@ -26,7 +26,7 @@ import torch
 from mxstudy.config.launcher import Local
 from mxstudy.launch.freeze import environment_of
 from mxstudy.launch.queues import QUEUE_LIST, QUEUE_LOCK
-from mxstudy.launch.sweep import say
+from mxstudy.launch.say import say
 from mxstudy.launch.threads import threads_of
 from mxstudy.launch.ticket import is_cancelled
 from mxstudy.reader import require

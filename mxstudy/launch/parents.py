@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from mxstudy.compat.mlflow import quiet_mlflow
 from mxstudy.launch.plan import Job
-from mxstudy.launch.sweep import AGAIN, say, sweeps
+from mxstudy.launch.say import say
+from mxstudy.launch.sweep import AGAIN, sweeps
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_store import create_store, one_line
 

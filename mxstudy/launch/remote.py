@@ -21,7 +21,8 @@ from mxstudy.launch.plan import Job, claim, compare, join
 from mxstudy.launch.process_pool import map_in_processes
 from mxstudy.launch.processes import check_asked, tasks_per_node
 from mxstudy.launch.queues import Queues
-from mxstudy.launch.sweep import end, say, summarise
+from mxstudy.launch.say import say
+from mxstudy.launch.sweep import end, summarise
 from mxstudy.launch.table import show, wait_for
 from mxstudy.launch.ticket import Ticket, ticket_of
 from mxstudy.reader import ConfigError

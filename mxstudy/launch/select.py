@@ -9,7 +9,7 @@ from typing import Any
 
 from mxstudy.launch.ticket import ticket_of
 from mxstudy.reader import ConfigError, flatten, require
-from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called
+from mxstudy.tracking.folder import NAME_LENGTH, RunFolder, find_runs, is_called, none_but_rehearsals
 
 
 def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
@@ -18,7 +18,7 @@ def select(arguments: Sequence[str], runs_dir: Path) -> list[RunFolder]:
     Raises ConfigError with the argument that no run matches.
     """
     there = find_runs(runs_dir)
-    require(bool(there), f"runs_dir: there are no runs in {runs_dir}/")
+    require(bool(there), f"runs_dir: there are no runs in {runs_dir}/{none_but_rehearsals(runs_dir)}")
     runs = [run for run in there if is_readable(run)]
     for argument in arguments:
         key, _, value = argument.removeprefix("+").partition("=")

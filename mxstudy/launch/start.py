@@ -11,7 +11,8 @@ from mxstudy.launch import estimate, inline, remote
 from mxstudy.launch.composed import Composed
 from mxstudy.launch.plan import Job, plan
 from mxstudy.launch.processes import check_started, gpus_per_node
-from mxstudy.launch.sweep import backends_sentence, merged, say
+from mxstudy.launch.say import say
+from mxstudy.launch.sweep import backends_sentence, merged
 from mxstudy.train.process_group import met
 from mxstudy.train.runtime import planned_for
 

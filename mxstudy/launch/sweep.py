@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mxstudy import config
-from mxstudy.distributed import is_first
 from mxstudy.launch.job_arms import arm_names
 from mxstudy.launch.plan import Job, varying
+from mxstudy.launch.say import say
 from mxstudy.studies import study_of
 from mxstudy.tracking.code import different_code
 from mxstudy.tracking.folder import DONE
@@ -103,8 +103,3 @@ def state_of(jobs: list[Job]) -> str:
 def not_done(jobs: list[Job]) -> str:
     lines = [f"- {job.state}: {job.label}" for job in jobs if job.state not in DONE]
     return "\n".join(["", "", "Not done:", "", *lines]) if lines else ""
-
-
-def say(line: str) -> None:
-    if is_first():
-        print(line, flush=True)

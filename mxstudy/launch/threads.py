@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
 from mxstudy.distributed import all_of
-from mxstudy.launch.plan import Job
-from mxstudy.launch.sweep import say
+from mxstudy.launch.say import say
 from mxstudy.train.runtime import cores, share_of_cores
 
 VARIABLE = "OMP_NUM_THREADS"  # a user who sets it decides
 
 
 class Threads(NamedTuple):
-    """The number of threads of each process, and why it is not torch's default."""
+    """The number of threads of a process, and why it is not torch's default."""
 
     number: int
     why: str
 
     def line(self, remedy: str) -> str:
         """Return the line to be printed; `remedy`: what sets another number."""
-        return f"threads: {self.number} in each process, because {self.why}; {remedy} sets another number"
+        return f"threads: {self.number}, because {self.why}; {remedy} sets another number"
 
 
 def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
@@ -44,10 +44,19 @@ def threads_of(is_rehearsal: bool, processes: int) -> Threads | None:
     return None
 
 
-def cap_threads(jobs: Sequence[Job]) -> None:
-    """Set the threads of this process, which runs these jobs, beside others if torchrun or srun has started several."""
+@contextmanager
+def capped_threads(is_rehearsal: bool) -> Iterator[None]:
+    """Set the threads of this process within the block, where torchrun or srun may have started others beside it.
+
+    Afterwards they are what they were: a notebook's next run may be a real one.
+    """
+    before = torch.get_num_threads()
     mine = socket.gethostname(), sorted(os.sched_getaffinity(0))
     processes = all_of(mine).count(mine)  # srun may have given each process cores of its own
-    if threads := threads_of(all("debug" in job.choices for job in jobs), processes):
+    if threads := threads_of(is_rehearsal, processes):
         torch.set_num_threads(threads.number)
         say(threads.line(f"{VARIABLE}=N"))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -29,7 +29,8 @@ def describe(model: nn.Module, rows: Mapping[str, str], forward_only: bool = Fal
     applied = {name: forward_of(linears[name].gemms) if forward_only else linears[name].gemms for name in rows}
     groups = Counter((row, applied[name]) for name, row in rows.items())
     plan = [
-        f"{count} linears in {row}: {describe_gemms(gemms, forward_only)}" for (row, gemms), count in groups.items()
+        f"{count} linear{'s' * (count > 1)} in {row}: {describe_gemms(gemms, forward_only)}"
+        for (row, gemms), count in groups.items()
     ]
     notes = [
         f"{row}: a scale or random signs span a micro-batch: numbers depend on its size and on the number of ranks"
@@ -138,6 +139,8 @@ def spans_micro_batch(gemms: Gemms) -> bool:
 
 
 def describe_gemms(gemms: Gemms, forward_only: bool = False) -> str:
+    if gemms == Gemms():
+        return "no operand is cast"
     pairs = (("forward", gemms.forward), ("dgrad", gemms.dgrad), ("wgrad", gemms.wgrad))
     parts = []
     for name, gemm in pairs[:1] if forward_only else pairs:

@@ -60,7 +60,9 @@ class MXLinear(nn.Module):
     casts_by_kernel = False
     random: Random | None = None
 
-    def __init__(self, in_features: int, out_features: int, init_std: Stds, experts: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, init_std: Stds = 0.02, experts: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.init_stds = init_std if isinstance(init_std, tuple) else (init_std,)
@@ -95,7 +97,7 @@ class NormLinear(MXLinear):
 
     gain: Gain | None = None
 
-    def __init__(self, norm: Norm, out_features: int, init_std: Stds, experts: tuple[int, ...] = ()) -> None:
+    def __init__(self, norm: Norm, out_features: int, init_std: Stds = 0.02, experts: tuple[int, ...] = ()) -> None:
         super().__init__(norm.size, out_features, init_std, experts)
         self.norm = norm
 

@@ -55,7 +55,7 @@ from mxstudy.tracking.code import BESIDE, code_at, code_in, different_code
 from mxstudy.tracking.fetch import SCHEME, fetch
 from mxstudy.tracking.folder import REHEARSALS as REHEARSALS
 from mxstudy.tracking.folder import RunFolder as RunFolder
-from mxstudy.tracking.folder import find_runs, runs_of
+from mxstudy.tracking.folder import find_runs, none_but_rehearsals, runs_of
 from mxstudy.tracking.journal import Row, read_journal
 from mxstudy.tracking.mixed_backends import backends_in
 from mxstudy.tracking.mixed_backends import different_backends as different_backends
@@ -82,7 +82,7 @@ def folders_of(paths: Iterable[Path | str]) -> list[RunFolder]:
         inside = fetch(path.removeprefix(SCHEME)) if path.startswith(SCHEME) else runs_in(Path(path))
         if not inside:
             where = f"runs/ or runs/NAME of an experiment or sweep, or {SCHEME}NAME"
-            raise NoRows(f"{path}: has no runs; give a run's folder, {where}")
+            raise NoRows(f"{path}: has no runs{none_but_rehearsals(Path(path))}; give a run's folder, {where}")
         found += sorted(inside, key=lambda run: run.status().started_s)
     return found
 

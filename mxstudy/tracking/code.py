@@ -41,7 +41,7 @@ EVERYTHING = (*STUDENTS, "evaluation", "studies")
 # Rooms and files that no row of DECIDES names, even in part. A file in neither list is a user's own, and decides.
 DECIDED_BY_NONE = (
     *("launch", "help", "probes", "results", "tracking", "compat", "__init__.py", "__main__.py", "cli.py", "words.py"),
-    *("scripts.py", "explain.py"),
+    *("scripts.py", "explain.py", "library.py", "completion"),
     *("rehearsal.py", "reader.py", "small_files.py", "whole_files.py"),
     "results.py",  # of earlier layouts
 )

@@ -338,6 +338,11 @@ def find_runs(runs_dir: Path, pattern: str = f"*/{'[0-9a-f]' * NAME_LENGTH}") ->
     return [RunFolder(found[place]) for place in sorted(found) if name.fullmatch(place.name)]
 
 
+def none_but_rehearsals(runs_dir: Path) -> str:
+    """Return where a folder's rehearsals are, for a message that it has no other runs; "" if it has none either."""
+    return f" but rehearsals, in {runs_dir}/{REHEARSALS}/" if find_runs(runs_dir / REHEARSALS) else ""
+
+
 def replaced(folder: Path) -> list[Path]:
     """Return the folders of the runs that reruns in `folder` have replaced, the last one at the end."""
     found = folder.parent.glob(f"{folder.name}{REPLACED}*")
@@ -379,10 +384,8 @@ def named_run(text: str, runs_dir: Path, key: str) -> RunFolder:
     if (Path(text) / "status.json").is_file():
         return RunFolder(Path(text)).with_result()
     runs = [run for run in find_runs(runs_dir) if is_called(run, text)]
-    if not runs:
-        raise ConfigError(
-            f"{key}: {text!r} is not a run's folder, and no run in {runs_dir}/ has such a fingerprint or MLflow run id"
-        )
+    others = f"no run in {runs_dir}/ has such a fingerprint or MLflow run id"
+    require(bool(runs), f"{key}: {text!r} is not a run's folder, and {others}")
     names = sorted({run.status().fingerprint for run in runs})
     require(len(names) == 1, f"{key}: {text!r} matches each of {', '.join(name[:12] for name in names)}")
     return max(runs, key=lambda run: run.status().started_s).with_result()

@@ -177,15 +177,17 @@ def test_what_is_cancelled_is_not_begun(tmp_path: Path, study: FakeStudy) -> Non
     assert len(list(tmp_path.glob("begun-*"))) == 1
 
 
+@pytest.mark.integration
 def test_code_is_copied_once_and_found_before_all_other(tmp_path: Path) -> None:
+    """And it is whole: the processes of jobs import nothing that asks for conf/, of which there is no copy."""
     code = freeze_code(tmp_path)
     assert code == tmp_path / ".launch" / f"code-{code_version()}" == freeze_code(tmp_path)
     assert (code / "mxstudy/reader.py").read_bytes() == (PACKAGE / "reader.py").read_bytes()
     (tmp_path / "mxstudy.py").write_text("raise RuntimeError('not this one')")
-    where = "import mxstudy.reader; print(mxstudy.reader.__file__)"
+    where = "import mxstudy.launch.__main__ as started; print(started.__file__)"
     environment = os.environ | environment_of(code)
     said = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert said.stdout.strip() == str(code / "mxstudy/reader.py")
+    assert (said.stdout.strip(), said.stderr) == (str(code / "mxstudy/launch/__main__.py"), "")
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from fake_study import FakeStudy, seeds
 
 from mxstudy.config import Local
 from mxstudy.launch import local, threads
-from mxstudy.launch.plan import Job, claim, plan
-from mxstudy.launch.threads import cap_threads, threads_of
+from mxstudy.launch.plan import claim, plan
+from mxstudy.launch.threads import capped_threads, threads_of
 from mxstudy.train import runtime
 
 
@@ -47,19 +46,20 @@ def test_who_has_said_how_many_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_of(True, 4) is None
 
 
-def jobs(*debug: str) -> list[Job]:
-    made: Any = [SimpleNamespace(choices={"debug": one} if one else {}) for one in debug]
-    return list(made)
-
-
 def test_a_rehearsal_says_that_it_has_one_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    cap_threads(jobs("tiny", ""))
-    assert (torch.get_num_threads(), capsys.readouterr().out) == (8, "")
-    cap_threads(jobs("tiny", "tiny"))
-    assert torch.get_num_threads() == 1
+    with capped_threads(is_rehearsal=False):
+        assert (torch.get_num_threads(), capsys.readouterr().out) == (8, "")
+    with capped_threads(is_rehearsal=True):
+        assert torch.get_num_threads() == 1
     assert capsys.readouterr().out == (
-        "threads: 1 in each process, because a rehearsal is too small for more; OMP_NUM_THREADS=N sets another number\n"
+        "threads: 1, because a rehearsal is too small for more; OMP_NUM_THREADS=N sets another number\n"
     )
+
+
+def test_a_notebook_has_its_threads_again_after_a_rehearsal() -> None:
+    with pytest.raises(KeyboardInterrupt), capped_threads(is_rehearsal=True):
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == 8
 
 
 def test_processes_that_were_started_together_share_what_they_have_in_common(
@@ -69,9 +69,9 @@ def test_processes_that_were_started_together_share_what_they_have_in_common(
     monkeypatch.setattr(
         threads, "all_of", lambda mine: [mine, mine, ("elsewhere", mine[1]), (mine[0], [len(mine[1]) + 1])]
     )
-    cap_threads(jobs(""))
-    assert torch.get_num_threads() == 4
-    assert "4 in each process, because 2 processes share 8 cores" in capsys.readouterr().out
+    with capped_threads(is_rehearsal=False):
+        assert torch.get_num_threads() == 4
+    assert "threads: 4, because 2 processes share 8 cores; " in capsys.readouterr().out
 
 
 def test_jobs_of_a_queue_share_the_cores(tmp_path: Path, study: FakeStudy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,8 @@ def test_every_kind_of_run_has_its_files_and_they_are_there() -> None:
     assert decides("students/model.py", "a new kind")
     assert decides("my_norm.py", "pretrain")  # in no room of ours
     assert decides("mine/norm.py", "evaluate")
+    of_data = [path for path in code_of("prepare_data")["code_files"] if not path.startswith("data/")]
+    assert not of_data, "a new room is in a row of DECIDES, or in DECIDED_BY_NONE"
 
 
 RENAMED = {
