@@ -279,6 +279,13 @@ def test_the_operator_has_no_inside():
             assert_same_bits(compiled(x, draws), cast_any(x * 2, cast, draws=draws))
 
 
+def test_the_absmax_has_no_inside():
+    torch._dynamo.reset()
+    x, cast = numbers(), OperandCast("NVFP4", -1, 16, **BELOW_A_SCALE)
+    compiled = torch.compile(lambda x: cast_any(x * 2, cast, outer=absmax_any(x * 2, cast)), fullgraph=True)
+    assert_same_bits(compiled(x), quantized(x * 2, cast))
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
