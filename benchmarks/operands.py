@@ -19,7 +19,8 @@ from torch import Tensor
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import microseconds
 from mxstudy.kernels import cast_one
-from mxstudy.kernels.cast_any import OperandCast, cast_any
+from mxstudy.kernels.cast_any import cast_any
+from mxstudy.kernels.operand_cast import OperandCast
 from mxstudy.numerics import BlockCast
 from mxstudy.numerics.random_bits import Draws, stream_key
 from mxstudy.train.runtime import resolve_device

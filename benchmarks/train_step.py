@@ -11,13 +11,14 @@ to the compiler. torchao: linears that multiply torchao's MXTensors. All arms tr
 GPU that warms up does so for all; all are compiled block by block. The tokens are random.
 
 over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
-interquartile range. Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's
-dense bf16 rate, with 6 FLOP per matmul parameter and token, without the input embedding, plus causal attention; nothing
-that is recomputed counts. sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps.
-The floor is the time of the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth
-of a copy.
+interquartile range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared.
+Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with
+6 FLOP per matmul parameter and token, without the input embedding, plus causal attention; nothing that is recomputed
+counts. sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps. The floor is the
+time of the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
+python -m benchmarks.train_step --arms "mxfp8, rmsnorm" "nvfp4, rmsnorm" "nvfp4 without random parts, rmsnorm"
 """
 
 from __future__ import annotations
@@ -76,13 +77,14 @@ class Arm(NamedTuple):
 
 RMSNORM, MXNORM = config.RMSNorm(), config.MXNorm(p=2.0)
 BASELINE = "bf16, fused"
+MXFP8 = "mxfp8, rmsnorm"
 ARMS = {
     BASELINE: Arm(RMSNORM, "bf16"),
     "bf16, inductor": Arm(RMSNORM, "bf16", "reference", own_settings=True),
     "bf16, inductor, roundings kept": Arm(RMSNORM, "bf16", "reference"),
     "bf16, inductor, recomputing": Arm(RMSNORM, "bf16", "reference", keeps="products"),
     "bf16, fused, full checkpointing": Arm(RMSNORM, "bf16", keeps="input"),
-    "mxfp8, rmsnorm": Arm(RMSNORM, "mxfp8"),
+    MXFP8: Arm(RMSNORM, "mxfp8"),
     "mxfp8, mxnorm_p2": Arm(MXNORM, "mxfp8"),
     "mxfp4, rmsnorm": Arm(RMSNORM, "mxfp4"),
     "sr_rht_2d, rmsnorm": Arm(RMSNORM, "mxfp8_sr_rht_2d"),
@@ -215,16 +217,21 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
         while len(rounds) < 3 or time.perf_counter() - began_s < least_s * len(runs):
             rounds.append([timed_step(run, WARMUP_ROUNDS + len(rounds)) for run in runs.values()])
     of_arms = [list(steps) for steps in zip(*rounds, strict=True)]
-    rows = [row_of(name, run, steps, of_arms[0]) for (name, run), steps in zip(runs.items(), of_arms, strict=True)]
+    mxfp8 = of_arms[list(runs).index(MXFP8)] if MXFP8 in runs else None
+    named = zip(runs.items(), of_arms, strict=True)
+    rows = [row_of(name, run, steps, of_arms[0], mxfp8) for (name, run), steps in named]
     return [row | log.over([step.span for step in steps]) for row, steps in zip(rows, of_arms, strict=True)]
 
 
-def row_of(name: str, run: TrainingRun, steps: Sequence[Step], first: Sequence[Step]) -> dict[str, Any]:
-    """Return an arm's row; `first`: the steps of the first arm, the baseline, in the same rounds."""
+def row_of(
+    name: str, run: TrainingRun, steps: Sequence[Step], first: Sequence[Step], mxfp8: Sequence[Step] | None
+) -> dict[str, Any]:
+    """Return an arm's row; `first`, `mxfp8`: the steps of the baseline and of the arm MXFP8 in the same rounds."""
     seconds, first_s = (np.array([step.seconds for step in own]) for own in (steps, first))
     peak_gib, first_gib = (max(step.peak_gib for step in own) for own in (steps, first))
     step_s, spread_s = median_and_spread(seconds)
     ratio, ratio_spread = median_and_spread(seconds / first_s)
+    over_mxfp8 = median_and_spread(seconds / [step.seconds for step in mxfp8]) if mxfp8 else (None, None)
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(run.config.train.sequence_length) * tokens_per_s
     return {
@@ -234,6 +241,8 @@ def row_of(name: str, run: TrainingRun, steps: Sequence[Step], first: Sequence[S
         "spread_ms": spread_s * 1e3,
         "over_bf16": ratio,
         "over_bf16_spread": ratio_spread,
+        "over_mxfp8": over_mxfp8[0],
+        "over_mxfp8_spread": over_mxfp8[1],
         "peak_gib": peak_gib or None,
         "peak_over_bf16": peak_gib / first_gib if first_gib else None,
         "tokens_per_s": tokens_per_s,

@@ -107,6 +107,25 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.slow
+def test_nvfp4_is_compared_with_mxfp8_in_one_run(tmp_path: Path) -> None:
+    """With all its parts and without the random ones, in the same fused blocks."""
+    arms = [train_step.MXFP8, *train_step.ON_REQUEST]
+    small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
+    words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--arms", *arms]
+    train_step.main([*words, "--json", str(tmp_path / "fp4.json")])
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "fp4.json").read_text())["rows"]}
+    assert list(rows) == [train_step.BASELINE, *arms]
+    assert {row["backend"] for row in rows.values()} == {"fused"}
+    assert rows[train_step.MXFP8]["over_mxfp8"] == 1
+    assert all(row["over_mxfp8"] > 0 for row in rows.values())
+    settings = {arm: train_step.precision_of(train_step.ALL_ARMS[arm]).recipe("nvfp4") for arm in train_step.ON_REQUEST}
+    whole, without = settings.values()
+    assert (whole.dgrad_dh.rounding, without.dgrad_dh.rounding) == ("stochastic", "even")
+    assert whole.wgrad_transform is not None
+    assert without.wgrad_transform is None
+
+
+@pytest.mark.slow
 def test_experts(tmp_path: Path) -> None:
     small = ["--model", "moe_tiny", "--batch", "1", "--sequence", "64", "--seconds", "0", "--eager", "--device", "cpu"]
     experts.main([*small, "--json", str(tmp_path / "experts.json")])

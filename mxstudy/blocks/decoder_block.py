@@ -37,11 +37,11 @@ from mxstudy.kernels import (
     heads_cast_both,
     norm_backward_add,
     norm_cast_both,
-    product,
     rotate_heads_,
+    scaled_product,
 )
 from mxstudy.kernels.operators import UNREAD
-from mxstudy.numerics.gemms import Linear, linear_of
+from mxstudy.numerics.gemms import Linear, Operand, linear_of
 from mxstudy.numerics.grid import to_dtype
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -157,14 +157,14 @@ class _AfterAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         keys = out_keys, up_keys, down_keys, places
         of_out, of_up, of_down = linears_of(s, keys)
-        branch = product(cast_operand(a, of_out, "forward_x", -1), forward_weight(out, of_out).mT)
+        branch = scaled_product(cast_operand(a, of_out, "forward_x", -1), forward_weight(out, of_out).T)
         g, h, mean, rms = norm_linear(x, branch, gain, bias, up, of_up, s)
         z, _ = activation_cast_both(g, s.activation, fused_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
-        z = finish_operand(z, of_down, "forward_x", -1, s.cast)
+        z_forward = finish_operand(z, of_down, "forward_x", -1, s.cast)
         ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys)
         ctx.mark_non_differentiable(h)
         ctx.settings = s
-        return h + product(z, forward_weight(down, of_down).mT), h
+        return h + scaled_product(z_forward, forward_weight(down, of_down).T), h
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -172,7 +172,7 @@ class _AfterAttention(torch.autograd.Function):
         s: FusedBlock = ctx.settings
         of_out, of_up, of_down = linears_of(s, keys)
         dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
-        dz = product(dgrad, dgrad_weight(down, of_down, dy))
+        dz = scaled_product(dgrad, dgrad_weight(down, of_down, dy))
         *dg, z = activation_backward_cast_both(
             dz,
             g,
@@ -181,13 +181,13 @@ class _AfterAttention(torch.autograd.Function):
             s.cast,
             again=fused_format(of_down, "wgrad_x", s.cast),
         )
-        z = finish_operand(z, of_down, "wgrad_x", -2, s.cast)
-        ddown = to_dtype(product(wgrad.mT, z), down.dtype)
+        z_wgrad = finish_operand(z, of_down, "wgrad_x", -2, s.cast)
+        ddown = to_dtype(scaled_product(wgrad.T, z_wgrad), down.dtype)
         operands = gradient_operands((dg[0], dg[1]), of_up, s.cast)
         dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s)
         dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
-        da = product(dgrad, dgrad_weight(out, of_out, dx))
-        dout = product(wgrad.mT, cast_operand(a, of_out, "wgrad_x", -2, after=dx))
+        da = scaled_product(dgrad, dgrad_weight(out, of_out, dx))
+        dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", -2, after=dx))
         return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5
 
 
@@ -206,14 +206,15 @@ def norm_linear(
     fused = is_fused(linear, "forward_x", s.cast)
     fmt = fused_format(linear, "forward_x", s.cast) if fused else UNREAD
     y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
+    x_forward = Operand(y)
     if not fused:
-        y = cast_operand(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
+        x_forward = cast_operand(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
     w = forward_weight(weight, linear, gain if s.fold_gain else None)
-    return product(y, w.mT), total, mean, rms
+    return scaled_product(x_forward, w.T), total, mean, rms
 
 
 def norm_linear_backward(
-    dh: tuple[Tensor, Tensor],
+    dh: tuple[Operand, Operand],
     dstream: Tensor,
     x: Tensor,
     mean: Tensor | None,
@@ -227,19 +228,19 @@ def norm_linear_backward(
     """Return dx (the stream's gradient included), dgain, dbias and dW. `dh`: dgrad's and wgrad's operands of dH."""
     dgrad, wgrad = dh
     own = None if s.fold_gain else gain
-    y = cast_operand(x, linear, "wgrad_x", -2, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad)
-    dweight = product(wgrad.mT, y)
+    y = cast_operand(x, linear, "wgrad_x", -2, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad.values)
+    dweight = scaled_product(wgrad.T, y)
     if s.fold_gain:
         dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)
-    dy = product(dgrad, dgrad_weight(weight, linear, dgrad))
+    dy = scaled_product(dgrad, dgrad_weight(weight, linear, dgrad.values))
     dx, sums = norm_backward_add(dy, x, mean, rms, gain, dstream, sums=1 if bias is None else 2)
     dbias = None if bias is None else to_dtype(sums[1], bias.dtype)
     return dx, to_dtype(sums[0], gain.dtype), dbias, to_dtype(dweight, weight.dtype)
 
 
-def forward_weight(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Tensor:
+def forward_weight(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Operand:
     return cast_operand(weight, linear, "forward_w", -1, gain=gain, round_first=True)
 
 
-def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor) -> Tensor:
+def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor) -> Operand:
     return cast_operand(weight, linear, "dgrad_w", -2, round_first=True, after=after)

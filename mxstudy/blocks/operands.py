@@ -1,8 +1,8 @@
 """The operands of a fused block, each made by the cheapest kernel that computes its cast.
 
 A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
-of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square or
-transformed.
+of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square,
+transformed or below a scale of the whole tensor.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import SETTINGS, BlockCast, Cast, Hadamard
-from mxstudy.kernels import cast_any, cast_both, cast_one
-from mxstudy.kernels.cast_any import OperandCast
+from mxstudy.kernels import absmax_any, cast_any, cast_both, cast_one
 from mxstudy.kernels.implements import Implements
+from mxstudy.kernels.operand_cast import KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
+from mxstudy.numerics.cast import scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
-from mxstudy.numerics.gemms import Linear
+from mxstudy.numerics.gemms import Linear, Operand
 from mxstudy.numerics.random_bits import signs_of
 
 PLAIN = Implements(
@@ -38,8 +39,17 @@ ANY = Implements(
         "rounding": (*ROUNDS, "stochastic"),
         "random_bits": (8, 24),
         "two_dimensional": (False, True),
+        "scale": tuple(KERNEL_SCALES),
     },
     transforms={"size": (16, 32, 64, 128), "signs": ("none", "seed", "step", "call"), "signs_after": (False, True)},
+    scales={
+        "E4M3": {
+            "format": KERNEL_SCALES["E4M3"],
+            "scale_rule": (None,),
+            "outer_scale": ("none", "tensor"),
+            "chain": ("training",),
+        }
+    },
 )
 
 
@@ -76,22 +86,28 @@ def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
     return cast.format if cast is not None and is_fused(linear, name, settings) else None
 
 
-def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Tensor:
-    """Return one operand of x, bf16, by a kernel of its own. `parts`: what `cast_one` does to x before it casts.
+def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Operand:
+    """Return one operand of x, its values in bf16, by a kernel of its own.
 
-    A gathered weight is quantised already, its gain included, and is decoded.
+    `parts`: what `cast_one` does to x before it casts. A gathered weight is quantised already, its gain included, and
+    is decoded.
     """
     if isinstance(x, GatheredWeight):
-        return x.decoded(axis, torch.bfloat16)
+        return Operand(x.decoded(axis, torch.bfloat16))
     cast: Cast | None = getattr(linear.gemms, name)
     gemm = name.partition("_")[0]
     transform = linear.transform(gemm)
     if transform is None and (cast is None or PLAIN.why_not_cast(cast) is None):
         fmt, settings = (None, BlockCast()) if cast is None else (cast.format, settings_of(cast))
-        return cast_one(x, fmt, axis, settings, **parts)
+        return Operand(cast_one(x, fmt, axis, settings, **parts))
     signs = None if transform is None else signs_of(transform, f"{gemm}_transform", linear.random, x.device)
-    round_first = parts.pop("round_first", False)
-    return cast_any(x, any_cast(cast, transform, axis, round_first), signs=signs, draws=linear.draws(name), **parts)
+    how = any_cast(cast, transform, axis, parts.pop("round_first", False))
+    draws = linear.draws(name)
+    if cast is None or not how.has_outer:
+        return Operand(cast_any(x, how, signs=signs, draws=draws, **parts))
+    outer = absmax_any(x, how, signs=signs, **parts)
+    values = cast_any(x, how, signs=signs, draws=draws, outer=outer, **parts)
+    return Operand(values, scale_of_result(outer, cast))
 
 
 def plain_operand(x: Tensor, cast: Cast, axis: int, after: Tensor | None) -> Tensor:
@@ -116,12 +132,15 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
         round_first=round_first,
         transform_size=turned[0],
         signs_after=turned[1],
+        scale=cast.scale,
+        outer_scale=cast.outer_scale,
+        chain=cast.chain,
     )
 
 
-def finish_operand(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Tensor:
+def finish_operand(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Operand:
     """Return the operand from a kernel's result x: x itself if it is fused, else its own cast of x."""
-    return x if is_fused(linear, name, settings) else cast_operand(x, linear, name, axis)
+    return Operand(x) if is_fused(linear, name, settings) else cast_operand(x, linear, name, axis)
 
 
 def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, str | None]:
@@ -130,19 +149,20 @@ def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, s
     return row, UNREAD if row is None and column is None else column
 
 
-def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
+def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: BlockCast) -> tuple[Operand, Operand]:
     """Return dgrad's and wgrad's operands of dH from the two tensors of the kernel that made dH."""
     row, column = made
     column = column if column.numel() else row
     in_bf16 = column if fused_format(linear, "dgrad_dh", settings) else row
-    dgrad = row if is_fused(linear, "dgrad_dh", settings) else cast_operand(in_bf16, linear, "dgrad_dh", -1)
-    wgrad = column if is_fused(linear, "wgrad_dh", settings) else cast_operand(in_bf16, linear, "wgrad_dh", -2)
+    dgrad = Operand(row) if is_fused(linear, "dgrad_dh", settings) else cast_operand(in_bf16, linear, "dgrad_dh", -1)
+    wgrad = Operand(column) if is_fused(linear, "wgrad_dh", settings) else cast_operand(in_bf16, linear, "wgrad_dh", -2)
     return dgrad, wgrad
 
 
-def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Tensor, Tensor]:
+def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Operand, Operand]:
     """Return dgrad's and wgrad's operands of an existing bf16 dH."""
     row, column = (fused_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
     if row is not None and column is not None:
-        return cast_both(dh, row, column, settings)
+        dgrad, wgrad = cast_both(dh, row, column, settings)
+        return Operand(dgrad), Operand(wgrad)
     return cast_operand(dh, linear, "dgrad_dh", -1), cast_operand(dh, linear, "wgrad_dh", -2)

@@ -9,7 +9,7 @@ and no compiler removes a rounding.
 
 from mxstudy.kernels.activation import activation_backward_cast_both, activation_cast_both
 from mxstudy.kernels.adam import adam_
-from mxstudy.kernels.cast_any import cast_any
+from mxstudy.kernels.cast_any import absmax_any, cast_any
 from mxstudy.kernels.cast_both import cast_both
 from mxstudy.kernels.cast_one import cast_one
 from mxstudy.kernels.cross_entropy import cross_entropy_
@@ -18,12 +18,13 @@ from mxstudy.kernels.matmul_fp32 import linear_fp32
 from mxstudy.kernels.norm_backward import norm_backward_add
 from mxstudy.kernels.norm_cast import NormCast, RowNorm, norm_cast_both
 from mxstudy.kernels.norm_codes import NormCodes, norm_codes
-from mxstudy.kernels.products import linear_gradients, product
+from mxstudy.kernels.products import linear_gradients, product, scaled_product
 
 __all__ = [
     "NormCast",
     "NormCodes",
     "RowNorm",
+    "absmax_any",
     "activation_backward_cast_both",
     "activation_cast_both",
     "adam_",
@@ -39,4 +40,5 @@ __all__ = [
     "norm_codes",
     "product",
     "rotate_heads_",
+    "scaled_product",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from mxstudy.config.casts import OPERANDS, TRANSFORMS, Cast, Gemms, Hadamard
@@ -14,11 +14,12 @@ class Implements:
     """The values of each field of a `Cast`, and of a `Hadamard`, that a backend computes.
 
     For a field that is not listed it computes the default only, which means that the feature is off. `transforms`: None
-    if it computes no transform at all.
+    if it computes no transform at all. `scales`: for block scales of another format, the fields that differ.
     """
 
     cast: Mapping[str, tuple[Any, ...]]
     transforms: Mapping[str, tuple[Any, ...]] | None = None
+    scales: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     def why_not(self, gemms: Gemms) -> str | None:
         """Return what of those GEMMs the backend does not compute, with the operand, or None if it computes all."""
@@ -37,15 +38,15 @@ class Implements:
 
     def why_not_cast(self, cast: Cast) -> str | None:
         """Return a reason for the first field whose value the backend does not compute, or None."""
-        return why_not_fields(cast, self.cast)
+        return why_not_fields(cast, {**self.cast, **self.scales.get(cast.scale, {})})
 
 
 def why_not_fields(value: Any, known: Mapping[str, tuple[Any, ...]]) -> str | None:
     """Return a reason for the first field whose value is not in `known` (if not listed: not the default), or None."""
-    for field in fields(value):
-        given = getattr(value, field.name)
-        choices = known.get(field.name, () if field.default is MISSING else (field.default,))
+    for one in fields(value):
+        given = getattr(value, one.name)
+        choices = known.get(one.name, () if one.default is MISSING else (one.default,))
         if not any(type(given) is type(choice) and given == choice for choice in choices):
             computed = ", ".join(map(str, choices)) or "nothing"
-            return f"{field.name} is {given}, and it computes {computed}"
+            return f"{one.name} is {given}, and it computes {computed}"
     return None

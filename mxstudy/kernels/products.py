@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, library
 
 from mxstudy.kernels.streams import join_side_stream, side_stream
+from mxstudy.numerics.gemms import Operand, gemm, gemm_dtype
 from mxstudy.numerics.grid import to_dtype
 
 TILE = 128 * 128  # elements of a product that one multiprocessor computes at once
@@ -14,6 +15,12 @@ TILE = 128 * 128  # elements of a product that one multiprocessor computes at on
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b of bf16 values, accumulated in FP32, rounded once to bf16; on CPU an FP32 GEMM, which is faster."""
     return a @ b if a.is_cuda else to_dtype(a.float() @ b.float(), torch.bfloat16)
+
+
+def scaled_product(a: Operand, b: Operand) -> Tensor:
+    """Return the product of operands with bf16 values, times their scales in FP32, rounded once to bf16."""
+    a, b = (Operand(to_dtype(o.values, gemm_dtype(o.values, torch.bfloat16)), o.scale) for o in (a, b))
+    return gemm(a, b, torch.bfloat16)
 
 
 @library.custom_op("mxstudy::linear_gradients", mutates_args=())

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from mxstudy import config
+from mxstudy.blocks.operands import ANY
 from mxstudy.config.casts import OPERANDS, SETTINGS, TRANSFORMS, Cast, Gemms, Hadamard
 from mxstudy.config.model import BLOCKS
 from mxstudy.config.settings import vain_settings, written
@@ -86,7 +87,8 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     The recipes are those of `for_evaluation`.
 
     Afterwards the very same recipe objects are restored. Nothing else changes: a linear whose recipe is the same in
-    both keeps its compiled code, and every block keeps its backend.
+    both keeps its compiled code. A block keeps its backend; but a fused block runs module by module where no kernel
+    computes its evaluation recipes.
     """
     linears = {m: for_evaluation(m.gemms) for m in model.modules() if isinstance(m, MXLinear)}
     before = {linear: linear.gemms for linear, asked in linears.items() if asked is not linear.gemms}
@@ -96,7 +98,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         for linear in before:
             linear.gemms = linears[linear]
         for block in fused:
-            block.set_fused(True)
+            block.set_fused(all(ANY.why_not(linear.gemms) is None for linear in linears_in(block)))
         with without_dropout(model):
             yield
     finally:

@@ -154,8 +154,7 @@ def candidate(
         above = torch.full((), 1 / cast.headroom, dtype=torch.float32, device=blocks.device)
     if cast.scale_rule == CODE_BUMP:  # each element has its own scale
         return Quantized(values, tiles.join(codes), element, tiles.axis, 1, above, inside=inside)
-    if cast.chain == "training" and above is not None:
-        above = fill_scale(above, reach_of(cast) * cast.largest_scale, 0.0)
+    above = None if above is None else scale_of_result(above, cast)
     scales = tiles.squeeze(codes)
     return Quantized(values, scales, element, tiles.axis, tiles.block_size, above, tiles.two_dimensional, inside)
 
@@ -268,6 +267,11 @@ def scale_above(largest: Tensor, cast: Cast) -> Tensor:
     if cast.scale == "E4M3":
         return scale_above_e4m3(largest, reach_of(cast), cast.largest_scale)
     return fill_scale(largest, reach_of(cast))
+
+
+def scale_of_result(above: Tensor, cast: Cast) -> Tensor:
+    """Return what a GEMM's result is multiplied by for an operand with this scale above its blocks (`scale_above`)."""
+    return fill_scale(above, reach_of(cast) * cast.largest_scale, 0.0) if cast.chain == "training" else above
 
 
 def reach_of(cast: Cast) -> float:

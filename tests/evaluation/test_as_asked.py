@@ -33,6 +33,8 @@ ALL_STOCHASTIC = Gemms(
     forward_x=STOCHASTIC, forward_w=STOCHASTIC, dgrad_dh=STOCHASTIC, wgrad_dh=STOCHASTIC, wgrad_x=STOCHASTIC
 )
 RECIPES: dict[str, dict[str, Gemms]] = {"fp8_tensor": {}, "own": {"own": ALL_STOCHASTIC}}
+TWO_LEVELS = Cast(format="E2M1", scale="E4M3", outer_scale="tensor", chain="training")
+FUSED = RECIPES | {"two_levels": {"two_levels": Gemms(forward_x=TWO_LEVELS, forward_w=TWO_LEVELS)}}
 
 
 def precision(row: str, **recipes: Gemms) -> config.Precision:
@@ -40,7 +42,7 @@ def precision(row: str, **recipes: Gemms) -> config.Precision:
 
 
 def decoder(row: str, compute: str = "fp32", evaluates: bool = True) -> Decoder:
-    plan = precision(row, **RECIPES.get(row, {}))
+    plan = precision(row, **FUSED.get(row, {}))
     model = Decoder(MODEL, config.MXNorm(p=2.0), plan.settings, DTYPES[compute])
     model.init_weights(0)
     apply_precision(model, plan, 0, compute, CPU, evaluates=evaluates)
@@ -120,6 +122,18 @@ def test_joined_blocks_stay_joined_and_come_back(row: str) -> None:
         assert all((layer.fused is own) == (row == "mxfp8") for layer, own in zip(model.layers, settings, strict=True))
         found = scores(model, 100)
     assert found == scores(decoder(row, compute="bf16"), 100)
+    assert all(layer.fused is own for layer, own in zip(model.layers, settings, strict=True))
+
+
+def test_a_joined_block_whose_evaluation_has_no_kernel_is_apart_and_comes_back() -> None:
+    """A tensor scale of X becomes one of each row, which no kernel computes."""
+    model = decoder("two_levels", compute="bf16", evaluates=False)
+    settings = [layer.fused for layer in model.layers]
+    assert None not in settings
+    with evaluated(model):
+        assert all(layer.fused is None for layer in model.layers)
+        found = scores(model, 100)
+    assert found == scores(decoder("two_levels", compute="bf16"), 100)
     assert all(layer.fused is own for layer, own in zip(model.layers, settings, strict=True))
 
 

@@ -6,20 +6,26 @@ from typing import Any
 
 from ahead import compile_ahead, print_all
 
-from mxstudy.kernels.cast_any import OperandCast, compiled_cast
-from mxstudy.kernels.device.cast_any import cast_any_kernel
+from mxstudy.kernels.device.cast_any import absmax_any_kernel, cast_any_kernel
+from mxstudy.kernels.operand_cast import OperandCast, compiled_cast
 from mxstudy.kernels.packing import unpack
 
 COLUMNS = 4096
-TYPES = {"x_ptr": "*bf16", "key_ptr": "*i64", "place_ptr": "*i64", "result_ptr": "*bf16", "rows": "i32"}
+TYPES = {"x_ptr": "*bf16", "result_ptr": "*bf16", "rows": "i32"}
+GIVEN = {"key_ptr": "*i64", "place_ptr": "*i64", "outer_ptr": "*fp32"}
 UNUSED = ("mean_ptr", "rms_ptr", "gain_ptr", "bias_ptr", "signs_ptr")
 
 
-def compiled(packed: str) -> Any:
+def compiled(packed: str, absmax: bool) -> Any:
+    """Return the cast, or the kernel that finds the absmax for it."""
     cast = unpack(OperandCast, packed)
     settings = compiled_cast(cast, COLUMNS)
-    unused = UNUSED if cast.draws else (*UNUSED, "key_ptr", "place_ptr")
-    return compile_ahead(cast_any_kernel, TYPES, dict.fromkeys(unused) | {"CAST": settings}, settings.groups.warps)
+    constant = dict.fromkeys(UNUSED) | {"CAST": settings}
+    if absmax:
+        return compile_ahead(absmax_any_kernel, TYPES | {"result_ptr": "*i32"}, constant, settings.groups.warps)
+    constant |= {} if cast.draws else dict.fromkeys(("key_ptr", "place_ptr"))
+    constant |= {} if cast.has_outer else {"outer_ptr": None}
+    return compile_ahead(cast_any_kernel, TYPES | GIVEN, constant, settings.groups.warps)
 
 
 if __name__ == "__main__":

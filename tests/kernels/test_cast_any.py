@@ -11,9 +11,10 @@ from blocks import every_kind
 from fused import BF16, FP32, every_dtype, norm_inputs, normalized
 from interpreter import DEVICE, every_format
 
-from mxstudy.kernels.cast_any import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast, cast_any, launch_cuda
+from mxstudy.kernels.cast_any import absmax_any, cast_any, launch_absmax, launch_cuda
+from mxstudy.kernels.operand_cast import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast
 from mxstudy.kernels.packing import pack, unpack
-from mxstudy.numerics.cast import BlockCast, block_cast
+from mxstudy.numerics.cast import BlockCast, block_cast, quantize_as
 from mxstudy.numerics.random_bits import Draws, random_signs, stream_key
 from mxstudy.numerics.transforms import hadamard
 from mxstudy.reader import ConfigError
@@ -21,6 +22,8 @@ from mxstudy.reader import ConfigError
 pytestmark = pytest.mark.integration
 every_axis = pytest.mark.parametrize("axis", [-2, -1], ids=["columns", "rows"])
 every_rounding = pytest.mark.parametrize("rounding", KERNEL_ROUNDINGS)
+ALONE = {"scale": "E4M3", "chain": "training"}
+BELOW_A_SCALE = ALONE | {"outer_scale": "tensor"}
 DRAWS = Draws(torch.tensor(stream_key(3, "layer/dgrad_dh")), torch.tensor([5, 2**32 - 3]))
 
 
@@ -28,9 +31,13 @@ def kernel(x, cast, groups=None, **given):
     """As a CPU tensor; that of the operator away from GPUs has to be the same."""
     of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
     key, place = DRAWS[:2] if cast.draws else (None, None)
-    there = (None if t is None else t.to(DEVICE) for t in (*of.values(), key, place))
-    got = launch_cuda(x.to(DEVICE), *there, None, pack(cast), groups).cpu()
-    assert_same_bits(got, cast_any(x.contiguous(), cast, **given, draws=DRAWS))
+    there = [None if t is None else t.to(DEVICE) for t in (*of.values(), key, place)]
+    outer = launch_absmax(x.to(DEVICE), *there[:5], None, pack(cast)) if cast.has_outer else None
+    absmax = absmax_any(x.contiguous(), cast, **given) if cast.has_outer else None
+    if absmax is not None:
+        assert_same_bits(outer.cpu(), absmax)
+    got = launch_cuda(x.to(DEVICE), *there, outer, None, pack(cast), groups).cpu()
+    assert_same_bits(got, cast_any(x.contiguous(), cast, **given, draws=DRAWS, outer=absmax))
     return got
 
 
@@ -67,6 +74,83 @@ def test_every_format_rule_and_rounding(fmt, rule, axis, rounding):
 @pytest.mark.parametrize("square", [False, True])
 def test_every_block(fmt, axis, rounding, block_size, square):
     kernel(numbers(), OperandCast(fmt, axis, block_size, square, "floor", rounding))
+
+
+def quantized(x, cast):
+    """What the numerics make of x, without the scale of the whole tensor."""
+    found = quantize_as(x, cast.as_cast(), cast.axis, draws=DRAWS)
+    return (found.without_tensor_scale() if cast.has_outer else found).dequantize(BF16)
+
+
+@every_axis
+@pytest.mark.parametrize("rounding", ["even", "stochastic"])
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E4M3", 64)])
+def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
+    x = numbers((128, 64))
+    cast = OperandCast(
+        fmt,
+        axis,
+        block_size,
+        square,
+        rounding=rounding,
+        scale="E4M3",
+        outer_scale="tensor" if outer else "none",
+        chain="training",
+    )
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@pytest.mark.parametrize("rounding", ["even", "stochastic"])
+def test_e4m3_scales_that_are_subnormal_or_zero(rounding):
+    """From the largest to those that a block far below the others has, whose elements saturate and become 0."""
+    x = torch.randn(16, 512) * (2.0 ** -torch.arange(0, 32)).repeat_interleave(16)
+    cast = OperandCast("NVFP4", -1, 16, rounding=rounding, **BELOW_A_SCALE)
+    scales = quantize_as(x, cast.as_cast(), -1, draws=DRAWS).scales.float()
+    assert scales.max() == 448
+    assert ((scales > 0) & (scales < 2.0**-6)).any()
+    assert (scales == 0).any()
+    assert_same_bits(kernel(x, cast), quantized(x, cast))
+
+
+@every_axis
+@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("rounding", ["even", "stochastic"])
+def test_e4m3_scales_of_a_transforms_output(axis, size, rounding):
+    """The absmax is that of the transformed tensor."""
+    x, signs = numbers((128, 64), BF16), random_signs(DRAWS, size)
+    cast = OperandCast(
+        "NVFP4", axis, 16, rounding=rounding, transform_size=size, scale="E4M3", outer_scale="tensor", chain="training"
+    )
+    assert_same_bits(
+        kernel(x, cast, signs=signs), quantized(hadamard(x, size, signs, axis=axis), replace(cast, transform_size=None))
+    )
+
+
+@every_axis
+@pytest.mark.parametrize("pre_round", [False, True])
+def test_e4m3_scales_of_a_norms_output_and_of_a_folded_weight(axis, pre_round):
+    x, gain, _ = norm_inputs((37, 64) if axis == -1 else (64, 37))
+    gain, rms = gain.to(BF16), x.float().square().mean(-1, keepdim=True).sqrt()
+    cast = OperandCast("NVFP4", axis, 16, pre_round=pre_round, **BELOW_A_SCALE)
+    y = normalized(x, torch.empty(0), rms, gain, None)
+    assert_same_bits(kernel(x, cast, rms=rms, gain=gain), quantized(y, cast))
+    cast = replace(cast, round_first=True)
+    assert_same_bits(kernel(x, cast, gain=gain), quantized(x.to(BF16).float() * gain.float(), cast))
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 1e-36, 3.4e38, torch.inf, torch.nan])
+def test_e4m3_scales_at_the_ends_of_fp32(largest):
+    """One element sets the tensor's scale; others are far below it, or as large, or zeros."""
+    x = torch.zeros(32, 32)
+    x[16:] = numbers((16, 32)) * min(largest, 1.0) if largest == largest else 1.0
+    x[3, 5] = largest
+    for outer in (False, True):
+        cast = OperandCast("NVFP4", -1, 16, **(BELOW_A_SCALE if outer else ALONE))
+        got = kernel(x, cast)
+        assert_same_bits(got, quantized(x, cast))
+        assert got.isnan().any() == (not largest < torch.inf)
 
 
 @every_axis
@@ -174,7 +258,9 @@ def test_nan_stays_in_its_tile(bad):
 
 
 def test_options_packed_are_themselves():
-    cast = OperandCast("E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True)
+    cast = OperandCast(
+        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training"
+    )
     assert unpack(OperandCast, pack(cast)) == cast
     with pytest.raises(ValueError, match="shorter"):  # a field was left out
         unpack(OperandCast, "[null, -1]")
@@ -193,6 +279,13 @@ def test_the_operator_has_no_inside():
             assert_same_bits(compiled(x, draws), cast_any(x * 2, cast, draws=draws))
 
 
+def test_the_absmax_has_no_inside():
+    torch._dynamo.reset()
+    x, cast = numbers(), OperandCast("NVFP4", -1, 16, **BELOW_A_SCALE)
+    compiled = torch.compile(lambda x: cast_any(x * 2, cast, outer=absmax_any(x * 2, cast)), fullgraph=True)
+    assert_same_bits(compiled(x), quantized(x * 2, cast))
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
@@ -207,6 +300,16 @@ def test_the_operator_has_no_inside():
         ({"rounding": "stochastic", "random_bits": 16}, {}, "random_bits: 16 has no kernel"),
         ({"fmt": "NVFP4"}, {}, "NVFP4 has E4M3 scales"),
         ({"scale_rule": "round"}, {}, "scale_rule: 'round' is not a choice"),
+        ({"scale": "FP32"}, {}, "scale: 'FP32' is not a choice"),
+        (
+            {"scale": "E4M3", "chain": "training", "outer_scale": "tensor"},
+            {},
+            "outer: the absmax of x belongs to a cast with an",
+        ),
+        ({"outer_scale": "tensor"}, {}, "outer_scale: 'tensor' is not a choice"),
+        (ALONE | {"outer_scale": "row"}, {}, "outer_scale: 'row' is not a choice"),
+        ({"scale": "E4M3"}, {}, "chain: inference has no kernel for E4M3 scales; take training"),
+        (ALONE, {"outer": torch.ones(())}, "outer: the absmax of x belongs to"),
         ({"block_size": 128}, {}, "block_size: 128 has no kernel"),
         ({"block_size": 64}, {"x": torch.ones(64, 96)}, "block_size: 64 does not divide axis -1"),
         ({"square": True}, {"x": torch.ones(48, 64)}, "block_size: 32 does not divide axis -2"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from interpreter import DEVICE as DEVICE  # before another import of Triton, where there is one
 
-from mxstudy.kernels.cast_any import OperandCast
+from mxstudy.kernels.operand_cast import OperandCast
 from mxstudy.kernels.packing import pack
 
 pytestmark = pytest.mark.slow
@@ -29,6 +29,7 @@ VARIANTS = [
 
 
 STOCHASTIC = OperandCast("E4M3", rounding="stochastic")
+NVFP4 = OperandCast("NVFP4", -1, 16, scale="E4M3", outer_scale="tensor", chain="training")
 CASTS = [
     STOCHASTIC,
     replace(STOCHASTIC, transform_size=16),
@@ -37,6 +38,10 @@ CASTS = [
     OperandCast("E4M3", -2, transform_size=32),
     OperandCast("E4M3", -1, 16, square=True),
     OperandCast("E4M3", -2, 16, square=True),
+    NVFP4,
+    replace(NVFP4, axis=-2, rounding="stochastic", transform_size=16),
+    replace(NVFP4, square=True),
+    replace(NVFP4, axis=-2, square=True),
 ]
 
 
@@ -57,13 +62,23 @@ def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]
 
 def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
     """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns."""
-    for cast, found in zip(CASTS, ahead("ahead_cast_any.py", [(pack(cast),) for cast in CASTS], tmp_path), strict=True):
+    variants = [(pack(cast), False) for cast in CASTS]
+    for cast, found in zip(CASTS, ahead("ahead_cast_any.py", variants, tmp_path), strict=True):
         assert found["STACK"] == 0
         assert "st.shared" not in found["ptx"]
         vector = "v4.b32" if cast.axis == -1 else "v2.b32"
         for moved in (r"ld\.global\S*\.", r"st\.global\S*\."):
             assert re.search(moved + vector, found["ptx"])
             assert not re.search(moved + r"b16", found["ptx"])
+
+
+def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:
+    """It stays in registers, moves what the cast moves, and stores one number."""
+    casts = [cast for cast in CASTS if cast.has_outer]
+    for cast, found in zip(casts, ahead("ahead_cast_any.py", [(pack(c), True) for c in casts], tmp_path), strict=True):
+        assert found["STACK"] == 0
+        assert re.search(r"ld\.global\S*\." + ("v4.b32" if cast.axis == -1 else "v2.b32"), found["ptx"])
+        assert len(re.findall(r"st\.global", found["ptx"])) == 1
 
 
 def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 E2M1 = Cast(format="E2M1")
 STOCHASTIC, SQUARE = replace(E2M1, rounding="stochastic"), replace(E2M1, block_size=16, two_dimensional=True)
+TWO_LEVELS = Cast(format="NVFP4", scale="E4M3", outer_scale="tensor", chain="training", block_size=16)
+SQUARE_LEVELS = replace(TWO_LEVELS, two_dimensional=True)
 INGREDIENTS: dict[str, dict[str, Cast | Hadamard]] = {
     "stochastic rounding": {"dgrad_dh": STOCHASTIC, "wgrad_dh": STOCHASTIC},
     "stochastic rounding, 8 bits": {"wgrad_x": replace(STOCHASTIC, random_bits=8), "forward_x": STOCHASTIC},
@@ -29,6 +31,15 @@ INGREDIENTS: dict[str, dict[str, Cast | Hadamard]] = {
         "forward_transform": Hadamard(size=16),
         "dgrad_transform": Hadamard(size=16, signs="seed"),
         "wgrad_transform": Hadamard(size=32, signs="call"),
+    },
+    "NVFP4": {
+        "forward_x": TWO_LEVELS,
+        "forward_w": SQUARE_LEVELS,
+        "dgrad_dh": replace(TWO_LEVELS, rounding="stochastic"),
+        "dgrad_w": SQUARE_LEVELS,
+        "wgrad_dh": replace(TWO_LEVELS, rounding="stochastic"),
+        "wgrad_x": TWO_LEVELS,
+        "wgrad_transform": Hadamard(size=16, vector=(1, 1, 1, -1, 1, -1, -1, -1) * 2),
     },
 }
 

@@ -37,6 +37,7 @@ MODEL = config.Decoder(hidden_size=128, ffn_size=128, num_layers=1, num_heads=4,
 HERE = Target(torch.bfloat16, torch.device("cpu"))
 E2M1 = Cast(format="E2M1")
 NVFP4 = Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor")
+TRAINING = replace(NVFP4, chain="training")
 FLOOR = Cast(format="E2M1", scale_rule="floor")
 
 # For each field of a cast: casts that differ in it from the cast beside them.
@@ -47,12 +48,17 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     "scale": [
         (E2M1, Cast(format="E2M1", scale="FP32")),
         (E2M1, Cast(format="E2M1", scale="E4M3")),
+        (E2M1, Cast(format="E2M1", scale="E4M3", chain="training")),
         (E2M1, Cast(format="E2M1", scale="none", outer_scale="tensor")),
     ],
     "scale_rule": [(E2M1, Cast(format="E2M1", scale_rule=rule)) for rule in SCALE_RULES if rule != "rceil"],
-    "outer_scale": [(NVFP4, replace(NVFP4, outer_scale=scope)) for scope in ("none", "row", "bound")],
-    "chain": [(replace(NVFP4, outer_scale="row"), replace(NVFP4, outer_scale="row", chain="training"))],
-    "largest_scale": [(NVFP4, replace(NVFP4, largest_scale=256.0))],
+    "outer_scale": [(NVFP4, replace(NVFP4, outer_scale=scope)) for scope in ("none", "row", "bound")]
+    + [(TRAINING, replace(TRAINING, outer_scale=scope)) for scope in ("none", "row", "bound")],
+    "chain": [
+        (E2M1, TRAINING),
+        (replace(NVFP4, outer_scale="row"), replace(NVFP4, outer_scale="row", chain="training")),
+    ],
+    "largest_scale": [(cast, replace(cast, largest_scale=256.0)) for cast in (NVFP4, TRAINING)],
     "statistic": [(FLOOR, replace(FLOOR, statistic="std"))],
     "headroom": [(E2M1, replace(E2M1, headroom=0.75)), (NVFP4, replace(NVFP4, headroom=16 / 17))],
     "candidates": [(NVFP4, replace(NVFP4, candidates=(1.0, 1.5)))],
@@ -123,10 +129,10 @@ def decoder(gemms: Gemms, norm: config.Norm | None = None, settings: BlockCast |
 
 
 def step(model: Decoder) -> list[Tensor]:
-    """Loss and gradients of one step."""
+    """Loss and gradients of one step, which are large enough for E4M3 scales without a scale above them."""
     tokens = torch.randint(128, (2, 64), generator=torch.Generator().manual_seed(1))
     loss = torch.nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
-    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+    return [loss.detach(), *torch.autograd.grad(loss * 2**12, list(model.parameters()))]
 
 
 @functools.cache

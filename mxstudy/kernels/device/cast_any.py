@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 from mxstudy.kernels.device.cast_both import (
+    EXPONENT_MASK,
+    NAN_BITS,
     magnitude_bits,
     round_to_bf16_away,
     round_to_grid,
@@ -22,6 +24,7 @@ from mxstudy.kernels.device.parts import load, store
 from mxstudy.kernels.device.random_bits import philox, round_stochastically
 
 WORDS = tl.constexpr(4)  # random words per counter
+FP32_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -34,30 +37,24 @@ def cast_any_kernel(
     signs_ptr,
     key_ptr,
     place_ptr,
+    outer_ptr,
     result_ptr,
     rows,
     CAST: tl.constexpr,
 ):
     """Cast x [rows, columns] to one operand in bf16; a step whose pointer is None is left out."""
-    AXIS: tl.constexpr = CAST.axis
     COLUMNS: tl.constexpr = CAST.columns
     PART: tl.constexpr = CAST.part_size
     PARTS: tl.constexpr = CAST.parts
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
-    HEIGHT: tl.constexpr = PART * PARTS if AXIS == 0 else 1
-    WIDTH: tl.constexpr = PART * PARTS if AXIS == 1 else 1
-    ACROSS: tl.constexpr = (COLUMNS + BESIDE * WIDTH - 1) // (BESIDE * WIDTH)
-    row = ((tl.program_id(0) // ACROSS).to(tl.int64) * BELOW + tl.arange(0, BELOW)[:, None]) * HEIGHT
-    column = (tl.program_id(0) % ACROSS * BESIDE + tl.arange(0, BESIDE)[None, :]) * WIDTH
-    quad = tl.program_id(0) % ACROSS * (BESIDE * WIDTH // WORDS)
-    mask = column < COLUMNS if AXIS == 0 else row < rows
+    row, column, quad, mask = tile(rows, CAST)
     pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
 
     if PARTS == 1:
         x = prepared(pointers, row, column, mask, CAST)
         if CAST.format is not None:
-            scale = scales_of(maxima(x, CAST), CAST)
+            scale = scales_of(maxima(x, CAST), outer_ptr, CAST)
             x = quantized(x, scale, row, quad, key_ptr, place_ptr, CAST)
         store(result_ptr, row * COLUMNS + column, mask, x, CAST)
     else:
@@ -65,12 +62,47 @@ def cast_any_kernel(
         for part in range(PARTS):
             x = prepared(pointers, row + part * PART, column, mask, CAST)
             bits = tl.maximum(bits, maxima(x, CAST)[0])
-        scale_of_all = scales_of((bits,), CAST)
+        scale_of_all = scales_of((bits,), outer_ptr, CAST)
         for part in range(PARTS):
             here = row + part * PART
             y = prepared(pointers, here, column, mask, CAST)
             y = quantized(y, scale_of_all, here, quad, key_ptr, place_ptr, CAST)
             store(result_ptr, here * COLUMNS + column, mask, y, CAST)
+
+
+@triton.jit
+def absmax_any_kernel(x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr, result_ptr, rows, CAST: tl.constexpr):
+    """Store the bits of the largest magnitude of each tile of what `cast_any_kernel` casts: int32 [tiles]."""
+    PART: tl.constexpr = CAST.part_size
+    PARTS: tl.constexpr = CAST.parts
+    BELOW: tl.constexpr = CAST.groups.rows
+    BESIDE: tl.constexpr = CAST.groups.columns
+    row, column, _, mask = tile(rows, CAST)
+    pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
+    bits = tl.zeros((BELOW, BESIDE), tl.int32)
+    for part in range(PARTS):
+        of_blocks = maxima(prepared(pointers, row + part * PART, column, mask, CAST), CAST)
+        for block in tl.static_range(len(of_blocks)):
+            bits = tl.maximum(bits, of_blocks[block])
+    tl.store(result_ptr + tl.program_id(0), tl.max(tl.where(mask, bits, 0)))
+
+
+@triton.jit
+def tile(rows, CAST: tl.constexpr):
+    """Return the first row and column of each group of this program's tile, the tile's first column / 4, and a mask."""
+    AXIS: tl.constexpr = CAST.axis
+    BELOW: tl.constexpr = CAST.groups.rows
+    BESIDE: tl.constexpr = CAST.groups.columns
+    COLUMNS: tl.constexpr = CAST.columns
+    GROUP: tl.constexpr = CAST.part_size * CAST.parts
+    HEIGHT: tl.constexpr = GROUP if AXIS == 0 else 1
+    WIDTH: tl.constexpr = GROUP if AXIS == 1 else 1
+    ACROSS: tl.constexpr = (COLUMNS + BESIDE * WIDTH - 1) // (BESIDE * WIDTH)
+    row = ((tl.program_id(0) // ACROSS).to(tl.int64) * BELOW + tl.arange(0, BELOW)[:, None]) * HEIGHT
+    column = (tl.program_id(0) % ACROSS * BESIDE + tl.arange(0, BESIDE)[None, :]) * WIDTH
+    quad = tl.program_id(0) % ACROSS * (BESIDE * WIDTH // WORDS)
+    mask = column < COLUMNS if AXIS == 0 else row < rows
+    return row, column, quad, mask
 
 
 # ------------------------------------------------------------------------------------------- what precedes the cast
@@ -195,8 +227,8 @@ def maxima(x, CAST: tl.constexpr):
 
 
 @triton.jit
-def scales_of(maxima, CAST: tl.constexpr):
-    """Return 2^-k and 2^k of each block."""
+def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
+    """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k."""
     FORMAT: tl.constexpr = CAST.format
     inverse = ()
     scale = ()
@@ -204,10 +236,33 @@ def scales_of(maxima, CAST: tl.constexpr):
         bits = maxima[block]
         if CAST.square:
             bits = over_squares(bits, CAST)
-        of_block = scales(bits, FORMAT)
+        of_block = scales(bits, FORMAT) if CAST.e4m3 is None else e4m3_scales(bits, outer_ptr, CAST)
         inverse += (of_block[0],)
         scale += (of_block[1],)
     return inverse, scale
+
+
+@triton.jit
+def e4m3_scales(bits, outer_ptr, CAST: tl.constexpr):
+    """Return the factors on the elements and the scales of blocks with these absmax bits, float32.
+
+    `numerics.scales.e4m3_training_scales` has the same operations in the same order. `outer_ptr`: the absmax of all
+    blocks, float32 [1]; None for blocks without a scale above them.
+    """
+    E4M3: tl.constexpr = CAST.e4m3.format
+    ones = tl.zeros_like(bits).to(tl.float32) + 1.0
+    finite = bits < EXPONENT_MASK
+    encode = ones
+    if outer_ptr is not None:
+        outer = tl.load(outer_ptr) + tl.zeros_like(ones)
+        finite = finite & (outer < float("inf"))
+        encode = tl.minimum(tl.div_rn(ones * CAST.e4m3.largest, outer), FP32_MAX)
+        encode = tl.where(outer == 0.0, 1.0, encode)
+    absmax = bits.to(tl.float32, bitcast=True)
+    scale = round_to_grid(absmax * (encode * CAST.e4m3.inverse), E4M3, False)
+    factor = tl.minimum(tl.div_rn(ones, scale * tl.div_rn(ones, encode)), FP32_MAX)
+    nan = tl.full(bits.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(finite, factor, nan), tl.where(finite, scale, nan)
 
 
 @triton.jit
