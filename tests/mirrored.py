@@ -21,7 +21,7 @@ def mirror(uri: str, folder: RunFolder, **changes: Any) -> Mirror:
         "experiment": "quick",
         "run_name": "norm=mxnorm_p2",
         "params": flatten(plain(folder.config())),
-        "tags": {"norm": "mxnorm_p2"},
+        "tags": {"norm": "mxnorm_p2", "study": "pretrain"},
     }
     return Mirror(uri, folder, **settings | changes)
 

@@ -15,7 +15,7 @@ from tracked import CONFIG, make_folder, training_row, write_rows
 from analysis import export
 from mxstudy import results
 from mxstudy.config import read_run
-from mxstudy.students.tables import arm_cells, show_arms
+from mxstudy.students.tables import arm_cells, show_arms, summarise
 from mxstudy.tracking.columnar_journal import Columns
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_metrics import metrics_of
@@ -171,6 +171,10 @@ def test_the_table_of_the_arms_counts_replicas(tmp_path: Path, capsys: pytest.Ca
     assert cells[1][1:5] == ("2", "700", "700 .. 700", "1")
     assert cells[0] == ("lr=0.001", "2", f"{last[0]:.3g}", f"{last[0]:.3g} .. {last[0]:.3g}", *"0100")
     assert all(len(line) <= 120 for line in capsys.readouterr().out.splitlines())
+    line = summarise({"": folder}, {}).result
+    assert (
+        line == f"median loss: lr=0.001 {last[0]:.3g} (0 of 2 diverged), lr=0.0005 700 ({cells[1][-1]} of 2 diverged)"
+    )
     dead = results.load_runs([folder])[3:]
     assert arm_cells(dead)[:4] == ("1", "-", "- .. -", "1")
 

@@ -54,32 +54,23 @@ def quiet_mlflow() -> Any:
     return mlflow
 
 
-def shared_view(name: str, columns: Sequence[str]) -> dict[str, str]:
-    """Return the tag of an experiment that stores a view of its runs, which ?viewStateShareKey=NAME shows.
-
-    Why: MLflow stores shared views in this way, and has no other way to choose the columns of a list.
-    """
-    return {f"mlflow.sharedViewState.{name}": json.dumps({"selectedColumns": list(columns)})}
-
-
-def charts_of(experiment_ids: Sequence[str], search: str, order_by: str) -> str:
-    """Return the address of the page that draws the metrics of the runs that a search finds into the same charts.
+def charts_over(experiment_ids: Sequence[str], search: str, order_by: str) -> str:
+    """Return the address of the page that draws the runs that a search finds in several experiments.
 
     `order_by`: the column to sort by; sorted by time, children would be folded away. Why: the address is that of
-    MLflow's page, and not part of any interface.
+    MLflow's page, and not part of any interface. That page shows no view of `mlflow_views`.
     """
     query = {
+        "experiments": json.dumps(experiment_ids),
         "workflowType": "machine_learning",
         "compareRunsMode": "CHART",
         "searchFilter": search,
         "orderByKey": order_by,
         "orderByAsc": "true",
     }
-    if len(experiment_ids) == 1:
-        return f"#/experiments/{experiment_ids[0]}/runs?{urlencode(query)}"
-    return f"#/compare-experiments/s?{urlencode({'experiments': json.dumps(experiment_ids)} | query)}"
+    return f"#/compare-experiments/s?{urlencode(query)}"
 
 
 def page_of(experiment_id: str, run_id: str) -> str:
-    """Return the address of a run's page. Why: see `charts_of`."""
+    """Return the address of a run's page. Why: see `charts_over`."""
     return f"#/experiments/{experiment_id}/runs/{run_id}"

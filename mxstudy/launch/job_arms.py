@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def with_arms(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs with the name of each, which is that of its arm and its seeds, and its arm's colour."""
+    """Return the jobs with the name of each one's arm, the arm's colour, and the name with the job's seeds."""
     runs = descriptions(jobs)
     arms = arms_of(runs)
     named = zip(jobs, run_names(runs, arms), arms, strict=True)
-    return [replace(job, name=name, color=arm.color) for job, name, arm in named]
+    return [replace(job, arm=arm.name, name=name, color=arm.color) for job, name, arm in named]
 
 
 def arm_names(jobs: Sequence[Job]) -> list[str]:

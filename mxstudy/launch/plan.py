@@ -35,8 +35,8 @@ class Job:
     `state`: new and resume are to be run, queued and running belong to another process, finished and diverged are done.
     `replaces`: the run that is trained again; it lies in `folder` until the job is claimed. `device_type`: that of the
     job, "cuda" or "cpu". `backend`: the backends that its blocks will run on, None without a model. `also`: the labels
-    of further jobs of this sweep that are the same run. `name`, `color`: those of its arm among these jobs, the name
-    with its seeds.
+    of further jobs of this sweep that are the same run. `arm`, `color`: the name and the colour of its arm among these
+    jobs; `name`: the name of the arm with its seeds.
     """
 
     config: AnyRun
@@ -50,6 +50,7 @@ class Job:
     device_type: str = "cpu"
     backend: str | None = None
     also: tuple[str, ...] = ()
+    arm: str = ""
     name: str = ""
     color: str = ""
 
@@ -246,7 +247,7 @@ def claim(job: Job) -> RunFolder:
         return folder
     config, asked = job.config, list[Membership]()
     about |= {"overrides": list(job.overrides), "choices": job.choices, "label": job.label}
-    about |= {"baseline": dict(job.config.baseline), "name": job.name, "color": job.color}
+    about |= {"baseline": dict(job.config.baseline), "arm": job.arm, "name": job.name, "color": job.color}
     with ExitStack() as stack:
         if job.replaces is not None:
             before = RunFolder(job.replaces)

@@ -89,8 +89,8 @@ def sweep_of(uri: str, experiment: str, jobs: list[Job]) -> Sweep:
     tags = dict(sorted(shared)) | {"experiment": experiment, "study": jobs[0].config.study}
     keys = ", ".join(varying([job.overrides for job in jobs]))
     name = f"{tags.get('sweep', experiment)}: {keys}"
-    folders = {job.fingerprint: job.run for job in jobs}
-    return Sweep(uri, jobs[0].config.mlflow_experiment, name, tags, folders)
+    folders, arms = {job.fingerprint: job.run for job in jobs}, {job.fingerprint: job.arm for job in jobs}
+    return Sweep(uri, jobs[0].config.mlflow_experiment, name, tags, folders, arms)
 
 
 def state_of(jobs: list[Job]) -> str:

@@ -23,7 +23,8 @@ NOTES = (
 def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Summary:
     """Print the table of the arms and return it for MLflow; no arms are compared, so `baseline` is not used."""
     cells = show_arms(list(runs.values()))
-    return Summary("\n\n".join([markdown(TITLE, COLUMNS, cells), *NOTES]))
+    medians = ", ".join(f"{arm} {median} ({died} of {runs} diverged)" for arm, runs, median, *_, died in cells)
+    return Summary("\n\n".join([markdown(TITLE, COLUMNS, cells), *NOTES]), result=f"median loss: {medians}")
 
 
 def show_arms(folders: Sequence[RunFolder]) -> list[tuple[str, ...]]:

@@ -69,9 +69,14 @@ def metrics_of(row: Row, spikes: int = 0) -> Iterator[tuple[str, float]]:
 
 
 def metric_name(folder: str | None, key: str) -> str:
-    """Return the metric's name FOLDER/REST.OF.KEY; without a folder, the first part of the key is the folder."""
+    """Return the metric's name FOLDER/WHAT.IT.IS of a key; without a folder, the first part of the key is the folder.
+
+    Of 'layers.0.norm/rms' it is 'rms.layers.0.norm', because MLflow's pages cut a long name off at its end, and the
+    long parts are what the metrics of a folder have in common.
+    """
     own, _, rest = key.partition("/") if folder is None else (folder, "", key)
-    return f"{own}/{rest.replace('/', '.')}"
+    of, _, what = rest.partition("/")
+    return f"{own}/{what.replace('/', '.')}.{of}" if what else f"{own}/{of}"
 
 
 def everything(values: Values) -> Values:

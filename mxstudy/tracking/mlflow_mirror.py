@@ -32,6 +32,7 @@ from mxstudy.tracking.mlflow_metrics import allowed, metrics_of
 from mxstudy.tracking.mlflow_store import (
     TEXT_LENGTH,
     active_run,
+    arm_tag,
     connect,
     create_run,
     find_run,
@@ -183,7 +184,7 @@ class Mirror:
         client = connect(self.uri)
         before = self.position
         self._check_wanted()
-        experiment_id = get_experiment(client, self.experiment)
+        experiment_id = get_experiment(client, self.experiment, self.tags["study"])
         # by the recorded id, or by tags if a kill came before the id was recorded
         run = active_run(client, before.run_id) if before else None
         run = run or find_run(client, experiment_id, own_tags(self.folder)) or self._create(client, experiment_id)
@@ -329,6 +330,8 @@ class Session:
         parent_id = None if self.has_parent else self.folder.status().mlflow_parent_id
         if parent_id and active_run(self.client, parent_id):  # None if it is in another store
             self.client.set_tag(self.position.run_id, PARENT, parent_id)
+            if arm := self.folder.provenance().get("arm"):
+                self.client.set_tag(self.position.run_id, arm_tag(parent_id), arm)
         self.has_parent = self.has_parent or parent_id is not None
 
     def end(self, state: str, reason: str | None) -> None:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mxstudy.compat.mlflow import NOTE, PARENT, charts_of, page_of
+from mxstudy.compat.mlflow import NOTE, PARENT, charts_over, page_of
+from mxstudy.compat.mlflow_views import address_of_view
+from mxstudy.tracking.dashboard import LOSS, RESULT, having, runs_by_arm
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_mirror import STATES, position_of
 from mxstudy.tracking.mlflow_store import (
     TEXT_LENGTH,
     active_run,
+    arm_tag,
     connect,
     create_run,
     find_run,
@@ -28,26 +31,32 @@ from mxstudy.tracking.mlflow_store import (
 from mxstudy.tracking.provenance import provenance
 
 SUMMARY = "summary.md"
+CHARTS = "Charts of its runs"
 LISTED = 20  # runs of other sweeps that a sweep's page has links to
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A study's summary at the end of a sweep: Markdown and figures."""
+    """A study's summary at the end of a sweep: Markdown, figures, and in one line the numbers of every arm."""
 
     markdown: str
     figures: list[Path] = field(default_factory=list)
+    result: str = ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep. `folders`: by each job's fingerprint, the folder of its run; the fingerprints identify the sweep."""
+    """A sweep. `folders`: by each job's fingerprint, the folder of its run; the fingerprints identify the sweep.
+
+    `arms`: by each job's fingerprint, the name of its arm. `tags`: of its run; the kind of run, `study`, is one.
+    """
 
     uri: str
     experiment: str
     name: str
     tags: Mapping[str, str]
     folders: Mapping[str, RunFolder]
+    arms: Mapping[str, str]
 
     @property
     def fingerprint(self) -> str:
@@ -55,9 +64,12 @@ class Sweep:
         return hashlib.sha256(" ".join(sorted(self.folders)).encode()).hexdigest()
 
     def begin(self) -> str:
-        """Set the parent run to running and return its id; raises what MLflow raises."""
+        """Set the parent run to running, with a link to its charts, and return its id; raises what MLflow raises."""
         client = connect(self.uri)
-        parent_id = self._parent(client)
+        parent = self._parent(client)
+        parent_id = str(parent.info.run_id)
+        if NOTE not in parent.data.tags:
+            client.set_tag(parent_id, NOTE, self._link_to_charts(client, parent, []))
         client.set_tag(parent_id, "status", "running")
         client.update_run(parent_id, status="RUNNING")
         return parent_id
@@ -68,42 +80,49 @@ class Sweep:
         `state`: the state of a run; "running" leaves the parent open, because another process has some of the jobs.
         """
         client = connect(self.uri)
-        parent_id = self._parent(client)
-        ids = [run_id for folder in self._begun() if (run_id := run_id_of(folder, self.uri))]
-        elsewhere = adopt(client, parent_id, ids)
+        parent = self._parent(client)
+        parent_id = str(parent.info.run_id)
+        sent = {key: run_id_of(folder, self.uri) for key, folder in self._begun().items()}
+        elsewhere = adopt(client, parent_id, {run_id: self.arms[key] for key, run_id in sent.items() if run_id})
         client.log_text(parent_id, summary.markdown, SUMMARY)
         for path in summary.figures:
             client.log_artifact(parent_id, str(path))
-        note = [link_to_charts(client, parent_id, elsewhere), summary.markdown, *links_to_runs(elsewhere)]
+        note = [self._link_to_charts(client, parent, elsewhere), summary.markdown, *links_to_runs(elsewhere)]
         client.set_tag(parent_id, NOTE, "\n\n".join(note)[:TEXT_LENGTH])
+        if summary.result:
+            client.set_tag(parent_id, RESULT, summary.result[:TEXT_LENGTH])
         client.set_tag(parent_id, "status", state)
         if state in STATES:
-            written_s = [f.journal_path.stat().st_mtime for f in self._begun() if f.journal_path.exists()]
+            journals = [folder.journal_path for folder in self._begun().values()]
+            written_s = [path.stat().st_mtime for path in journals if path.exists()]
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
-    def _parent(self, client: Any) -> str:
-        """Find or create the parent run and return its id; a new one starts with the oldest of its jobs' runs."""
-        experiment_id, mine = get_experiment(client, self.experiment), {"sweep_fingerprint": self.fingerprint}
+    def _parent(self, client: Any) -> Any:
+        """Find or create the parent run and return it; a new one starts with the oldest of its jobs' runs."""
+        experiment_id = get_experiment(client, self.experiment, self.tags["study"])
+        mine = {"sweep_fingerprint": self.fingerprint}
         found = find_run(client, experiment_id, mine)
         if found is None:
             tags = origin(provenance()) | dict(self.tags) | mine | {"jobs": str(len(self.folders))}
-            started_s = min([time.time(), *(folder.status().started_s for folder in self._begun())])
+            started_s = min([time.time(), *(folder.status().started_s for folder in self._begun().values())])
             found = create_run(client, experiment_id, self.name, started_s, tags)
-        return str(found.info.run_id)
+        return found
 
-    def _begun(self) -> list[RunFolder]:
-        return [folder for folder in self.folders.values() if folder.status_path.exists()]
+    def _begun(self) -> dict[str, RunFolder]:
+        return {key: folder for key, folder in self.folders.items() if folder.status_path.exists()}
 
+    def _link_to_charts(self, client: Any, parent: Any, elsewhere: Sequence[Any]) -> str:
+        """Return a Markdown link to the charts of all runs of the sweep, grouped by arm, after storing that view.
 
-def link_to_charts(client: Any, parent_id: str, elsewhere: Sequence[Any]) -> str:
-    """Return a Markdown link to the charts that show all runs of a sweep together.
-
-    They are its children, or all runs with its tag if some have another parent and so are `elsewhere`.
-    """
-    own = client.get_run(parent_id).info.experiment_id
-    ids = list(dict.fromkeys([own, *(run.info.experiment_id for run in elsewhere)]))
-    search = f"tags.`{tag_of(parent_id)}` = '{parent_id}'" if elsewhere else f"tags.{PARENT}='{parent_id}'"
-    return f"[Charts of its runs]({charts_of(ids, search, 'metrics.`val/loss`')})"
+        `elsewhere`: those that have another parent. If some are in another experiment, the charts have no view.
+        """
+        own, tag = parent.info.experiment_id, arm_tag(parent.info.run_id)
+        ids = list(dict.fromkeys([own, *(run.info.experiment_id for run in elsewhere)]))
+        if len(ids) > 1:
+            return f"[{CHARTS}]({charts_over(ids, having(tag), LOSS)})"
+        for key, view in runs_by_arm(self.tags["study"], tag).items():
+            client.set_experiment_tag(own, key, view)
+        return f"[{CHARTS}]({address_of_view(own, tag, charts=True)})"
 
 
 def links_to_runs(runs: Sequence[Any]) -> list[str]:
@@ -113,27 +132,23 @@ def links_to_runs(runs: Sequence[Any]) -> list[str]:
     return [f"Under the sweeps that trained them: {', '.join(links[:LISTED] + more)}"] if links else []
 
 
-def tag_of(parent_id: str) -> str:
-    """Return the tag by which a sweep finds all of its runs: a run has one parent, but may be in many sweeps."""
-    return f"sweep.{parent_id[:12]}"
+def adopt(client: Any, parent_id: str, arms: Mapping[str, str]) -> list[Any]:
+    """Tag runs with their arms, by run id, and make those children of the parent that have none, or a deleted one.
 
-
-def adopt(client: Any, parent_id: str, run_ids: Sequence[str]) -> list[Any]:
-    """Make runs children of the parent if they have no parent, or one that was deleted in MLflow.
-
-    Tags all of them if some have another parent, and returns those.
+    Returns the runs that have another parent.
     """
-    runs = [run for run_id in run_ids if (run := active_run(client, run_id))]
-    elsewhere = []
-    for run in runs:
+    elsewhere, tag = [], arm_tag(parent_id)
+    for run_id, arm in arms.items():
+        run = active_run(client, run_id)
+        if run is None:
+            continue
+        if run.data.tags.get(tag) != arm:
+            client.set_tag(run_id, tag, arm)
         before = run.data.tags.get(PARENT)
         if before != parent_id and before is not None and active_run(client, before) is not None:
             elsewhere.append(run)
         elif before != parent_id:
-            client.set_tag(run.info.run_id, PARENT, parent_id)
-    if elsewhere:
-        for run in runs:
-            client.set_tag(run.info.run_id, tag_of(parent_id), parent_id)
+            client.set_tag(run_id, PARENT, parent_id)
     return elsewhere
 
 

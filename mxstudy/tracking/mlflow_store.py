@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mxstudy.compat.mlflow import SOURCE_COMMIT, SOURCE_NAME, quiet_client, shared_view
+from mxstudy.compat.mlflow import NOTE, SOURCE_COMMIT, SOURCE_NAME, quiet_client
 from mxstudy.reader import require, root_of
+from mxstudy.tracking.dashboard import having, link_to_runs, list_of_runs
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.mlflow_database import make_database
 from mxstudy.tracking.mlflow_metrics import allowed
@@ -22,9 +23,6 @@ TEXT_LENGTH = 6000  # MLflow's limit for the value of a param
 
 BACKTICK, QUOTES = "`", "'\""  # the marks around names and values in MLflow's searches
 MEMBER = "in."  # prefix of the tags that name the experiments and sweeps of a run
-VIEW = "mxstudy"  # name of our saved view of an experiment's list of runs
-COLUMNS = [f"tags.`{tag}`" for tag in ("status", "precision", "norm", "seed")]
-COLUMNS += [f"metrics.`{metric}`" for metric in ("val/loss", "train/loss", "train/spikes")]
 
 
 def check_uri(uri: str, key: str) -> None:
@@ -59,20 +57,31 @@ def one_line(uri: str, error: BaseException) -> str:
     return f"{uri}: {type(root).__name__}: {' '.join(str(root).split())[:200]}"
 
 
-def get_experiment(client: Any, name: str) -> str:
-    """Return the id of the experiment of that name; create it if there is none."""
+def get_experiment(client: Any, name: str, study: str) -> str:
+    """Return the id of the experiment of that name; create it if there is none.
+
+    An experiment without a view of its runs gets the one of this kind of run, and a link to it at the head of its page.
+    """
+    experiment = client.get_experiment_by_name(name) or create_experiment(client, name)
+    experiment_id: str = experiment.experiment_id
+    view = list_of_runs(study)
+    if not view.keys() <= experiment.tags.keys():
+        for key, value in ({NOTE: link_to_runs(experiment_id)} | view).items():
+            if key not in experiment.tags:
+                client.set_experiment_tag(experiment_id, key, value)
+    return experiment_id
+
+
+def create_experiment(client: Any, name: str) -> Any:
+    """Create an experiment, unless another process has just done so, and return it."""
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        try:
-            location = artifact_location(client.tracking_uri, name)
-            return client.create_experiment(name, artifact_location=location, tags=shared_view(VIEW, COLUMNS))
-        except MlflowException:  # another process has just created it; otherwise the error is raised below
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
-                raise
-    return experiment.experiment_id
+    try:
+        client.create_experiment(name, artifact_location=artifact_location(client.tracking_uri, name))
+    except MlflowException:
+        if client.get_experiment_by_name(name) is None:
+            raise
+    return client.get_experiment_by_name(name)
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:
@@ -139,7 +148,15 @@ def membership_tags(folder: RunFolder) -> dict[str, str]:
 
 def member_of(name: str) -> str:
     """Return the search for the runs of an experiment or sweep, in whichever experiment of MLflow they are."""
-    return f"tags.`{allowed(MEMBER + name)}` LIKE '%'"
+    return having(allowed(MEMBER + name))
+
+
+def arm_tag(parent_id: str) -> str:
+    """Return the tag by which a sweep finds all of its runs and groups them: its value is the run's arm there.
+
+    A run has one parent, but may be in many sweeps.
+    """
+    return f"sweep.{parent_id[:12]}"
 
 
 def own_tags(folder: RunFolder) -> dict[str, str]:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import logging
 import os
-from pathlib import Path
 
 import pytest
+from mlflow_pages import pages
 
 from mxstudy.compat import mlflow as compat
 
 pytestmark = pytest.mark.integration
-
-
-@functools.cache
-def pages() -> str:
-    """Return the scripts of MLflow's pages, as they are installed."""
-    server = importlib.import_module("mlflow.server")
-    scripts = sorted((Path(str(server.__file__)).parent / "js" / "build" / "static" / "js").glob("*.js"))
-    assert scripts
-    return "\n".join(script.read_text(errors="replace") for script in scripts)
 
 
 @pytest.mark.parametrize("name", [name for name in compat.ENVIRONMENT if name != "DO_NOT_TRACK"])
@@ -63,21 +53,10 @@ def test_the_pages_read_the_colour_of_a_run() -> None:
     assert compat.COLOR in pages()
 
 
-@pytest.mark.parametrize("word", ["mlflow.sharedViewState", "viewStateShareKey", "selectedColumns"])
-def test_the_pages_read_shared_views(word: str) -> None:
-    assert word in pages()
-    assert list(compat.shared_view("mine", ["tags.`norm`"])) == ["mlflow.sharedViewState.mine"]
-
-
 @pytest.mark.parametrize("word", ["compareRunsMode", "searchFilter", "orderByKey", "orderByAsc", "workflowType"])
-def test_the_pages_read_the_address_of_charts(word: str) -> None:
+def test_the_pages_read_the_address_of_charts_of_several_experiments(word: str) -> None:
     assert word in pages()
-    assert f"{word}=" in compat.charts_of(["1"], "tags.x = 'y'", "metrics.`val/loss`")
-
-
-def test_charts_of_several_experiments_have_an_address_of_their_own() -> None:
     assert "/compare-experiments/:searchString" in pages()
-    assert compat.charts_of(["1"], "", "").startswith("#/experiments/1/runs?workflowType=")
-    assert compat.charts_of(["1", "2"], "", "").startswith(
-        "#/compare-experiments/s?experiments=%5B%221%22%2C+%222%22%5D&"
-    )
+    address = compat.charts_over(["1", "2"], "tags.x = 'y'", "metrics.`val/loss`")
+    assert f"{word}=" in address
+    assert address.startswith("#/compare-experiments/s?experiments=%5B%221%22%2C+%222%22%5D&")

@@ -22,6 +22,8 @@ def test_a_run_has_the_name_and_the_colour_of_its_arm_in_mlflow(tmp_path: Path, 
     assert [name.split()[-1] for name in named] == ["seed=0", "seed=1"] * 2
     assert [" p=4" in name for name in named] == [False, False, True, True]
     assert jobs[0].color == jobs[1].color != jobs[2].color == jobs[3].color
+    assert [job.name for job in jobs] == [f"{job.arm} seed={job.config.seed}" for job in jobs]
     mirror = mirror_of(jobs[2].config, claim(jobs[2]), jobs[2].label)
     assert mirror is not None
+    assert mirror.folder.provenance()["arm"] == jobs[2].arm
     assert (mirror.run_name, mirror.tags["mlflow.runColor"]) == (jobs[2].name, jobs[2].color)

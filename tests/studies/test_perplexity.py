@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import signal
 from dataclasses import dataclass
@@ -246,7 +247,9 @@ def test_checkpoints_are_compared_document_by_document(
     assert "bits/byte, minus mxnorm p=2, mxfp8, compute bf16" in said
     first, second = find_runs(tmp_path / "runs")
     totals = [results.load([one.path], "perplexity")["bits_per_byte"][0] for one in (first, second)]
-    summary = perplexity_tables.summarise({"a": first, "b": second}, {}).markdown
+    summed_up = perplexity_tables.summarise({"a": first, "b": second}, {})
+    assert re.fullmatch(rf"bits/byte: .* {totals[0]:.4f}, .* {totals[1]:.4f}", summed_up.result)
+    summary = summed_up.markdown
     rows = [
         [cell.strip() for cell in line.split("|")[2:5]] for line in summary.splitlines() if "compute bf16 |" in line
     ]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mxstudy import results
 from mxstudy.studies.pretrain.run import divergence
-from mxstudy.studies.pretrain.tables import columns, legend, markdown_table, no_baseline, terminal_table
+from mxstudy.studies.pretrain.tables import columns, in_one_line, legend, markdown_table, no_baseline, terminal_table
 
 NAN = float("nan")
 
@@ -58,6 +58,9 @@ def test_the_dead_are_counted_beside_the_mean_of_those_that_finished():
     assert cells["val loss"] == ["2.0000 ± 2.4841", "2.7500 ± 6.9884†", "-"]
     assert cells["diff"][1:] == ["+0.2500 ± 0.6353 (2 pairs)", "-"]
     assert legend(rows, {})[1:] == ["† mean of the runs that did not diverge: mxnorm_p2 2 of 3"]
+    assert in_one_line(rows) == (
+        "val loss: rmsnorm 2.0000 ± 2.4841, mxnorm_p2 2.7500 ± 6.9884 (1 diverged), mxnorm_p1 - (2 diverged)"
+    )
     assert max(map(len, on_a_terminal(rows))) <= 80
     assert "(2 pairs)" in "".join(on_a_terminal(rows))
 

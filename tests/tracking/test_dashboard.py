@@ -54,7 +54,8 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: 
     assert create_store(server.uri) is None
     arms = {"a": ("rmsnorm", False), "b": ("mxnorm_p1", False), "c": ("mxnorm_p2", True)}
     folders = {digit * 64: arm(server, tmp_path / "runs", digit, *kind) for digit, kind in arms.items()}
-    sweep = Sweep(server.uri, "quick", "quick: norm", {"experiment": "quick"}, folders)
+    names = {digit * 64: norm for digit, (norm, _) in arms.items()}
+    sweep = Sweep(server.uri, "quick", "quick: norm", {"experiment": "quick", "study": "pretrain"}, folders, names)
     parent_id = sweep.begin()
     for folder, (norm, diverges) in zip(folders.values(), arms.values(), strict=True):
         folder.update(mlflow_parent_id=parent_id)
@@ -65,7 +66,9 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: 
         assert mirror.finish(state, reason) is None
     figure = tmp_path / "losses.png"
     figure.write_bytes(PNG)
-    sweep.end("finished", Summary("| arm | val loss |\n|---|---|\n| rmsnorm | 4.25 |", [figure]))
+    sweep.end(
+        "finished", Summary("| arm | val loss |\n|---|---|\n| rmsnorm | 4.25 |", [figure], "val loss: rmsnorm 4.25")
+    )
 
     def search(query: str) -> dict[str, dict[str, Any]]:
         runs = server.post("runs/search", experiment_ids=["1"], filter=query)["runs"]
@@ -91,8 +94,8 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: 
 
     metrics = {metric["key"]: metric["value"] for metric in children["norm=rmsnorm"]["data"]["metrics"]}
     assert {name.split("/")[0] for name in metrics} == {"train", "val", "norm_rms", "saturation", "system"}
-    assert metrics["norm_rms/layers.0.attention_norm.rms"] == 0.99
-    assert metrics["saturation/forward_x.overflow_fraction_max"] == 0.125
+    assert metrics["norm_rms/rms.layers.0.attention_norm"] == 0.99
+    assert metrics["saturation/overflow_fraction_max.forward_x"] == 0.125
     assert (metrics["train/spikes"], metrics["train/tokens"], metrics["val/loss"]) == (1, 96, 4.25)
     run_id = children["norm=rmsnorm"]["info"]["run_id"]
     history = json.loads(server.get(f"api/2.0/mlflow/metrics/get-history?run_id={run_id}&metric_key=train/loss"))
@@ -101,6 +104,7 @@ def test_the_server_serves_a_sweep(server: Server, tmp_path: Path, monkeypatch: 
     parent = search("tags.sweep_fingerprint != ''")["quick: norm"]
     assert parent["info"]["run_id"] == parent_id
     assert "| rmsnorm | 4.25 |" in tags_of(parent)["mlflow.note.content"]
+    assert tags_of(parent)["result"] == "val loss: rmsnorm 4.25"
     assert server.get(f"get-artifact?path=losses.png&run_uuid={parent_id}") == PNG
     assert b"| rmsnorm | 4.25 |" in server.get(f"get-artifact?path=summary.md&run_uuid={parent_id}")
     assert b"seed: 0" in server.get(f"get-artifact?path=config.yaml&run_uuid={run_id}")

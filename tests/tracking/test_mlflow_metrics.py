@@ -42,11 +42,11 @@ def test_other_rows(row: dict, metrics: dict) -> None:
 @each(
     ("name", "metric"),
     [
-        ("norm_output_rms", "norm_rms/layers.0.norm.rms"),
-        ("memory", "system/layers.0.norm.rms"),
-        ("timing", "system/layers.0.norm.rms"),
-        ("corpora", "system/layers.0.norm.rms"),
-        ("one_of_tomorrow", "one_of_tomorrow/layers.0.norm.rms"),
+        ("norm_output_rms", "norm_rms/rms.layers.0.norm"),
+        ("memory", "system/rms.layers.0.norm"),
+        ("timing", "system/rms.layers.0.norm"),
+        ("corpora", "system/rms.layers.0.norm"),
+        ("one_of_tomorrow", "one_of_tomorrow/rms.layers.0.norm"),
     ],
 )
 def test_a_probe_has_a_folder_and_names_one_slash(name: str, metric: str) -> None:
@@ -64,30 +64,30 @@ def test_saturation_is_told_by_operand_over_all_linears_and_without_its_constant
         for quantity in ("overflow_fraction", "overflow_fraction_gaussian", "sqnr_db", "scale_exponent_min")
     }
     assert probe("saturation", **values) == {
-        "saturation/forward_x.overflow_fraction_mean": 0.5,
-        "saturation/forward_x.overflow_fraction_max": 0.75,
-        "saturation/forward_x.sqnr_db_mean": 0.5,
-        "saturation/forward_x.sqnr_db_min": 0.25,
-        "saturation/forward_x.scale_exponent_min": 0.25,
+        "saturation/overflow_fraction_mean.forward_x": 0.5,
+        "saturation/overflow_fraction_max.forward_x": 0.75,
+        "saturation/sqnr_db_mean.forward_x": 0.5,
+        "saturation/sqnr_db_min.forward_x": 0.25,
+        "saturation/scale_exponent_min.forward_x": 0.25,
     }
 
 
 def test_routing_is_told_over_layers() -> None:
     values = {f"layers.{i}.ffn__{name}": i + 1.0 for i in (0, 1) for name in ("busiest", "entropy")}
     assert probe("routing", **values, **{"layers.0.ffn__loads": [0.5, 0.5]}) == {
-        "routing/layers.ffn.busiest_max": 2.0,
-        "routing/layers.ffn.entropy_mean": 1.5,
-        "routing/layers.ffn.entropy_min": 1.0,
+        "routing/busiest_max.layers.ffn": 2.0,
+        "routing/entropy_mean.layers.ffn": 1.5,
+        "routing/entropy_min.layers.ffn": 1.0,
     }
 
 
 def test_weights_and_outliers_are_told_over_layers() -> None:
     gain = {"layers.0.norm.weight__min": 0.5, "layers.11.norm.weight__min": 0.25, "norm.weight__min": 0.75}
-    assert probe("weights", **gain) == {"weights/layers.norm.weight.min": 0.25, "weights/norm.weight.min": 0.75}
+    assert probe("weights", **gain) == {"weights/min.layers.norm.weight": 0.25, "weights/min.norm.weight": 0.75}
     largest = {"layers.0.norm__absmax": 2.0, "layers.1.norm__absmax": 4.0, "layers.1.norm__feature": 17}
     assert probe("outlier_features", **largest) == {
-        "outlier_features/layers.norm.absmax_mean": 3.0,
-        "outlier_features/layers.norm.absmax": 4.0,
+        "outlier_features/absmax_mean.layers.norm": 3.0,
+        "outlier_features/absmax.layers.norm": 4.0,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,17 @@ import pytest
 from tracked import make_folder, training_row, write_rows
 
 from mxstudy import results
-from mxstudy.compat.mlflow import NOTE, PARENT, charts_of
+from mxstudy.compat.mlflow import NOTE, PARENT, charts_over
+from mxstudy.compat.mlflow_views import address_of_view
 from mxstudy.tracking.folder import RunFolder
 from mxstudy.tracking.memberships import Membership
 from mxstudy.tracking.mlflow_mirror import Position, mirror_of
 from mxstudy.tracking.mlflow_parent import SUMMARY, Summary, Sweep
-from mxstudy.tracking.mlflow_store import active_run, connect
+from mxstudy.tracking.mlflow_store import active_run, arm_tag, connect
 
 pytestmark = pytest.mark.integration
 
-TABLE = Summary("| arm | val loss |\n| --- | --- |\n| rmsnorm | 4.5 |")
+TABLE = Summary("| arm | val loss |\n| --- | --- |\n| rmsnorm | 4.5 |", result="val loss: rmsnorm 4.5")
 
 
 def make(uri: str, runs: Path, digit: str) -> RunFolder:
@@ -31,7 +33,12 @@ def make(uri: str, runs: Path, digit: str) -> RunFolder:
 
 def sweep_of(uri: str, *folders: RunFolder) -> Sweep:
     named = {folder.status().fingerprint: folder for folder in folders}
-    return Sweep(uri, "quick", "quick: seed", {"norm": "rmsnorm"}, named)
+    arms = dict.fromkeys(named, "mxfp8 rmsnorm")
+    return Sweep(uri, "quick", "quick: seed", {"norm": "rmsnorm", "study": "pretrain"}, named, arms)
+
+
+def write_provenance(folder: RunFolder, **more: str) -> None:
+    (folder.path / "provenance.json").write_text(json.dumps(folder.provenance() | more))
 
 
 def send(folder: RunFolder, parent_id: str | None = None) -> str:
@@ -55,16 +62,35 @@ def test_a_child_knows_its_parent_from_the_start_and_the_parent_what_came_out(ur
     assert [get(uri, child).data.tags[PARENT] for child in children] == [parent_id] * 2
     figure = tmp_path / "losses.png"
     figure.write_bytes(b"\x89PNG")
-    sweep.end("finished", Summary(TABLE.markdown, [figure]))
+    sweep.end("finished", replace(TABLE, figures=[figure]))
     parent = get(uri, parent_id)
     assert (parent.info.run_name, parent.info.status) == ("quick: seed", "FINISHED")
     assert parent.info.start_time == int(folders[0].status().started_s * 1000)
     assert parent.info.end_time == int(folders[1].journal_path.stat().st_mtime * 1000)
-    assert {"status": "finished", "norm": "rmsnorm", "jobs": "2"}.items() <= parent.data.tags.items()
+    said = {"status": "finished", "norm": "rmsnorm", "jobs": "2", "result": "val loss: rmsnorm 4.5"}
+    assert said.items() <= parent.data.tags.items()
     link, note = parent.data.tags[NOTE].split("\n\n", 1)
     assert note == TABLE.markdown
-    assert f"&searchFilter=tags.mlflow.parentRunId%3D%27{parent_id}%27&" in link
+    assert link == f"[Charts of its runs]({address_of_view('1', arm_tag(parent_id), charts=True)})"
     assert {file.path for file in connect(uri).list_artifacts(parent_id)} == {SUMMARY, "losses.png"}
+
+
+def test_a_sweep_has_charts_from_its_start_and_finds_its_runs_by_their_arms(uri: str, tmp_path: Path) -> None:
+    folder = make(uri, tmp_path / "runs", "a")
+    write_provenance(folder, arm="rmsnorm")
+    sweep = sweep_of(uri, folder)
+    parent_id = sweep.begin()
+    tag, client = arm_tag(parent_id), connect(uri)
+    assert get(uri, parent_id).data.tags[NOTE] == f"[Charts of its runs]({address_of_view('1', tag, charts=True)})"
+    view = json.loads(client.get_experiment("1").tags[f"mlflow.sharedViewState.{tag}"])
+    child = send(folder, parent_id)
+    assert get(uri, child).data.tags[tag] == "rmsnorm"  # the parent did not have to end
+    assert [run.info.run_id for run in client.search_runs(["1"], view["searchFilter"])] == [child]
+    assert view["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": tag}]
+    sweep.end("finished", TABLE)
+    assert get(uri, child).data.tags[tag] == "mxfp8 rmsnorm"  # its name among the arms of this sweep
+    sweep.begin()
+    assert TABLE.markdown in get(uri, parent_id).data.tags[NOTE]
 
 
 def test_a_child_that_began_before_its_parent_joins_it_while_it_runs(uri: str, tmp_path: Path) -> None:
@@ -132,7 +158,7 @@ def test_a_sweep_shows_its_runs_whoever_trained_them(uri: str, tmp_path: Path, m
     parent = get(uri, second.begin())
     link, table, others = parent.data.tags[NOTE].split("\n\n")
     ids = [parent.info.experiment_id, get(uri, child).info.experiment_id]
-    assert link == f"[Charts of its runs]({charts_of(ids, sought(parent), 'metrics.`val/loss`')})"
+    assert link == f"[Charts of its runs]({charts_over(ids, sought(parent), 'metrics.`val/loss`')})"
     assert table == TABLE.markdown
     assert others == f"Under the sweeps that trained them: [norm=rmsnorm](#/experiments/{ids[1]}/runs/{child})"
     found = connect(uri).search_runs(ids, sought(parent))
@@ -148,7 +174,7 @@ def test_a_sweep_shows_its_runs_whoever_trained_them(uri: str, tmp_path: Path, m
 
 
 def sought(parent: Any) -> str:
-    return f"tags.`sweep.{parent.info.run_id[:12]}` = '{parent.info.run_id}'"
+    return f"tags.`sweep.{parent.info.run_id[:12]}` LIKE '%'"
 
 
 def test_a_parent_of_another_store_is_no_parent(uri: str, tmp_path: Path) -> None:
@@ -168,5 +194,5 @@ def test_a_parent_that_was_deleted_is_made_anew(uri: str, tmp_path: Path) -> Non
 def test_a_sweep_that_did_not_get_through_says_so(uri: str, tmp_path: Path, state: str, status: str) -> None:
     sweep = sweep_of(uri, make(uri, tmp_path / "runs", "a"))
     sweep.end(state, TABLE)
-    parent = get(uri, sweep._parent(connect(uri)))
+    parent = get(uri, sweep._parent(connect(uri)).info.run_id)
     assert (parent.info.status, parent.data.tags["status"]) == (status, state)

@@ -104,14 +104,15 @@ def summarise(runs: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Sum
     """
     arms = named(runs, "perplexity")
     against = baseline_arm(arms, baseline)
-    parts = []
+    parts, lines = [], []
     for unit in UNITS:
         title = f"{unit.name}, minus {against}: 95 % paired bootstrap interval"
         columns = ("arm", unit.name, "difference", "docs")
         cells = [(label, *compared(folder, arms[against], unit)) for label, folder in arms.items()]
         show(title, columns, cells, [])
         parts.append(markdown(title, columns, cells))
-    return Summary("\n\n".join(parts))
+        lines.append(f"{unit.name}: {', '.join(f'{label} {loss}' for label, loss, *_ in cells)}")
+    return Summary("\n\n".join(parts), result=lines[0])
 
 
 def compared(ours: RunFolder, theirs: RunFolder, unit: Unit) -> tuple[str, ...]:

@@ -40,7 +40,14 @@ def summarise(named: Mapping[str, RunFolder], baseline: Mapping[str, str]) -> Su
     place = FIGURES / REHEARSALS if any(folder.is_rehearsal for folder in folders) else FIGURES
     figure = draw_losses(folders, runs, place / f"{folders[0].membership().experiment}.png")
     print(f"loss curves: {figure}", flush=True)
-    return Summary("\n\n".join([markdown_table(rows), *notes]), [figure])
+    return Summary("\n\n".join([markdown_table(rows), *notes]), [figure], in_one_line(rows))
+
+
+def in_one_line(rows: Sequence[ArmRow]) -> str:
+    """Return the mean loss of every arm, and how many of its runs diverged, for the sweep's row in MLflow."""
+    lost = [f" ({row.lost} diverged)" if row.lost else "" for row in rows]
+    means = [f"{row.arm} {row.mean.text('.4f')}{died}" for row, died in zip(rows, lost, strict=True)]
+    return f"val loss: {', '.join(means)}"
 
 
 def has_diverged(folder: RunFolder) -> bool:
