@@ -47,6 +47,7 @@ def figure_rules() -> Iterator[None]:
     from figure_rules import broken  # takes a second, and chooses matplotlib's backend
     from matplotlib import pyplot as plt
 
+    plt.close("all")  # those of other tests
     yield
     drawn = [plt.figure(number) for number in plt.get_fignums()]
     found = [rule for figure in drawn for rule in broken(figure)]

@@ -175,5 +175,5 @@ def test_each_tracking_database_is_made_once_and_may_be_away(
     monkeypatch.setattr(parents, "create_store", unreachable)
     assert inline.run_jobs(plan(seeds(tmp_path, 1, 2, tracking={"uri": "http://localhost:1"}))) == 0
     assert asked == ["http://localhost:1"]
-    assert "tracking: http://localhost:1 does not answer; the runs go on" in capsys.readouterr().out
+    assert "tracking: http://localhost:1 does not answer; the runs continue" in capsys.readouterr().out
     assert study.ran == ["seed=1", "seed=2"]
