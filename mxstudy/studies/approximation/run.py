@@ -58,8 +58,8 @@ def record(folder: RunFolder) -> None:
     ratios = convergence.set_index(["blocks", "distribution", "p"])["mean"]
     journal = Journal(folder.journal_path)
     for blocks in sorted({*fidelity["blocks"], *convergence["blocks"]}):
-        values = {f"r_squared/B{b}_p{p:g}": v for (n, b, p), v in r_squared.items() if n == blocks}
-        values |= {f"rms_ratio/{name}_p{p:g}": v for (n, name, p), v in ratios.items() if n == blocks}
+        values = {f"B{b}_p{p:g}/r_squared": v for (n, b, p), v in r_squared.items() if n == blocks}
+        values |= {f"{name}_p{p:g}/rms_ratio": v for (n, name, p), v in ratios.items() if n == blocks}
         journal.write({"step": int(blocks), "probe": "approximation", "values": values})
     journal.close()
 
