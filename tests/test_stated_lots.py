@@ -100,6 +100,7 @@ def test_of_the_recipes_table_every_claim_is_decided_by_its_rule(tables: Path) -
         assert [rates[one.id] for one in claims] == pytest.approx([0.05 / len(claims)] * len(claims))
 
 
+@pytest.mark.slow
 def test_with_three_seeds_nothing_is_decided_and_a_run_that_diverged_is_no_equal(tables: Path) -> None:
     runs = with_losses(RECIPE, LOSSES)
     lost = (runs["config.seed"] == 4) & (runs["config.precision.schedule.0.plan.layers.*"] == "fp8_blockwise")
