@@ -190,7 +190,7 @@ def of_runs(rows: pd.DataFrame, runs: pd.DataFrame, whole: bool = False) -> pd.D
     if "replica" in keys:  # millions of rows, and their figures name arms by the keys that they are asked for
         return rows if whole else rows.merge(runs[keys].drop_duplicates(), on=keys)
     own = rows.merge(runs.drop_duplicates(keys)[[*keys, *OF_RUN]], on=keys)
-    if "tokens" in own or "step" not in own or not {*TOKENS} <= {*runs}:
+    if "step" not in own or not {*TOKENS} <= {*runs}:
         return own
     a_step = runs.drop_duplicates("fingerprint").set_index("fingerprint")[TOKENS].prod(axis=1)
     return own.assign(tokens=(own["step"] + 1) * own["fingerprint"].map(a_step))

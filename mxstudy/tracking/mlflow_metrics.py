@@ -75,8 +75,8 @@ def metric_name(folder: str | None, key: str) -> str:
     long parts are what the metrics of a folder have in common.
     """
     own, _, rest = key.partition("/") if folder is None else (folder, "", key)
-    of, _, what = rest.partition("/")
-    return f"{own}/{what.replace('/', '.')}.{of}" if what else f"{own}/{of}"
+    of, _, what = rest.rpartition("/")
+    return f"{own}/{what}.{of.replace('/', '.')}" if of else f"{own}/{what}"
 
 
 def everything(values: Values) -> Values:

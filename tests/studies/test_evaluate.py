@@ -162,8 +162,8 @@ def test_the_training_run_has_the_scores_in_mlflow(asked: list[str], uri: str, c
     client = connect(uri)
     for one in (training, own):
         found = client.get_run(one.status().mlflow_run_id).data.metrics
-        assert found["evaluation/csqa.cf.score"] == scores["csqa", "cf"]
-        assert found["evaluation/average_of_2.best.score"] == scores["average of 2", "best"]
+        assert found["evaluation/score.csqa.cf"] == scores["csqa", "cf"]
+        assert found["evaluation/score.average_of_2.best"] == scores["average of 2", "best"]
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_what_the_training_run_was_not_told_it_is_told_by_the_same_command(
     run_here(tmp_path, *here, f"tracking.uri={uri}")
     assert "skipped: finished" in capsys.readouterr().out
     metrics = connect(uri).get_run(training.status().mlflow_run_id).data.metrics
-    assert "evaluation/csqa.cf.score" in metrics
+    assert "evaluation/score.csqa.cf" in metrics
 
 
 def test_a_run_names_its_newest_checkpoint_when_it_is_planned(asked: list[str], tmp_path: Path) -> None:
