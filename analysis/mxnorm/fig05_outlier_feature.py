@@ -67,6 +67,7 @@ def draw(maps: dict[str, tuple[pd.DataFrame, int | None]], metrics: pd.DataFrame
         top.tick_params(labelleft=top is panels[0, 0])
         image = bottom.pcolormesh(heat.columns, np.arange(len(heat)), heat, norm=color, cmap="magma", rasterized=True)
         bottom.grid(False)
+        bottom.tick_params(axis="x", labelsize=6, rotation=45 if len(maps) > 4 else 0)
         if spike is None:
             in_tokens(bottom, label="")
         for axes in (top, bottom):
