@@ -118,15 +118,15 @@ def jobs() -> str:
     return markdown(["jobs", "vary in", "fastest, s", "slowest, s"], cells, left=["vary in"])
 
 
-def launched(vary_in: str, digits: int) -> str:
+def launched(vary_in: str) -> str:
     one = row("launch", vary_in=vary_in)
-    return f"{one['fastest_s']:.{digits}f} to {one['slowest_s']:.{digits}f} s"
+    return f"{one['fastest_s']:.1f} to {one['slowest_s']:.1f} s"
 
 
 LAUNCH: Parts = {
     "jobs": jobs,
-    "values": lambda: launched("values", 1),
-    "groups": lambda: launched("groups", 0),
+    "values": lambda: launched("values"),
+    "groups": lambda: launched("groups"),
 }
 
 
