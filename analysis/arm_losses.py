@@ -65,7 +65,7 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
     left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")
-    left.set_xlabel("loss less bf16's, nats")
+    left.set_xlabel("loss minus that of bf16, nats")
     left.locator_params(axis="x", nbins=5 if right else 3)
     for axes in right:
         wrong = errors(of, runs, bias)

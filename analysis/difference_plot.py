@@ -37,5 +37,5 @@ def draw(runs: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(found)), names)
     axes.set_ylim(len(found) - 0.5, -0.5)
     others = {other for _, _, other in found}
-    axes.set_xlabel(f"validation loss less that of\n{others.pop() if len(others) == 1 else 'the baseline'}, nats")
+    axes.set_xlabel(f"validation loss minus that of\n{others.pop() if len(others) == 1 else 'the baseline'}, nats")
     return figure

@@ -94,7 +94,7 @@ def test_differences_are_paired_by_seed() -> None:
     rows = compared()
     top, bottom = loss_comparison.draw(rows, of_seeds(rows), "training_loss").axes
     assert [line.get_label() for line in top.lines] == ["bf16", "mxfp8"]
-    assert bottom.get_ylabel() == "less that of\nbf16, nats"
+    assert bottom.get_ylabel() == "minus that of\nbf16, nats"
     assert np.allclose(bottom.lines[1].get_ydata(), 0.2)
     heights = np.concatenate([path.vertices[:, 1] for path in bottom.collections[0].get_paths()])
     assert (heights.min(), heights.max()) == pytest.approx((0.1, 0.3))
@@ -144,7 +144,7 @@ def test_a_baseline_of_ones_own_and_one_that_is_no_arm(tmp_path: Path, monkeypat
         of_seeds(rows).drop(columns=["arm", "color", "name", "unit", "partner"]), tmp_path / "x_runs.parquet", {}
     )
     _, bottom = drawn(loss_comparison, monkeypatch, "--runs", str(tmp_path / "x"), "--baseline", "precision=mxfp8").axes
-    assert bottom.get_ylabel() == "less that of\nmxfp8, nats"
+    assert bottom.get_ylabel() == "minus that of\nmxfp8, nats"
     with pytest.raises(SystemExit):
         loss_comparison.main(["--runs", str(tmp_path / "x"), "--baseline", "precision=bf15"])
     assert "--baseline: no run has precision=bf15; there are bf16; mxfp8" in capsys.readouterr().err

@@ -164,7 +164,7 @@ def test_differences_are_drawn_with_their_signs_and_the_arms_colours() -> None:
     (axes,) = difference_plot.draw(frame).axes
     points = {line.get_color(): line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
     assert points == {KNOWN["mxnorm_p1"]: pytest.approx(-0.1), KNOWN["mxnorm_p2"]: pytest.approx(0.1)}
-    assert axes.get_xlabel() == "validation loss less that of\nrmsnorm, nats"
+    assert axes.get_xlabel() == "validation loss minus that of\nrmsnorm, nats"
     assert not difference_plot.suits(frame[frame["arm"] == "rmsnorm"])
 
 

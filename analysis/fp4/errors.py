@@ -1,4 +1,4 @@
-"""Where the error of each arm of a contradiction between FP4 recipes is made, at the last measurement of its runs.
+"""Show where the error of each arm of a contradiction between FP4 recipes is made, at its runs' last measurement.
 
 Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 less the cosine of the gradient
 with that in FP32 at the same weights, of each linear's weight. Points: means over runs and linears, or layers; lines:

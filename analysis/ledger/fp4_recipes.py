@@ -3,22 +3,7 @@
 from __future__ import annotations
 
 from analysis.fp4.contradictions import CONTRADICTIONS
-from analysis.ledger.claim import PRETRAINING, Claim
-from analysis.ledger.training import Difference, in_lot
-from analysis.stated import PAIRS, size
+from analysis.ledger.stated import rows
 
-CLAIMS = tuple(
-    Claim(
-        id=one.id,
-        where=one.by,
-        says=one.says,
-        kind=PRETRAINING,
-        there="30M to 12B, 3B to 10T tokens",
-        arms=f"{one.arm}; {one.baseline}",
-        judge=in_lot(*size(of), Difference((of.sweep,), of.arms[one.arm], of.arms[one.baseline])),
-        rule=one.rule,
-        needs=PAIRS,
-    )
-    for of in CONTRADICTIONS
-    for one in of.comparisons
-)
+SCALE = "30M to 12B, 3B to 10T tokens"
+CLAIMS = tuple(row for of in CONTRADICTIONS for row in rows(of, of.comparisons, SCALE))

@@ -18,7 +18,7 @@ from mxstudy.reader import require
 
 
 class Dropout(nn.Module):
-    """In training, set a share `rate` of the elements to zero and divide the others by 1 - rate; else return x.
+    """Set a share `rate` of the elements to zero and divide the others by 1 - rate; outside of training return x.
 
     `random`: the key, int64 [2], and the places that all streams of the model share.
     """

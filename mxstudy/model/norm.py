@@ -171,7 +171,7 @@ class MXNorm(Norm):
         self.take_blocks(block_size, None)
 
     def take_blocks(self, block_size: int, transform: Hadamard | None) -> None:
-        """From now on, take the absmax of blocks of that size, of x under that transform."""
+        """Take the absmax of blocks of that size, of x under that transform, from now on."""
         check_blocks(self.size, block_size)
         self.block_size, self.transform = block_size, transform
 

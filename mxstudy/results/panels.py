@@ -41,7 +41,7 @@ def draw_arms(
         for arm, less in apart.items():
             band(axes, less, known[arm].color, **style)
         partners = {others[arm] for arm in apart}
-        axes.set_ylabel(f"less that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}, nats")
+        axes.set_ylabel(f"minus that of\n{partners.pop() if len(partners) == 1 else 'the baseline'}, nats")
     in_tokens(panels[-1])
     return panels
 

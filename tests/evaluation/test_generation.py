@@ -113,7 +113,7 @@ def test_a_token_is_drawn_from_the_likeliest(settings: Texts, uniform: float, to
 
 
 class Says(torch.nn.Module):
-    """In place of a head: the logits of one token after the other."""
+    """Return the logits of one token after the other, in place of a head."""
 
     def __init__(self, *tokens: int, value: float = 9.0) -> None:
         super().__init__()

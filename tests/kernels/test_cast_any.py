@@ -104,7 +104,7 @@ def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
 
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
 def test_e4m3_scales_that_are_subnormal_or_zero(rounding):
-    """From the largest to those that a block far below the others has, whose elements saturate and become 0."""
+    """Have E4M3 scales from the largest to 0, which a block far below the others has; its elements become 0."""
     x = torch.randn(16, 512) * (2.0 ** -torch.arange(0, 32)).repeat_interleave(16)
     cast = OperandCast("NVFP4", -1, 16, rounding=rounding, **BELOW_A_SCALE)
     scales = quantize_as(x, cast.as_cast(), -1, draws=DRAWS).scales.float()

@@ -65,7 +65,7 @@ def test_a_notebook_has_its_threads_again_after_a_rehearsal() -> None:
 def test_processes_that_were_started_together_share_what_they_have_in_common(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of four ranks, one is on another host, and one has cores of its own."""
+    """Share cores with the ranks that have the same: of four, one is on another host and one has its own."""
     monkeypatch.setattr(
         threads, "all_of", lambda mine: [mine, mine, ("elsewhere", mine[1]), (mine[0], [len(mine[1]) + 1])]
     )

@@ -34,7 +34,7 @@ TOKENS, IN, OUT = 64, 128, 96
 
 
 class Quantizer:
-    """Of the base class, what the reference needs."""
+    """Stand in for the base class, with the parts that the reference needs."""
 
     def __init__(self, rowwise: bool, columnwise: bool) -> None:
         self.rowwise_usage, self.columnwise_usage = rowwise, columnwise

@@ -1,0 +1,31 @@
+"""The rows of sweeps whose comparisons were stated before their runs: a row a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from analysis.ledger.claim import PRETRAINING, Claim
+from analysis.ledger.training import Difference, in_lot
+from analysis.stated import PAIRS, Comparison, Question, size
+
+
+def rows(
+    of: Question, comparisons: Iterable[Comparison], there: str, together: int | None = None, page: str = ""
+) -> tuple[Claim, ...]:
+    """Return a claim for each of these comparisons of a question. `together`: `comparisons` of a `Claim`."""
+    return tuple(
+        Claim(
+            id=one.id,
+            where=one.by,
+            says=one.says,
+            kind=PRETRAINING,
+            there=there,
+            arms=f"{one.arm}; {one.baseline}",
+            judge=in_lot(*size(of), Difference((of.sweep,), of.arms[one.arm], of.arms[one.baseline])),
+            rule=one.rule,
+            needs=PAIRS,
+            comparisons=together,
+            page=page,
+        )
+        for one in comparisons
+    )
