@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from analysis.command import command
 from analysis.fp4.contradictions import BF16, CONTRADICTIONS, MARGIN
-from analysis.recipe.arms_23m import RECIPE
+from analysis.recipe.arms_23m import RECIPE, RECIPE_AGAIN
 from analysis.stated import STEPS, Question
 from analysis.statistics import CONFIDENCE, Effect
 from analysis.style import ONE_COLUMN, TWO_COLUMNS, caption, figure_parser, load_ended, plt, save
@@ -26,7 +26,7 @@ from analysis.units import chosen, paired
 from mxstudy import results
 from mxstudy.results import legend
 
-BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE)}
+BY_SWEEP = {one.sweep: one for one in (*CONTRADICTIONS, RECIPE, RECIPE_AGAIN)}
 ERROR = "model/ratio"
 
 
@@ -65,7 +65,7 @@ def draw(of: Question, runs: pd.DataFrame, bias: pd.DataFrame | None) -> Figure:
     left.set_yticks(range(len(found)), labels)
     left.invert_yaxis()
     left.axvspan(-MARGIN[0], MARGIN[0], color="0.9", zorder=0, label="alike")
-    left.set_xlabel("loss minus that of bf16, nats")
+    left.set_xlabel("loss minus that of bf16, nats", loc="right")  # longer than the axes beside long names
     left.locator_params(axis="x", nbins=5 if right else 3)
     for axes in right:
         wrong = errors(of, runs, bias)

@@ -1,6 +1,7 @@
 """What is stated before a sweep is run: its question, its arms by name, and comparisons of two arms, each a claim.
 
-All these sweeps train a 23M Llama, with five pairs of seeds an arm, for 600 steps where an arm says nothing else.
+All these sweeps train a 23M Llama, with five pairs of seeds an arm where nothing else is said, for 600 steps where an
+arm says nothing else.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a sweep answers. `sweep`: its runs. `arms`: by the names that a figure shows."""
+    """A question that a sweep answers. `sweep`: its runs. `arms`: by the names of the figure. `seeds`: of each arm."""
 
     sweep: str
     asks: str
     arms: Mapping[str, Arm]
     comparisons: tuple[Comparison, ...]
+    seeds: range = range(PAIRS)
 
 
 def size(of: Question) -> tuple[int, int]:
     """Return how many runs the sweep has, and on how many tokens they train together."""
     steps = [int(str(arm.get(STEPS, STEPS_A_RUN))) for arm in of.arms.values()]
-    return PAIRS * len(steps), PAIRS * sum(steps) * TOKENS_A_STEP
+    return len(of.seeds) * len(steps), len(of.seeds) * sum(steps) * TOKENS_A_STEP

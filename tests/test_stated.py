@@ -15,7 +15,7 @@ from analysis.ledger import fp4_recipes, recipe_23m
 from analysis.ledger.claim import judge
 from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import Tables
-from analysis.stated import PAIRS, STEPS, size
+from analysis.stated import STEPS, size
 from analysis.units import chosen
 
 pytestmark = pytest.mark.usefixtures("figure_rules")
@@ -23,14 +23,14 @@ CLAIMS = {claim.id: claim for claim in (*fp4_recipes.CLAIMS, *recipe_23m.CLAIMS)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", slow_but(["fp4_signs", "fp4_tail", "recipe_23m"], BY_SWEEP))
-def test_every_job_is_of_one_arm_and_every_arm_has_five_pairs_of_seeds(name: str) -> None:
+@pytest.mark.parametrize("name", slow_but(["fp4_signs", "fp4_tail", "recipe_23m", "recipe_23m_again"], BY_SWEEP))
+def test_every_job_is_of_one_arm_and_every_arm_has_its_pairs_of_seeds(name: str) -> None:
     runs, arms = runs_of(f"+sweep={name}"), BY_SWEEP[name].arms
     are_of = pd.DataFrame({one: chosen(runs, arm) for one, arm in arms.items()})
     assert (are_of.sum(axis=1) == 1).all()
     for one in arms:
         own = runs[are_of[one]]
-        assert sorted(own["config.seed"]) == [*range(PAIRS)]
+        assert sorted(own["config.seed"]) == [*BY_SWEEP[name].seeds]
         assert (own["config.seed"] == own["config.data_seed"]).all()
     tokens = runs["config.train.steps"] * runs["config.train.batch_size"] * runs["config.train.sequence_length"]
     assert tokens.min() == pytest.approx(4e7, rel=0.03)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from analysis.ledger.claim import PRETRAINING, Claim
 from analysis.ledger.training import Difference, in_lot
-from analysis.stated import PAIRS, Comparison, Question, size
+from analysis.stated import Comparison, Question, size
 
 
 def rows(
@@ -23,7 +23,7 @@ def rows(
             arms=f"{one.arm}; {one.baseline}",
             judge=in_lot(*size(of), Difference((of.sweep,), of.arms[one.arm], of.arms[one.baseline])),
             rule=one.rule,
-            needs=PAIRS,
+            needs=len(of.seeds),
             comparisons=together,
             page=page,
         )

@@ -18,7 +18,7 @@ from analysis.ledger.rules import CONTRADICTED, REPRODUCED
 from analysis.ledger.tables import RESULTS, Tables
 from analysis.pages.language_models import LOSS, NORM, NORMS, RATE, SEED
 from analysis.pages.marks import Parts
-from analysis.recipe.arms_23m import RECIPE
+from analysis.recipe.arms_23m import FLOOR, OPERANDS, RECIPE, RECIPE_AGAIN
 from analysis.stated import Question
 from analysis.units import chosen, died, ended
 from mxstudy.results import markdown
@@ -59,18 +59,31 @@ def finished(name: str) -> str:
 
 
 def arms(of: Question) -> str:
-    """Return a table of the arms: their mean loss, and what they lose against bf16."""
+    """Return a table of the arms: their mean loss, and its difference to bf16."""
     runs = runs_of(of.sweep)
     if runs is None:
         return NOT_RUN
-    less, cells = losses(of, runs), []
+    less, cells = losses(of, runs), list[tuple[str, ...]]()
     for name, arm in of.arms.items():
         own = runs[chosen(runs, arm)]
+        if own.empty:
+            cells.append((name, NOT_RUN, "", "", ""))
+            continue
         alive = own.loc[~died(own, LOSS), LOSS]
         pairs = less[name].units if name in less else pd.Series(dtype=float)
         spread = [f"{pairs.mean():+.4f}", f"{pairs.min():+.4f} .. {pairs.max():+.4f}"] if len(pairs) else ["", ""]
         cells.append((name, f"{len(alive)} of {len(own)}", f"{alive.mean():.4f}", *spread))
-    return markdown(("arm", "finished", "mean loss", "less bf16", "least .. most"), cells, left=["arm"])
+    return markdown(("arm", "finished", "mean loss", "minus bf16", "least .. most"), cells, left=["arm"])
+
+
+def rounded_down() -> str:
+    """Return in how many pairs a run with scales rounded down ends above that with scales rounded up: '16 of 16'."""
+    runs = runs_of(RECIPE.sweep)
+    if runs is None:
+        return NOT_RUN
+    loss = {name: runs[chosen(runs, arm)].set_index(SEED)[LOSS] for name, arm in RECIPE.arms.items()}
+    less = pd.concat([loss[f"{name}{FLOOR}"] - loss[name] for name in OPERANDS]).dropna()
+    return f"{(less > 0).sum()} of {len(less)}"
 
 
 def by_rate(name: str) -> str:
@@ -96,5 +109,11 @@ def parts(name: str) -> Parts:
     }
 
 
-RECIPE_23M: Parts = {**parts(RECIPE.sweep), "arms": partial(arms, RECIPE)}
+RECIPE_23M: Parts = {
+    **parts(RECIPE.sweep),
+    "arms": partial(arms, RECIPE),
+    "rounded down": rounded_down,
+    "arms again": partial(arms, RECIPE_AGAIN),
+    "finished again": partial(finished, RECIPE_AGAIN.sweep),
+}
 LR_PAIRED: Parts = {**parts(PAIRED), "losses": partial(by_rate, PAIRED)}
