@@ -21,6 +21,8 @@ STEPS = {  # arms of the benchmark, as the page calls them
     "mxfp8, rmsnorm": "MXFP8, RMSNorm",
     "mxfp8, mxnorm_p2": "MXFP8, MXNorm p=2",
     "mxfp4, rmsnorm": "MXFP4, RMSNorm",
+    "nvfp4, rmsnorm": "NVFP4 with all its parts, RMSNorm",
+    "nvfp4 without random parts, rmsnorm": "NVFP4 without Hadamard transform and stochastic rounding",
     "plain, rmsnorm": "the same, compiled from plain PyTorch, RMSNorm",
     "plain, mxnorm_p2": "the same, compiled from plain PyTorch, MXNorm p=2",
     "torchao, rmsnorm": "torchao's MXTensor, RMSNorm",
@@ -28,6 +30,7 @@ STEPS = {  # arms of the benchmark, as the page calls them
     "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
 }
 READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # of the GPU
+FUSED = "train_step_fused_llama_1b"  # with every arm in the fused blocks
 SIZES = ("llama_125m", "llama_1b", "llama_125m_small", "llama_1b_small")
 
 
@@ -85,12 +88,33 @@ def of_settings(name: str, form: str, unit: float = 1) -> str:
     return least_and_most(found, form)
 
 
-def profiled(arm: str, column: str) -> str:
-    """Return the GPU time or the number of kernels of a step of llama_125m; bf16 is the baseline."""
-    name = "train_step_llama_125m"
+def whole_step(name: str, arm: str) -> dict[str, float]:
+    """Return the GPU time in ms and the number of kernels of a step; bf16 is the baseline."""
     kernels = benchmark(name)["settings"]["kernels"][baseline(name) if arm == "bf16" else arm]
     (whole,) = (one for one in kernels if one["kernel"] == "all")
-    return f"{whole[column]:.0f}"
+    return dict(whole)
+
+
+def profiled(arm: str, column: str) -> str:
+    return f"{whole_step('train_step_llama_125m', arm)[column]:.0f}"
+
+
+def fused(arm: str, column: str) -> str:
+    one = row(FUSED, arm=arm)
+    return f"{one[column]:.3f}"
+
+
+def idle() -> str:
+    return f"{row(FUSED, arm=baseline(FUSED))['step_ms'] - whole_step(FUSED, 'bf16')['ms']:.0f}"
+
+
+def gpu_times() -> str:
+    """Return a table of the GPU time of a step of each arm, and of that time over two others."""
+    times = {arm: whole_step(FUSED, arm)["ms"] for arm in benchmark(FUSED)["settings"]["kernels"]}
+    bases = (baseline(FUSED), "mxfp8, rmsnorm")
+    cells = [(STEPS[arm], f"{ms:.1f}", *(f"{ms / times[base]:.3f}" for base in bases)) for arm, ms in times.items()]
+    head = "kernels of a step of llama_1b"
+    return markdown([head, "ms", "over bf16's", "over MXFP8's"], cells, left=[head])
 
 
 def rounds() -> str:
@@ -114,6 +138,16 @@ TRAIN_STEP: Parts = {
     "plain": lambda: of_steps("plain,", "over_bf16"),
     "torchao": lambda: of_steps("torchao", "over_bf16"),
     **{f"MFU of {size}": partial(mfu, size) for size in SIZES},
+    "fused": partial(step_of, "fused_llama_1b"),
+    "kernels": gpu_times,
+    "idle": idle,
+    **{
+        f"over_bf16 of fused {arm}": partial(fused, arm, "over_bf16")
+        for arm in ("mxfp8, rmsnorm", "mxfp8, mxnorm_p2", "mxfp4, rmsnorm")
+    },
+    "memory of fused MXFP8": partial(fused, "mxfp8, rmsnorm", "peak_over_bf16"),
+    **{f"over MXFP8 of fused {arm}": partial(fused, arm, "over_mxfp8") for arm in STEPS if arm.startswith("nvfp4")},
+    "MFU of fused bf16": partial(fused, "bf16, fused", "mfu"),
 }
 
 
