@@ -10,6 +10,7 @@ gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. pl
 to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
 GPU that warms up does so for all; all are compiled block by block. The tokens are random.
 
+A round is four steps of each arm, which the host launches one behind the other, as it does in a training.
 over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
 interquartile range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared.
 Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with
@@ -55,6 +56,7 @@ from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 3  # the first compiles
+STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
@@ -184,26 +186,29 @@ def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
             train_step(run, 0)
 
 
-class Step(NamedTuple):
-    """A step, from idle GPU to idle GPU, and its peak memory in GiB, 0 on CPU."""
+class Round(NamedTuple):
+    """Some steps of an arm, from idle GPU to idle GPU, and their peak memory in GiB, 0 on CPU."""
 
     span: Span
+    steps: int
     peak_gib: float
 
     @property
-    def seconds(self) -> float:
-        return self.span.ended_s - self.span.began_s
+    def step_s(self) -> float:
+        return (self.span.ended_s - self.span.began_s) / self.steps
 
 
-def timed_step(run: TrainingRun, step: int) -> Step:
+def timed(run: TrainingRun, steps: range) -> Round:
     synchronize(run.device)
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.device)
     began_s = time.perf_counter()
-    train_step(run, step)
+    for step in steps:
+        train_step(run, step)
     synchronize(run.device)
     span = Span(began_s, time.perf_counter())
-    return Step(span, torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0)
+    peak_gib = torch.cuda.max_memory_allocated(run.device) / GIB if run.device.type == "cuda" else 0.0
+    return Round(span, len(steps), peak_gib)
 
 
 def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]]:
@@ -211,27 +216,28 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
     with GpuLog(next(iter(runs.values())).device) as log:
         for step in range(WARMUP_ROUNDS):
             for name, run in runs.items():
-                print(f"warm-up {step}: {name} {timed_step(run, step).seconds:.3f} s", flush=True)
-        rounds: list[list[Step]] = []
+                print(f"warm-up {step}: {name} {timed(run, range(step, step + 1)).step_s:.3f} s", flush=True)
+        rounds: list[list[Round]] = []
         began_s = time.perf_counter()
         while len(rounds) < 3 or time.perf_counter() - began_s < least_s * len(runs):
-            rounds.append([timed_step(run, WARMUP_ROUNDS + len(rounds)) for run in runs.values()])
-    of_arms = [list(steps) for steps in zip(*rounds, strict=True)]
+            first = WARMUP_ROUNDS + STEPS_A_ROUND * len(rounds)
+            rounds.append([timed(run, range(first, first + STEPS_A_ROUND)) for run in runs.values()])
+    of_arms = [list(own) for own in zip(*rounds, strict=True)]
     mxfp8 = of_arms[list(runs).index(MXFP8)] if MXFP8 in runs else None
     named = zip(runs.items(), of_arms, strict=True)
-    rows = [row_of(name, run, steps, of_arms[0], mxfp8) for (name, run), steps in named]
-    return [row | log.over([step.span for step in steps]) for row, steps in zip(rows, of_arms, strict=True)]
+    rows = [row_of(name, run, own, of_arms[0], mxfp8) for (name, run), own in named]
+    return [row | log.over([one.span for one in own]) for row, own in zip(rows, of_arms, strict=True)]
 
 
 def row_of(
-    name: str, run: TrainingRun, steps: Sequence[Step], first: Sequence[Step], mxfp8: Sequence[Step] | None
+    name: str, run: TrainingRun, own: Sequence[Round], first: Sequence[Round], mxfp8: Sequence[Round] | None
 ) -> dict[str, Any]:
-    """Return an arm's row; `first`, `mxfp8`: the steps of the baseline and of the arm MXFP8 in the same rounds."""
-    seconds, first_s = (np.array([step.seconds for step in own]) for own in (steps, first))
-    peak_gib, first_gib = (max(step.peak_gib for step in own) for own in (steps, first))
+    """Return an arm's row; `first`, `mxfp8`: the same rounds of the baseline and of the arm MXFP8."""
+    seconds, first_s = (np.array([one.step_s for one in rounds]) for rounds in (own, first))
+    peak_gib, first_gib = (max(one.peak_gib for one in rounds) for rounds in (own, first))
     step_s, spread_s = median_and_spread(seconds)
     ratio, ratio_spread = median_and_spread(seconds / first_s)
-    over_mxfp8 = median_and_spread(seconds / [step.seconds for step in mxfp8]) if mxfp8 else (None, None)
+    over_mxfp8 = median_and_spread(seconds / [one.step_s for one in mxfp8]) if mxfp8 else (None, None)
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(run.config.train.sequence_length) * tokens_per_s
     return {
