@@ -3,7 +3,7 @@
 A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
 of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square,
 transformed or below a scale of the whole tensor. Where both operands of a tensor are below that scale, its absmax is
-found in one pass for the two (`shared_absmax`).
+found in one pass for the two (`shared_absmax`), and `cast_any_both` makes both of a gradient.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import SETTINGS, BlockCast, Cast, Hadamard
-from mxstudy.kernels import absmax_any, cast_any, cast_both, cast_one
+from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_both, cast_one
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operand_cast import KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
 from mxstudy.numerics.cast import scale_of_result
+from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, Operand
 from mxstudy.numerics.random_bits import signs_of
@@ -163,7 +164,7 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
 
 
 def finish_operand(
-    x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast, absmax: Tensor | None
+    x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast, absmax: Tensor | None = None
 ) -> Operand:
     """Return the operand from a kernel's result x: x itself if it is fused, else its own cast of x."""
     return Operand(x) if is_fused(linear, name, settings) else cast_operand(x, linear, name, axis, absmax=absmax)
@@ -178,10 +179,11 @@ def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, s
 def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: BlockCast) -> tuple[Operand, Operand]:
     """Return dgrad's and wgrad's operands of dH from the two tensors of the kernel that made dH."""
     row, column = made
+    if not any(is_fused(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh")):
+        return both_operands(row, linear)
     column = column if column.numel() else row
-    absmax = shared_absmax(row, linear, "dgrad_dh")
-    dgrad = finish_operand(row, linear, "dgrad_dh", -1, settings, absmax)
-    return dgrad, finish_operand(column, linear, "wgrad_dh", -2, settings, absmax)
+    dgrad = finish_operand(row, linear, "dgrad_dh", -1, settings)
+    return dgrad, finish_operand(column, linear, "wgrad_dh", -2, settings)
 
 
 def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Operand, Operand]:
@@ -190,6 +192,15 @@ def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tup
     if row is not None and column is not None:
         for_dgrad, for_wgrad = cast_both(dh, row, column, settings)
         return Operand(for_dgrad), Operand(for_wgrad)
+    return both_operands(dh, linear)
+
+
+def both_operands(dh: Tensor, linear: Linear) -> tuple[Operand, Operand]:
+    """Return dgrad's and wgrad's operands of a bf16 dH, in one kernel if both are below its absmax and not random."""
+    row, column = linear.gemms.dgrad_dh, linear.gemms.wgrad_dh
     absmax = shared_absmax(dh, linear, "dgrad_dh")
-    dgrad = cast_operand(dh, linear, "dgrad_dh", -1, absmax=absmax)
-    return dgrad, cast_operand(dh, linear, "wgrad_dh", -2, absmax=absmax)
+    if absmax is None or row is None or column is None or is_random(row) or is_random(column):
+        dgrad = cast_operand(dh, linear, "dgrad_dh", -1, absmax=absmax)
+        return dgrad, cast_operand(dh, linear, "wgrad_dh", -2, absmax=absmax)
+    values = cast_any_both(dh, any_cast(row, None, -1, False), any_cast(column, None, -2, False), absmax)
+    return Operand(values[0], scale_of_result(absmax, row)), Operand(values[1], scale_of_result(absmax, column))

@@ -134,6 +134,28 @@ def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
 
 
 @pytest.mark.integration
+@each(
+    ("name", "kernels"),
+    [
+        ("every operand", 4),
+        ("pre-rounded", 4),
+        ("the forward's transform", 4),
+        ("square weights and random gradients", 0),
+        ("wgrad's transform", 0),
+        ("dgrad's transform", 0),
+        ("wgrad without it", 0),
+    ],
+)
+def test_a_gradient_is_read_once_for_both_casts(name, kernels, monkeypatch):
+    """Unless one of them is random or transformed."""
+    calls, both = [], operands.cast_any_both
+    with monkeypatch.context() as patch:
+        patch.setattr(operands, "cast_any_both", lambda dh, *given: calls.append(dh.shape) or both(dh, *given))
+        step(fused(decoder(name)))
+    assert len(calls) == kernels
+
+
+@pytest.mark.integration
 def test_a_folded_weight_has_another_absmax(monkeypatch):
     model = decoder("a folded gain")
     expected = step(model)
