@@ -7,15 +7,16 @@ The results have the same bits as the linears and the activation one after anoth
 computes everything without a kernel. The forward saves x, a, h and g in bf16, and one number per row. Every operand is
 cast in a pass that reads it, or its source, anyway. The forward casts along the rows only. The backward casts dH for
 both of its GEMMs; along the columns, it casts the tensors that the forward cast along the rows, phi(g) together with
-dg. A weight is cast when it is read, once for each GEMM, because held operands would cost memory, and under FSDP whole
-weights. An unquantised operand is made in the same passes, and only rounded to bf16.
+dg. The absmax of a tensor that both of its casts need is found once, and saved for the backward. A weight is cast when
+it is read, once for each GEMM, because held operands would cost memory, and under FSDP whole weights. An unquantised
+operand is made in the same passes, and only rounded to bf16.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from mxstudy.blocks.operands import (
     gradient_operands,
     gradient_operands_of,
     is_fused,
+    shared_absmax,
 )
 from mxstudy.config.casts import BlockCast, Gemms
 from mxstudy.kernels import (
@@ -65,6 +67,13 @@ class FusedBlock:
     out: Gemms
     up: Gemms
     down: Gemms
+
+
+class Absmax(NamedTuple):
+    """The absmax of a linear's X and of its W, which both of their operands need, or None (`shared_absmax`)."""
+
+    x: Tensor | None
+    w: Tensor | None
 
 
 Affine = tuple[Tensor, Tensor | None]  # gain and bias [in], bf16
@@ -118,23 +127,23 @@ class _BeforeAttention(torch.autograd.Function):
         s: FusedBlock,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x = x_BTD.flatten(0, 1)
-        qkv, _, mean, rms = norm_linear(x, None, gain, bias, weight, linear_of(s.qkv, keys, places), s)
+        qkv, _, mean, rms, absmax = norm_linear(x, None, gain, bias, weight, linear_of(s.qkv, keys, places), s)
         if rope is not None:
             rotate_heads_(qkv, rope, s.sizes[0] + s.sizes[1], s.head_size)
         q, k, v = split_heads(qkv.unflatten(0, x_BTD.shape[:2]), s.sizes, s.head_size)
-        ctx.save_for_backward(x, mean, rms, gain, bias, weight, rope, keys, places)
+        ctx.save_for_backward(x, mean, rms, gain, bias, weight, rope, keys, places, *absmax)
         ctx.settings = s
         return q, k, v, x_BTD.view_as(x_BTD)
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, dstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rms, gain, bias, weight, rope, keys, places = ctx.saved_tensors
+        x, mean, rms, gain, bias, weight, rope, keys, places, *absmax = ctx.saved_tensors
         s: FusedBlock = ctx.settings
         qkv = linear_of(s.qkv, keys, places)
         made = heads_cast_both(dq, dk, dv, rope, *gradient_formats(qkv, s.cast), s.cast)
         operands = gradient_operands(made, qkv, s.cast)
         of_x = dstream.flatten(0, 1), x, mean, rms
-        dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, qkv, s)
+        dx, dgain, dbias, dweight = norm_linear_backward(operands, *of_x, gain, bias, weight, qkv, s, Absmax(*absmax))
         return dx.view_as(dstream), dgain, dbias, dweight, None, None, None, None
 
 
@@ -157,22 +166,28 @@ class _AfterAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         keys = out_keys, up_keys, down_keys, places
         of_out, of_up, of_down = linears_of(s, keys)
-        branch = scaled_product(cast_operand(a, of_out, "forward_x", -1), forward_weight(out, of_out).T)
-        g, h, mean, rms = norm_linear(x, branch, gain, bias, up, of_up, s)
+        absmax_out = Absmax(shared_absmax(a, of_out, "forward_x"), weight_absmax(out, of_out))
+        branch = scaled_product(
+            cast_operand(a, of_out, "forward_x", -1, absmax=absmax_out.x), forward_weight(out, of_out, absmax_out.w).T
+        )
+        g, h, mean, rms, absmax_up = norm_linear(x, branch, gain, bias, up, of_up, s)
         z, _ = activation_cast_both(g, s.activation, fused_format(of_down, "forward_x", s.cast), UNREAD, s.cast)
-        z_forward = finish_operand(z, of_down, "forward_x", -1, s.cast)
-        ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys)
+        absmax_down = Absmax(shared_absmax(z, of_down, "forward_x"), weight_absmax(down, of_down))
+        z_forward = finish_operand(z, of_down, "forward_x", -1, s.cast, absmax_down.x)
+        absmax = *absmax_out, *absmax_up, *absmax_down
+        ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys, *absmax)
         ctx.mark_non_differentiable(h)
         ctx.settings = s
-        return h + scaled_product(z_forward, forward_weight(down, of_down).T), h
+        return h + scaled_product(z_forward, forward_weight(down, of_down, absmax_down.w).T), h
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        a, h, mean, rms, gain, bias, g, out, up, down, *keys = ctx.saved_tensors
+        a, h, mean, rms, gain, bias, g, out, up, down, *rest = ctx.saved_tensors
+        keys, absmax_out, absmax_up, absmax_down = rest[:4], Absmax(*rest[4:6]), Absmax(*rest[6:8]), Absmax(*rest[8:])
         s: FusedBlock = ctx.settings
         of_out, of_up, of_down = linears_of(s, keys)
         dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
-        dz = scaled_product(dgrad, dgrad_weight(down, of_down, dy))
+        dz = scaled_product(dgrad, dgrad_weight(down, of_down, dy, absmax_down.w))
         *dg, z = activation_backward_cast_both(
             dz,
             g,
@@ -181,13 +196,13 @@ class _AfterAttention(torch.autograd.Function):
             s.cast,
             again=fused_format(of_down, "wgrad_x", s.cast),
         )
-        z_wgrad = finish_operand(z, of_down, "wgrad_x", -2, s.cast)
+        z_wgrad = finish_operand(z, of_down, "wgrad_x", -2, s.cast, absmax_down.x)
         ddown = to_dtype(scaled_product(wgrad.T, z_wgrad), down.dtype)
         operands = gradient_operands((dg[0], dg[1]), of_up, s.cast)
-        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s)
+        dx, dgain, dbias, dup = norm_linear_backward(operands, dy, h, mean, rms, gain, bias, up, of_up, s, absmax_up)
         dgrad, wgrad = gradient_operands_of(dx, of_out, s.cast)
-        da = scaled_product(dgrad, dgrad_weight(out, of_out, dx))
-        dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", -2, after=dx))
+        da = scaled_product(dgrad, dgrad_weight(out, of_out, dx, absmax_out.w))
+        dout = scaled_product(wgrad.T, cast_operand(a, of_out, "wgrad_x", -2, after=dx, absmax=absmax_out.x))
         return dx, da, to_dtype(dout, out.dtype), dgain, dbias, dup, ddown, *(None,) * 5
 
 
@@ -200,17 +215,18 @@ def linears_of(s: FusedBlock, keys: Sequence[Tensor | None]) -> tuple[Linear, Li
 
 def norm_linear(
     x: Tensor, branch: Tensor | None, gain: Tensor, bias: Tensor | None, weight: Tensor, linear: Linear, s: FusedBlock
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Return Q(norm(x + branch)) Q(W)^T, and x + branch with its mean and rms."""
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Absmax]:
+    """Return Q(norm(x + branch)) Q(W)^T, x + branch with its mean and rms, and the absmax that the backward reads."""
     own = None if s.fold_gain else gain
     fused = is_fused(linear, "forward_x", s.cast)
     fmt = fused_format(linear, "forward_x", s.cast) if fused else UNREAD
     y, _, total, mean, rms = norm_cast_both(x, own, s.norm, fmt, UNREAD, s.cast, bias=bias, branch=branch)
-    x_forward = Operand(y)
-    if not fused:
-        x_forward = cast_operand(total, linear, "forward_x", -1, mean=mean, rms=rms, gain=own, bias=bias)
-    w = forward_weight(weight, linear, gain if s.fold_gain else None)
-    return scaled_product(x_forward, w.T), total, mean, rms
+    normed = {"mean": mean, "rms": rms, "gain": own, "bias": bias}
+    folded = gain if s.fold_gain else None
+    absmax = Absmax(shared_absmax(total, linear, "forward_x", **normed), weight_absmax(weight, linear, folded))
+    x_forward = Operand(y) if fused else cast_operand(total, linear, "forward_x", -1, absmax=absmax.x, **normed)
+    w = forward_weight(weight, linear, absmax.w, folded)
+    return scaled_product(x_forward, w.T), total, mean, rms, absmax
 
 
 def norm_linear_backward(
@@ -224,23 +240,29 @@ def norm_linear_backward(
     weight: Tensor,
     linear: Linear,
     s: FusedBlock,
+    absmax: Absmax,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Return dx (the stream's gradient included), dgain, dbias and dW. `dh`: dgrad's and wgrad's operands of dH."""
     dgrad, wgrad = dh
-    own = None if s.fold_gain else gain
-    y = cast_operand(x, linear, "wgrad_x", -2, mean=mean, rms=rms, gain=own, bias=bias, after=dgrad.values)
+    normed = {"mean": mean, "rms": rms, "gain": None if s.fold_gain else gain, "bias": bias}
+    y = cast_operand(x, linear, "wgrad_x", -2, absmax=absmax.x, after=dgrad.values, **normed)
     dweight = scaled_product(wgrad.T, y)
     if s.fold_gain:
         dweight = to_dtype(to_dtype(dweight, FP32) * to_dtype(gain, FP32), BF16)
-    dy = scaled_product(dgrad, dgrad_weight(weight, linear, dgrad.values))
+    dy = scaled_product(dgrad, dgrad_weight(weight, linear, dgrad.values, absmax.w))
     dx, sums = norm_backward_add(dy, x, mean, rms, gain, dstream, sums=1 if bias is None else 2)
     dbias = None if bias is None else to_dtype(sums[1], bias.dtype)
     return dx, to_dtype(sums[0], gain.dtype), dbias, to_dtype(dweight, weight.dtype)
 
 
-def forward_weight(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Operand:
-    return cast_operand(weight, linear, "forward_w", -1, gain=gain, round_first=True)
+def forward_weight(weight: Tensor, linear: Linear, absmax: Tensor | None, gain: Tensor | None = None) -> Operand:
+    return cast_operand(weight, linear, "forward_w", -1, absmax=absmax, gain=gain, round_first=True)
 
 
-def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor) -> Operand:
-    return cast_operand(weight, linear, "dgrad_w", -2, round_first=True, after=after)
+def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor, absmax: Tensor | None) -> Operand:
+    return cast_operand(weight, linear, "dgrad_w", -2, absmax=absmax, round_first=True, after=after)
+
+
+def weight_absmax(weight: Tensor, linear: Linear, gain: Tensor | None = None) -> Tensor | None:
+    """Return the absmax that forward and dgrad share; they share none if the forward's weight has a gain folded in."""
+    return shared_absmax(weight, linear, "forward_w", round_first=True) if gain is None else None

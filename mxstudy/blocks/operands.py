@@ -2,7 +2,8 @@
 
 A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
 of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square,
-transformed or below a scale of the whole tensor.
+transformed or below a scale of the whole tensor. Where both operands of a tensor are below that scale, its absmax is
+found in one pass for the two (`shared_absmax`), and `cast_any_both` makes both of a gradient.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import SETTINGS, BlockCast, Cast, Hadamard
-from mxstudy.kernels import absmax_any, cast_any, cast_both, cast_one
+from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_both, cast_one
 from mxstudy.kernels.implements import Implements
 from mxstudy.kernels.operand_cast import KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
 from mxstudy.numerics.cast import scale_of_result
+from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, Operand
 from mxstudy.numerics.random_bits import signs_of
@@ -51,6 +53,8 @@ ANY = Implements(
         }
     },
 )
+# The other operand, along the columns, of the tensor whose operand along the rows has that name.
+ALONG_COLUMNS = {"forward_x": "wgrad_x", "forward_w": "dgrad_w", "dgrad_dh": "wgrad_dh"}
 
 
 def kernel_settings(cast: BlockCast) -> BlockCast:
@@ -86,11 +90,13 @@ def fused_format(linear: Linear, name: str, settings: BlockCast) -> str | None:
     return cast.format if cast is not None and is_fused(linear, name, settings) else None
 
 
-def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) -> Operand:
+def cast_operand(
+    x: Tensor, linear: Linear, name: str, axis: int, *, absmax: Tensor | None = None, **parts: Any
+) -> Operand:
     """Return one operand of x, its values in bf16, by a kernel of its own.
 
-    `parts`: what `cast_one` does to x before it casts. A gathered weight is quantised already, its gain included, and
-    is decoded.
+    `absmax`: that of `shared_absmax`; without it a cast that needs one finds its own. `parts`: what `cast_one` does to
+    x before it casts. A gathered weight is quantised already, its gain included, and is decoded.
     """
     if isinstance(x, GatheredWeight):
         return Operand(x.decoded(axis, torch.bfloat16))
@@ -102,12 +108,31 @@ def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) 
         return Operand(cast_one(x, fmt, axis, settings, **parts))
     signs = None if transform is None else signs_of(transform, f"{gemm}_transform", linear.random, x.device)
     how = any_cast(cast, transform, axis, parts.pop("round_first", False))
-    draws = linear.draws(name)
-    if cast is None or not how.has_outer:
-        return Operand(cast_any(x, how, signs=signs, draws=draws, **parts))
-    outer = absmax_any(x, how, signs=signs, **parts)
-    values = cast_any(x, how, signs=signs, draws=draws, outer=outer, **parts)
-    return Operand(values, scale_of_result(outer, cast))
+    if absmax is None and how.has_outer:
+        absmax = absmax_any(x, how, signs=signs, **parts)
+    values = cast_any(x, how, signs=signs, draws=linear.draws(name), outer=absmax, **parts)
+    return Operand(values, None if cast is None or absmax is None else scale_of_result(absmax, cast))
+
+
+def shared_absmax(x: Tensor, linear: Linear, name: str, **parts: Any) -> Tensor | None:
+    """Return the absmax of x if both of its operands are cast below it, float32 []; None if they are not.
+
+    `name`: that of the operand along the rows. `parts`: as in `cast_operand`, the same for both operands. A transform
+    or a pre-rounding changes the absmax, so an operand that alone has one needs its own pass; and two transforms are
+    along different axes.
+    """
+    names = name, ALONG_COLUMNS[name]
+    row, column = (getattr(linear.gemms, operand) for operand in names)
+    is_shared = (
+        row is not None
+        and column is not None
+        and row.outer_scale == column.outer_scale == "tensor"
+        and row.pre_round == column.pre_round
+        and not any(linear.transform(operand.partition("_")[0]) for operand in names)
+    )
+    if not is_shared:
+        return None
+    return absmax_any(x, any_cast(row, None, -1, parts.pop("round_first", False)), **parts)
 
 
 def plain_operand(x: Tensor, cast: Cast, axis: int, after: Tensor | None) -> Tensor:
@@ -138,9 +163,11 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
     )
 
 
-def finish_operand(x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast) -> Operand:
+def finish_operand(
+    x: Tensor, linear: Linear, name: str, axis: int, settings: BlockCast, absmax: Tensor | None = None
+) -> Operand:
     """Return the operand from a kernel's result x: x itself if it is fused, else its own cast of x."""
-    return Operand(x) if is_fused(linear, name, settings) else cast_operand(x, linear, name, axis)
+    return Operand(x) if is_fused(linear, name, settings) else cast_operand(x, linear, name, axis, absmax=absmax)
 
 
 def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, str | None]:
@@ -152,17 +179,28 @@ def gradient_formats(linear: Linear, settings: BlockCast) -> tuple[str | None, s
 def gradient_operands(made: tuple[Tensor, Tensor], linear: Linear, settings: BlockCast) -> tuple[Operand, Operand]:
     """Return dgrad's and wgrad's operands of dH from the two tensors of the kernel that made dH."""
     row, column = made
+    if not any(is_fused(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh")):
+        return both_operands(row, linear)
     column = column if column.numel() else row
-    in_bf16 = column if fused_format(linear, "dgrad_dh", settings) else row
-    dgrad = Operand(row) if is_fused(linear, "dgrad_dh", settings) else cast_operand(in_bf16, linear, "dgrad_dh", -1)
-    wgrad = Operand(column) if is_fused(linear, "wgrad_dh", settings) else cast_operand(in_bf16, linear, "wgrad_dh", -2)
-    return dgrad, wgrad
+    dgrad = finish_operand(row, linear, "dgrad_dh", -1, settings)
+    return dgrad, finish_operand(column, linear, "wgrad_dh", -2, settings)
 
 
 def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tuple[Operand, Operand]:
     """Return dgrad's and wgrad's operands of an existing bf16 dH."""
     row, column = (fused_format(linear, name, settings) for name in ("dgrad_dh", "wgrad_dh"))
     if row is not None and column is not None:
-        dgrad, wgrad = cast_both(dh, row, column, settings)
-        return Operand(dgrad), Operand(wgrad)
-    return cast_operand(dh, linear, "dgrad_dh", -1), cast_operand(dh, linear, "wgrad_dh", -2)
+        for_dgrad, for_wgrad = cast_both(dh, row, column, settings)
+        return Operand(for_dgrad), Operand(for_wgrad)
+    return both_operands(dh, linear)
+
+
+def both_operands(dh: Tensor, linear: Linear) -> tuple[Operand, Operand]:
+    """Return dgrad's and wgrad's operands of a bf16 dH, in one kernel if both are below its absmax and not random."""
+    row, column = linear.gemms.dgrad_dh, linear.gemms.wgrad_dh
+    absmax = shared_absmax(dh, linear, "dgrad_dh")
+    if absmax is None or row is None or column is None or is_random(row) or is_random(column):
+        dgrad = cast_operand(dh, linear, "dgrad_dh", -1, absmax=absmax)
+        return dgrad, cast_operand(dh, linear, "wgrad_dh", -2, absmax=absmax)
+    values = cast_any_both(dh, any_cast(row, None, -1, False), any_cast(column, None, -2, False), absmax)
+    return Operand(values[0], scale_of_result(absmax, row)), Operand(values[1], scale_of_result(absmax, column))

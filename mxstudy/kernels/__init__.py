@@ -10,6 +10,7 @@ and no compiler removes a rounding.
 from mxstudy.kernels.activation import activation_backward_cast_both, activation_cast_both
 from mxstudy.kernels.adam import adam_
 from mxstudy.kernels.cast_any import absmax_any, cast_any
+from mxstudy.kernels.cast_any_both import cast_any_both
 from mxstudy.kernels.cast_both import cast_both
 from mxstudy.kernels.cast_one import cast_one
 from mxstudy.kernels.cross_entropy import cross_entropy_
@@ -29,6 +30,7 @@ __all__ = [
     "activation_cast_both",
     "adam_",
     "cast_any",
+    "cast_any_both",
     "cast_both",
     "cast_one",
     "cross_entropy_",

@@ -140,6 +140,27 @@ def test_e4m3_scales_of_a_norms_output_and_of_a_folded_weight(axis, pre_round):
     assert_same_bits(kernel(x, cast, gain=gain), quantized(x.to(BF16).float() * gain.float(), cast))
 
 
+@every_dtype
+@pytest.mark.parametrize("bad", [None, torch.inf, torch.nan])
+def test_the_absmax_of_a_norms_output_is_one_number_for_every_cast(dtype, bad):
+    """Whatever its axis, blocks, elements and rounding are: two casts of one tensor may share it."""
+    x, gain, bias = norm_inputs((64, 128), dtype)
+    x[37, 5] = x[37, 5] if bad is None else bad
+    rms = torch.full((64, 1), 1.7)
+    given = {"rms": rms.to(DEVICE), "gain": gain.to(BF16).to(DEVICE), "bias": bias.to(BF16).to(DEVICE)}
+    casts = [
+        OperandCast(fmt, axis, size, square, rounding=rounding, **BELOW_A_SCALE)
+        for fmt, size in (("NVFP4", 16), ("E4M3", 64))
+        for axis in (-2, -1)
+        for square in (False, True)
+        for rounding in ("even", "stochastic")
+    ]
+    expected = normalized(x, torch.empty(0), rms, gain.to(BF16), bias.to(BF16)).abs().amax()
+    for cast in casts:
+        of = dict.fromkeys(("mean", "rms", "gain", "bias", "signs")) | given
+        assert_same_bits(launch_absmax(x.to(DEVICE), *of.values(), None, pack(cast)).cpu(), expected)
+
+
 @pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 1e-36, 3.4e38, torch.inf, torch.nan])
 def test_e4m3_scales_at_the_ends_of_fp32(largest):
     """One element sets the tensor's scale; others are far below it, or as large, or zeros."""

@@ -62,7 +62,7 @@ def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]
 
 def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
     """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns."""
-    variants = [(pack(cast), False) for cast in CASTS]
+    variants = [(pack(cast), "cast") for cast in CASTS]
     for cast, found in zip(CASTS, ahead("ahead_cast_any.py", variants, tmp_path), strict=True):
         assert found["STACK"] == 0
         assert "st.shared" not in found["ptx"]
@@ -75,10 +75,24 @@ def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> 
 def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:
     """It stays in registers, moves what the cast moves, and stores one number."""
     casts = [cast for cast in CASTS if cast.has_outer]
-    for cast, found in zip(casts, ahead("ahead_cast_any.py", [(pack(c), True) for c in casts], tmp_path), strict=True):
+    for cast, found in zip(
+        casts, ahead("ahead_cast_any.py", [(pack(c), "absmax") for c in casts], tmp_path), strict=True
+    ):
         assert found["STACK"] == 0
         assert re.search(r"ld\.global\S*\." + ("v4.b32" if cast.axis == -1 else "v2.b32"), found["ptx"])
         assert len(re.findall(r"st\.global", found["ptx"])) == 1
+
+
+def test_two_casts_in_one_kernel_need_no_more_than_the_larger_of_them(tmp_path: Path) -> None:
+    """No thread waits for another between them, and each moves what it moves alone."""
+    variants = [(pack(NVFP4), "both"), (pack(replace(NVFP4, axis=-2)), "cast")]
+    both, column = ahead("ahead_cast_any.py", variants, tmp_path)
+    assert both["STACK"] == 0
+    assert both["REG"] <= column["REG"]
+    assert not any(word in both["ptx"] for word in ("st.shared", "bar.sync"))
+    for moved in (r"ld\.global\S*\.", r"st\.global\S*\."):
+        assert all(re.search(moved + vector, both["ptx"]) for vector in (r"v4\.b32", r"v2\.b32"))
+        assert not re.search(moved + r"b16", both["ptx"])
 
 
 def test_norm_codes_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:

@@ -43,13 +43,27 @@ def cast_any_kernel(
     CAST: tl.constexpr,
 ):
     """Cast x [rows, columns] to one operand in bf16; a step whose pointer is None is left out."""
+    pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
+    cast_tile(pointers, key_ptr, place_ptr, outer_ptr, result_ptr, rows, CAST)
+
+
+@triton.jit
+def cast_any_both_kernel(x_ptr, outer_ptr, row_ptr, column_ptr, rows, ROW: tl.constexpr, COLUMN: tl.constexpr):
+    """Cast x to both of its operands. Both tiles of a program are one part of x, and a cache has it the second time."""
+    pointers = (x_ptr, None, None, None, None, None)
+    cast_tile(pointers, None, None, outer_ptr, row_ptr, rows, ROW)
+    cast_tile(pointers, None, None, outer_ptr, column_ptr, rows, COLUMN)
+
+
+@triton.jit
+def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, result_ptr, rows, CAST: tl.constexpr):
+    """Cast this program's tile of x; `pointers`: those of x and of what precedes its cast, as `prepared` takes them."""
     COLUMNS: tl.constexpr = CAST.columns
     PART: tl.constexpr = CAST.part_size
     PARTS: tl.constexpr = CAST.parts
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
     row, column, quad, mask = tile(rows, CAST)
-    pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
 
     if PARTS == 1:
         x = prepared(pointers, row, column, mask, CAST)

@@ -1,0 +1,68 @@
+"""Cast a tensor for both of its contractions below the scale of the tensor, in one kernel that reads it once.
+
+It has the casts of `cast_any` but for transforms and random words, which would need more registers than two casts have.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, library
+
+from mxstudy.kernels.cast_any import cast_any, tiles_of
+from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast
+from mxstudy.kernels.operators import BF16, launch, power_of_two_in
+from mxstudy.kernels.packing import pack, unpack
+from mxstudy.reader import require
+
+TILE_ELEMENTS = 8192
+
+
+def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the operands of x along the rows and along the columns, each with the bits of `cast_any`.
+
+    `outer`: the absmax of x, for both. Raises ConfigError for a cast that is random or transforms, and as `cast_any`.
+    """
+    require((row.axis, column.axis) == (-1, -2), "axis: give the cast along the rows, -1, and that along the columns")
+    for cast in (row, column):
+        check(x, cast)
+        require(cast.has_outer, "outer: the absmax of x belongs to a cast with an outer scale")
+        require(not cast.draws, "rounding: a stochastic operand has a kernel of its own, `cast_any`")
+        require(cast.transform_size is None, "transform: such an operand has a kernel of its own, `cast_any`")
+    return _cast_any_both(x, outer, pack(row), pack(column))
+
+
+@library.custom_op("mxstudy::cast_any_both", mutates_args=())
+def _cast_any_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
+    of_row, of_column = (cast_any(x, unpack(OperandCast, packed), outer=outer) for packed in (row, column))
+    return of_row, of_column
+
+
+@_cast_any_both.register_fake
+def _(x: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=BF16), x.new_empty(x.shape, dtype=BF16)
+
+
+@_cast_any_both.register_kernel("cuda")
+def launch_both(x: Tensor, outer: Tensor, row: str, column: str) -> tuple[Tensor, Tensor]:
+    from mxstudy.kernels.device.cast_any import cast_any_both_kernel
+
+    x, columns = x.contiguous(), x.shape[1]
+    casts = unpack(OperandCast, row), unpack(OperandCast, column)
+    tiles = groups_of_both(*casts, columns)
+    of_row, of_column = (compiled_cast(cast, columns, groups) for cast, groups in zip(casts, tiles, strict=True))
+    results = x.new_empty(x.shape, dtype=BF16), x.new_empty(x.shape, dtype=BF16)
+    launch(
+        cast_any_both_kernel,
+        (tiles_of(x, casts[0], of_row),),
+        (x, outer, *results, x.shape[0]),
+        of_row.groups.warps,
+        ROW=of_row,
+        COLUMN=of_column,
+    )
+    return results
+
+
+def groups_of_both(row: OperandCast, column: OperandCast, columns: int) -> tuple[Groups, Groups]:
+    """Return the groups of both casts in one tile of x, with whole groups and whole square blocks of both."""
+    height = max(column.group, row.block_size if row.square else 1)
+    beside = min(power_of_two_in(columns // row.group), TILE_ELEMENTS // (height * row.group))
+    return Groups(height, beside), Groups(height // column.group, beside * row.group)
