@@ -2,7 +2,7 @@
 
 A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
 of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square,
-transformed or below a scale of the whole tensor.
+transformed or below a scale of the whole tensor, and `cast_blocks` for one with FP32 block scales.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import SETTINGS, BlockCast, Cast, Hadamard
-from mxstudy.kernels import absmax_any, cast_any, cast_both, cast_one
+from mxstudy.kernels import absmax_any, cast_any, cast_blocks, cast_both, cast_one
 from mxstudy.kernels.implements import Implements
-from mxstudy.kernels.operand_cast import KERNEL_SCALES, OperandCast
+from mxstudy.kernels.operand_cast import KERNEL_BLOCKS, KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
 from mxstudy.numerics.cast import scale_of_result
 from mxstudy.numerics.gathered_weight import GatheredWeight
@@ -36,6 +36,7 @@ PLAIN = Implements(
 ANY = Implements(
     cast={
         **PLAIN.cast,
+        "block_size": KERNEL_BLOCKS,
         "rounding": (*ROUNDS, "stochastic"),
         "random_bits": (8, 24),
         "two_dimensional": (False, True),
@@ -48,7 +49,8 @@ ANY = Implements(
             "scale_rule": (None,),
             "outer_scale": ("none", "tensor"),
             "chain": ("training",),
-        }
+        },
+        "FP32": {"scale_rule": (None,), "pad": (False, True)},
     },
 )
 
@@ -103,6 +105,9 @@ def cast_operand(x: Tensor, linear: Linear, name: str, axis: int, **parts: Any) 
     signs = None if transform is None else signs_of(transform, f"{gemm}_transform", linear.random, x.device)
     how = any_cast(cast, transform, axis, parts.pop("round_first", False))
     draws = linear.draws(name)
+    if cast is not None and cast.scale == "FP32":
+        values, scales = cast_blocks(x, how, signs=signs, draws=draws, **parts)
+        return Operand(values, None, scales, how.block_size)
     if cast is None or not how.has_outer:
         return Operand(cast_any(x, how, signs=signs, draws=draws, **parts))
     outer = absmax_any(x, how, signs=signs, **parts)
@@ -135,6 +140,7 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
         scale=cast.scale,
         outer_scale=cast.outer_scale,
         chain=cast.chain,
+        pad=bool(cast.pad),
     )
 
 
