@@ -1,4 +1,6 @@
-"""Cost of casts by the general kernel (stochastic, square blocks, Hadamard), compared with a copy of the same tensor.
+"""Cost of casts by the general kernel, compared with a copy of the same tensor.
+
+They are stochastic, in square blocks, after a Hadamard transform, or have FP32 scales (fp8_blockwise).
 
 x is bf16 and the weight float32; the cast operand is bf16. over_copy is the median time of a cast over that of a copy
 of the same tensor to bf16. All cases take turns, and no input is in the L2 cache.
@@ -18,8 +20,7 @@ from torch import Tensor
 
 from benchmarks.report import json_option, measured, show
 from benchmarks.timing import microseconds
-from mxstudy.kernels import cast_one
-from mxstudy.kernels.cast_any import cast_any
+from mxstudy.kernels import cast_any, cast_blocks, cast_one
 from mxstudy.kernels.operand_cast import OperandCast
 from mxstudy.numerics import BlockCast
 from mxstudy.numerics.random_bits import Draws, stream_key
@@ -35,10 +36,14 @@ OF_X = {
     "Hadamard 16, columns, stochastic": OperandCast("E4M3", COLUMNS, rounding="stochastic", transform_size=16),
     "Hadamard 128, columns, stochastic": OperandCast("E4M3", COLUMNS, rounding="stochastic", transform_size=128),
     "Hadamard 128, rows, stochastic": OperandCast("E4M3", rounding="stochastic", transform_size=128),
+    "FP32 scales of 128, rows": OperandCast("E4M3", ROWS, 128, scale="FP32"),
+    "FP32 scales of 128, columns": OperandCast("E4M3", COLUMNS, 128, scale="FP32"),
 }
 OF_WEIGHT = {
     "16 x 16, rows": OperandCast("E4M3", ROWS, 16, square=True, round_first=True),
     "16 x 16, columns": OperandCast("E4M3", COLUMNS, 16, square=True, round_first=True),
+    "FP32 scales of 128 x 128, rows": OperandCast("E4M3", ROWS, 128, square=True, round_first=True, scale="FP32"),
+    "FP32 scales of 128 x 128, columns": OperandCast("E4M3", COLUMNS, 128, square=True, round_first=True, scale="FP32"),
 }
 
 
@@ -48,7 +53,8 @@ def rows_of(name: str, x: Tensor, cases: dict[str, OperandCast], budget_s: float
     calls: dict[str, Callable[[Tensor], object]] = {"copy": lambda x: x.to(torch.bfloat16, copy=True)}
     for axis, axis_name in ((ROWS, "rows"), (COLUMNS, "columns")):
         calls[f"{axis_name}, cast_one"] = partial(cast_one, fmt="E4M3", axis=axis, cast=BlockCast())
-    calls |= {case: partial(cast_any, cast=cast, draws=draws) for case, cast in cases.items()}
+    for case, cast in cases.items():
+        calls[case] = partial(cast_blocks if cast.scale == "FP32" else cast_any, cast=cast, draws=draws)
     moved = x.numel() * (x.element_size() + 2)
     times = {case: us.median for case, us in microseconds(calls, x, moved, budget_s * len(calls)).items()}
     return [

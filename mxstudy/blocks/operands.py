@@ -2,8 +2,9 @@
 
 A plain cast with the block's own settings is fused with the kernel that makes the tensor. Any other cast is a kernel
 of its own, which reads the tensor in bf16: `cast_one` for a plain cast, `cast_any` for one that is random, square,
-transformed or below a scale of the whole tensor. Where both operands of a tensor are below that scale, its absmax is
-found in one pass for the two (`shared_absmax`), and `cast_any_both` makes both of a gradient.
+transformed or below a scale of the whole tensor, and `cast_blocks` for one with FP32 block scales. Where both operands
+of a tensor are below the scale of the tensor, its absmax is found in one pass for the two (`shared_absmax`), and
+`cast_any_both` makes both of a gradient.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from mxstudy.config.casts import SETTINGS, BlockCast, Cast, Hadamard
-from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_both, cast_one
+from mxstudy.kernels import absmax_any, cast_any, cast_any_both, cast_blocks, cast_both, cast_one
+from mxstudy.kernels.cast_any_both import has_both
 from mxstudy.kernels.implements import Implements
-from mxstudy.kernels.operand_cast import KERNEL_SCALES, OperandCast
+from mxstudy.kernels.operand_cast import KERNEL_BLOCKS, KERNEL_SCALES, OperandCast
 from mxstudy.kernels.operators import BLOCK_SIZES, KERNEL_FORMATS, KERNEL_RULES, ROUNDS, UNREAD
 from mxstudy.numerics.cast import scale_of_result
-from mxstudy.numerics.formats import is_random
 from mxstudy.numerics.gathered_weight import GatheredWeight
 from mxstudy.numerics.gemms import Linear, Operand
 from mxstudy.numerics.random_bits import signs_of
@@ -38,6 +39,7 @@ PLAIN = Implements(
 ANY = Implements(
     cast={
         **PLAIN.cast,
+        "block_size": KERNEL_BLOCKS,
         "rounding": (*ROUNDS, "stochastic"),
         "random_bits": (8, 24),
         "two_dimensional": (False, True),
@@ -50,7 +52,8 @@ ANY = Implements(
             "scale_rule": (None,),
             "outer_scale": ("none", "tensor"),
             "chain": ("training",),
-        }
+        },
+        "FP32": {"scale_rule": (None,), "pad": (False, True)},
     },
 )
 # The other operand, along the columns, of the tensor whose operand along the rows has that name.
@@ -108,9 +111,13 @@ def cast_operand(
         return Operand(cast_one(x, fmt, axis, settings, **parts))
     signs = None if transform is None else signs_of(transform, f"{gemm}_transform", linear.random, x.device)
     how = any_cast(cast, transform, axis, parts.pop("round_first", False))
+    draws = linear.draws(name)
+    if cast is not None and cast.scale == "FP32":
+        values, scales = cast_blocks(x, how, signs=signs, draws=draws, **parts)
+        return Operand(values, None, scales, how.block_size)
     if absmax is None and how.has_outer:
         absmax = absmax_any(x, how, signs=signs, **parts)
-    values = cast_any(x, how, signs=signs, draws=linear.draws(name), outer=absmax, **parts)
+    values = cast_any(x, how, signs=signs, draws=draws, outer=absmax, **parts)
     return Operand(values, None if cast is None or absmax is None else scale_of_result(absmax, cast))
 
 
@@ -160,6 +167,7 @@ def any_cast(cast: Cast | None, transform: Hadamard | None, axis: int, round_fir
         scale=cast.scale,
         outer_scale=cast.outer_scale,
         chain=cast.chain,
+        pad=bool(cast.pad),
     )
 
 
@@ -196,11 +204,12 @@ def gradient_operands_of(dh: Tensor, linear: Linear, settings: BlockCast) -> tup
 
 
 def both_operands(dh: Tensor, linear: Linear) -> tuple[Operand, Operand]:
-    """Return dgrad's and wgrad's operands of a bf16 dH, in one kernel if both are below its absmax and not random."""
+    """Return dgrad's and wgrad's operands of a bf16 dH, in one kernel if both are below its absmax and it has both."""
     row, column = linear.gemms.dgrad_dh, linear.gemms.wgrad_dh
     absmax = shared_absmax(dh, linear, "dgrad_dh")
-    if absmax is None or row is None or column is None or is_random(row) or is_random(column):
+    casts = any_cast(row, None, -1, False), any_cast(column, None, -2, False)
+    if absmax is None or row is None or column is None or not all(map(has_both, casts)):
         dgrad = cast_operand(dh, linear, "dgrad_dh", -1, absmax=absmax)
         return dgrad, cast_operand(dh, linear, "wgrad_dh", -2, absmax=absmax)
-    values = cast_any_both(dh, any_cast(row, None, -1, False), any_cast(column, None, -2, False), absmax)
+    values = cast_any_both(dh, *casts, absmax)
     return Operand(values[0], scale_of_result(absmax, row)), Operand(values[1], scale_of_result(absmax, column))

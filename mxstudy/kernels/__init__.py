@@ -11,10 +11,12 @@ from mxstudy.kernels.activation import activation_backward_cast_both, activation
 from mxstudy.kernels.adam import adam_
 from mxstudy.kernels.cast_any import absmax_any, cast_any
 from mxstudy.kernels.cast_any_both import cast_any_both
+from mxstudy.kernels.cast_blocks import cast_blocks
 from mxstudy.kernels.cast_both import cast_both
 from mxstudy.kernels.cast_one import cast_one
 from mxstudy.kernels.cross_entropy import cross_entropy_
 from mxstudy.kernels.heads import heads_cast_both, rotate_heads_
+from mxstudy.kernels.matmul_blocks import matmul_blocks
 from mxstudy.kernels.matmul_fp32 import linear_fp32
 from mxstudy.kernels.norm_backward import norm_backward_add
 from mxstudy.kernels.norm_cast import NormCast, RowNorm, norm_cast_both
@@ -31,12 +33,14 @@ __all__ = [
     "adam_",
     "cast_any",
     "cast_any_both",
+    "cast_blocks",
     "cast_both",
     "cast_one",
     "cross_entropy_",
     "heads_cast_both",
     "linear_fp32",
     "linear_gradients",
+    "matmul_blocks",
     "norm_backward_add",
     "norm_cast_both",
     "norm_codes",

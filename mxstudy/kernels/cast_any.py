@@ -3,7 +3,8 @@
     ((x - mean) / rms) * gain + bias  ->  Hadamard transform  ->  blocks, scales, rounding  ->  bf16
 
 Scales are E8M0, or E4M3 in the order of operations of Transformer Engine's training, alone or below an FP32 scale of
-the whole tensor. That scale needs the absmax of what is cast, which `absmax_any` finds in a pass of its own.
+the whole tensor. That scale needs the absmax of what is cast, which `absmax_any` finds in a pass of its own. FP32 block
+scales stay apart from the elements: `mxstudy.kernels.cast_blocks`.
 
 Any step may be missing. A thread holds in its registers what belongs together along the contraction axis, so the
 butterfly and the blocks' maxima are elementwise between tensors, and nothing goes through shared memory. Four
@@ -49,13 +50,19 @@ def cast_any(
     """
     check(x, cast, gain, bias, signs)
     require(cast.has_outer == (outer is not None), "outer: the absmax of x belongs to a cast with an outer scale")
+    require(cast.scale != "FP32", "scale: FP32 scales are not multiplied into an operand; call cast_blocks")
+    key, place = key_and_place(cast, draws)
+    return _cast_any(x, mean, rms, gain, bias, signs, key, place, outer, after, pack(cast))
+
+
+def key_and_place(cast: OperandCast, draws: Draws | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return what the kernel reads of the source of random words, or None twice for a cast that needs none."""
     require(not cast.draws or draws is not None, "draws: stochastic rounding needs them; give a key and a place")
     require(draws is None or draws.key.ndim == 1, "draws: a stack's key has no kernel; give one replica's key")
     require(
         draws is None or draws.rows is None, "draws: dispatched rows have no kernel; give rows that follow each other"
     )
-    key, place = (draws.key, draws.place) if draws is not None and cast.draws else (None, None)
-    return _cast_any(x, mean, rms, gain, bias, signs, key, place, outer, after, pack(cast))
+    return (draws.key, draws.place) if draws is not None and cast.draws else (None, None)
 
 
 def absmax_any(
@@ -140,8 +147,9 @@ def launch_cuda(
     after: Tensor | None,
     packed: str,
     groups: Groups | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks.
+    """Launch the kernel. `groups`: a tile other than the usual one, with whole square blocks. `scales`: FP32 ones.
 
     The result does not depend on the tile.
     """
@@ -151,9 +159,9 @@ def launch_cuda(
     if cast.in_two:
         first, second = cast.halves
         y = launch_cuda(x, mean, rms, gain, bias, signs, None, None, None, None, pack(first))
-        return launch_cuda(y, None, None, None, None, None, key, place, outer, None, pack(second), groups)
+        return launch_cuda(y, None, None, None, None, None, key, place, outer, None, pack(second), groups, scales)
     result = x.new_empty(x.shape, dtype=BF16)
-    launch_tiles(cast_any_kernel, (x, mean, rms, gain, bias, signs, key, place, outer), result, cast, groups)
+    launch_tiles(cast_any_kernel, (x, mean, rms, gain, bias, signs, key, place, outer, scales), result, cast, groups)
     return result
 
 

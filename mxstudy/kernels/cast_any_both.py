@@ -9,24 +9,28 @@ from torch import Tensor, library
 
 from mxstudy.kernels.cast_any import cast_any, tiles_of
 from mxstudy.kernels.operand_cast import Groups, OperandCast, check, compiled_cast
-from mxstudy.kernels.operators import BF16, launch, power_of_two_in
+from mxstudy.kernels.operators import BF16, BLOCK_SIZES, launch, power_of_two_in
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.reader import require
 
 TILE_ELEMENTS = 8192
 
 
+def has_both(cast: OperandCast) -> bool:
+    """Return whether the kernel can make such an operand beside another: it is not random, and its blocks are small."""
+    return not cast.draws and cast.transform_size is None and cast.block_size in BLOCK_SIZES
+
+
 def cast_any_both(x: Tensor, row: OperandCast, column: OperandCast, outer: Tensor) -> tuple[Tensor, Tensor]:
     """Return the operands of x along the rows and along the columns, each with the bits of `cast_any`.
 
-    `outer`: the absmax of x, for both. Raises ConfigError for a cast that is random or transforms, and as `cast_any`.
+    `outer`: the absmax of x, for both. Raises ConfigError where `has_both` is false, and as `cast_any`.
     """
     require((row.axis, column.axis) == (-1, -2), "axis: give the cast along the rows, -1, and that along the columns")
     for cast in (row, column):
+        require(has_both(cast), "call cast_any for one that is random, transforms, or has blocks of over 64")
         check(x, cast)
         require(cast.has_outer, "outer: the absmax of x belongs to a cast with an outer scale")
-        require(not cast.draws, "rounding: a stochastic operand has a kernel of its own, `cast_any`")
-        require(cast.transform_size is None, "transform: such an operand has a kernel of its own, `cast_any`")
     return _cast_any_both(x, outer, pack(row), pack(column))
 
 

@@ -29,8 +29,17 @@ from mxstudy.reader import ConfigError, require
 STOCHASTIC = "stochastic"
 KERNEL_ROUNDINGS = ("even", "away", STOCHASTIC)
 KERNEL_TRANSFORMS = (16, 32, 64, 128)
-KERNEL_SCALES = {"E8M0": KERNEL_FORMATS, "E4M3": (*KERNEL_FORMATS, "NVFP4")}  # block scales, and elements below them
-KERNEL_CHAINS = {"E8M0": ("inference", ("none",)), "E4M3": ("training", ("none", "tensor"))}  # and outer scales
+KERNEL_BLOCKS = (*BLOCK_SIZES, 128)
+KERNEL_SCALES = {  # block scales, and elements below them
+    "E8M0": KERNEL_FORMATS,
+    "E4M3": (*KERNEL_FORMATS, "NVFP4"),
+    "FP32": KERNEL_FORMATS,
+}
+KERNEL_CHAINS = {  # and outer scales
+    "E8M0": ("inference", ("none",)),
+    "E4M3": ("training", ("none", "tensor")),
+    "FP32": ("inference", ("none",)),
+}
 THREADS, WARPS = 128, 4
 SATURATING = "floor"  # a scale rule under which the largest element of a block may be beyond the format's
 COLUMN_ELEMENTS = 128  # the most that a thread holds of its columns, which are four at most
@@ -44,7 +53,8 @@ class OperandCast:
     block_size with one scale each. `round_first`: round to bf16 before anything else. `pre_round`: round to bf16, ties
     away from zero, before the blocks are made. `transform_size`: None for no transform. `scale`: the format of block
     scales; the rule is for E8M0. `outer_scale`, `chain`: those of a `Cast`, where E4M3 scales have the training chain,
-    alone or below a scale of the whole tensor.
+    alone or below a scale of the whole tensor. `pad`: fill an incomplete last block with zeros, which only FP32 scales
+    have (`cast_blocks`).
     """
 
     fmt: str | None
@@ -61,6 +71,7 @@ class OperandCast:
     scale: str = "E8M0"
     outer_scale: str = "none"
     chain: str = "inference"
+    pad: bool = False
 
     @property
     def draws(self) -> bool:
@@ -80,7 +91,7 @@ class OperandCast:
             rounding=self.rounding,
             random_bits=self.random_bits if self.draws else Cast.random_bits,  # type: ignore[arg-type]
             pre_round=self.pre_round,
-            pad=False,
+            pad=self.pad,
         )
 
     @property
@@ -107,7 +118,7 @@ class OperandCast:
     @property
     def halves(self) -> tuple[OperandCast, OperandCast]:
         """Return the cast's part up to the transform, whose result is exact in bf16, and the part after it."""
-        first = replace(self, fmt=None, scale="E8M0", outer_scale="none", chain="inference")
+        first = replace(self, fmt=None, scale="E8M0", outer_scale="none", chain="inference", pad=False)
         return first, replace(self, transform_size=None, round_first=False)
 
 
@@ -136,7 +147,7 @@ class E4M3Scales(NamedTuple):
 class CompiledCast(NamedTuple):
     """A cast as the kernel is compiled for it. `axis`: 0 for the rows' axis. `random_bits`: 0 rounds to nearest.
 
-    `e4m3`: None for E8M0 scales.
+    `e4m3`: None for other scales than those. `fp32`: the largest element below FP32 scales, or None.
     """
 
     axis: int
@@ -153,6 +164,7 @@ class CompiledCast(NamedTuple):
     away: bool
     random_bits: int
     e4m3: E4M3Scales | None
+    fp32: float | None
 
 
 def check(
@@ -189,11 +201,17 @@ def check(
         raise ConfigError(f"rounding: {cast.rounding!r} has no kernel; take one of {KERNEL_ROUNDINGS}")
     if cast.random_bits not in RANDOM_BITS:
         raise ConfigError(f"random_bits: {cast.random_bits} has no kernel; take one of {RANDOM_BITS}")
-    if cast.block_size not in BLOCK_SIZES:
-        raise ConfigError(f"block_size: {cast.block_size} has no kernel; take one of {BLOCK_SIZES}")
-    for axis in (-2, -1) if cast.square else (cast.axis,):
-        if x.shape[axis] % cast.block_size:
-            raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
+    if cast.block_size not in KERNEL_BLOCKS:
+        raise ConfigError(f"block_size: {cast.block_size} has no kernel; take one of {KERNEL_BLOCKS}")
+    require(cast.scale == "FP32" or not cast.pad, f"pad: {cast.scale} scales have no kernel that pads; set it to false")
+    if not cast.pad and (axis := incomplete_axis(x, cast)) is not None:
+        raise ConfigError(f"block_size: {cast.block_size} does not divide axis {axis} of shape {list(x.shape)}")
+
+
+def incomplete_axis(x: Tensor, cast: OperandCast) -> int | None:
+    """Return the first axis of x that the cast's blocks do not divide, or None."""
+    axes = (-2, -1) if cast.square else (cast.axis,)
+    return next((axis for axis in axes if x.shape[axis] % cast.block_size), None)
 
 
 def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None) -> CompiledCast:
@@ -214,6 +232,7 @@ def compiled_cast(cast: OperandCast, columns: int, groups: Groups | None = None)
         away=cast.rounding == "away",
         random_bits=cast.random_bits if cast.draws else 0,
         e4m3=e4m3_scales(cast) if cast.scale == "E4M3" else None,
+        fp32=reach_of(cast.as_cast()) if cast.scale == "FP32" else None,
     )
 
 

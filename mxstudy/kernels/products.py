@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, library
 
+from mxstudy.kernels.matmul_blocks import matmul_blocks
 from mxstudy.kernels.streams import join_side_stream, side_stream
 from mxstudy.numerics.gemms import Operand, gemm, gemm_dtype
 from mxstudy.numerics.grid import to_dtype
@@ -19,6 +20,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def scaled_product(a: Operand, b: Operand) -> Tensor:
     """Return the product of operands with bf16 values, times their scales in FP32, rounded once to bf16."""
+    if a.block_size or b.block_size:
+        return matmul_blocks(a, b)
     a, b = (Operand(to_dtype(o.values, gemm_dtype(o.values, torch.bfloat16)), o.scale) for o in (a, b))
     return gemm(a, b, torch.bfloat16)
 

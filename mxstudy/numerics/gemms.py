@@ -169,9 +169,7 @@ def add_gemm_fp32(total_MN: Tensor, a: Tensor, b: Tensor) -> None:
 
 def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
     """Return the sum of one GEMM per block of the contraction axis, each scaled before the sum: float32."""
-    sizes = {o.block_size for o in (a_MK, b_KN) if o.block_size}
-    require(len(sizes) == 1, f"block_size: operands with FP32 scales need equal block sizes, not {sorted(sizes)}")
-    (size,), accumulated = sizes, None
+    size, accumulated = common_block_size(a_MK, b_KN), None
     for i, (a, b) in enumerate(zip(a_MK.values.split(size, -1), b_KN.values.split(size, -2), strict=True)):
         part = gemm_fp32(a, b)
         part = part if a_MK.block_scales is None else part * a_MK.block_scales[..., :, i : i + 1]
@@ -179,6 +177,13 @@ def gemm_by_blocks(a_MK: Operand, b_KN: Operand) -> Tensor:
         accumulated = part if accumulated is None else accumulated + part
     assert accumulated is not None
     return accumulated
+
+
+def common_block_size(*operands: Operand) -> int:
+    """Return the block size of the operands with FP32 scales. Raises ConfigError if they differ."""
+    sizes = {operand.block_size for operand in operands if operand.block_size}
+    require(len(sizes) == 1, f"block_size: operands with FP32 scales need equal block sizes, not {sorted(sizes)}")
+    return sizes.pop()
 
 
 # --------------------------------------------------------------------------------------------------- the three GEMMs

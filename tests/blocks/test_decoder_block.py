@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from each import each
+from precision_files import of_file
 from traced import without_code
 
 from mxstudy import config
 from mxstudy.model.decoder import Block, Decoder
+from mxstudy.model.fusable import Backend
 from mxstudy.model.precision import DTYPES, apply_precision
 from mxstudy.reader import ConfigError
 from mxstudy.train.parallel import recompute_in_backward
@@ -36,6 +38,16 @@ JOINED = [
 def precision(plan="mxfp8", **options):
     plan = {"layers.*": plan} if isinstance(plan, str) else plan
     return config.Precision(schedule=(config.PrecisionRow(plan=plan),), **options)
+
+
+ROWS = {
+    "mxfp8": {"formats": precision()},
+    "bf16": {"formats": precision("bf16")},
+    "fp8_blockwise": {  # in sizes that its blocks of 128 divide
+        "model": replace(MODEL, hidden_size=128, ffn_size=256, num_kv_heads=4),
+        "formats": of_file("fp8_blockwise"),
+    },
+}
 
 
 def decoder(model=MODEL, norm=NORMS["rmsnorm"], formats=None, compute="bf16"):
@@ -74,11 +86,12 @@ def tokens(sequences=2, length=32):
     return torch.randint(128, (sequences, length), generator=torch.Generator().manual_seed(2))
 
 
-def assert_same(model, batches=1):
+def assert_same(model, batches=1, of=None):
     assert all(block.fused is not None for block in model.layers)
-    in_two = run(model, tokens(), batches)
+    of = tokens() if of is None else of
+    in_two = run(model, of, batches)
     module_by_module(model)
-    apart = run(model, tokens(), batches)
+    apart = run(model, of, batches)
     assert apart.keys() == in_two.keys()
     for name, values in apart.items():
         assert torch.equal(values, in_two[name]), name
@@ -97,6 +110,22 @@ def test_norms(norm, row):
 @each("row", JOINED)
 def test_every_row_of_the_table(norm, row):
     assert_same(decoder(norm=NORMS[norm], formats=precision(row)))
+
+
+@pytest.mark.integration
+@each("norm", ["rmsnorm", "rmsnorm folded", "layernorm", "layernorm without gain"])
+@each("length", [64, 32])
+def test_fp8_blockwise(norm, length):
+    """Every operand has FP32 scales for blocks of 128, and weights for squares. 64 tokens are filled up with zeros."""
+    assert_same(decoder(norm=NORMS[norm], **ROWS["fp8_blockwise"]), of=tokens(length=length))
+
+
+def test_blocks_that_do_not_divide_a_block_of_the_model_are_said():
+    model = decoder(formats=of_file("fp8_blockwise"))
+    assert model.layers[0].backend == Backend("reference", "blocks of 128 do not divide keys, 32")
+    model = decoder(norm=NORMS["mxnorm p2"], **ROWS["fp8_blockwise"])
+    why = "MXNorm takes the absmax of blocks of 128, but its kernel of 32"
+    assert model.layers[0].backend == Backend("reference", why)
 
 
 @each(
@@ -235,7 +264,7 @@ def forward_of(block, in_two):
     return (lambda x, rope: block.forward_fused(x, rope, None, block.fused)) if in_two else block.forward
 
 
-def kept_bytes(forward, parameters):
+def kept_bytes(forward, parameters, size):
     """By a block's forward for its backward, parameters left out: they are there anyway; and what it gives."""
     kept = {}
 
@@ -245,8 +274,8 @@ def kept_bytes(forward, parameters):
             kept[storage.data_ptr()] = storage.nbytes()
         return x
 
-    x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()
-    rope = torch.arange(64.0)[:, None] * torch.ones(8)
+    x = torch.randn(2, 64, size, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()
+    rope = torch.arange(64.0)[:, None] * torch.ones(size // 8)  # of four heads
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         y, seen, _ = forward(x, rope)
     (dx,) = torch.autograd.grad(y.float().square().sum(), x)
@@ -254,20 +283,23 @@ def kept_bytes(forward, parameters):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "row"), [("rmsnorm", "mxfp8"), ("mxnorm p2", "mxfp8"), ("rmsnorm", "bf16")])
+@pytest.mark.parametrize(
+    ("norm", "row"), [("rmsnorm", "mxfp8"), ("mxnorm p2", "mxfp8"), ("rmsnorm", "bf16"), ("rmsnorm", "fp8_blockwise")]
+)
 def test_compiled_without_a_break_and_without_more_memory(norm, row):
     """A compiler that saw operands of wgrad as functions of the input alone would keep them: half as much again.
 
     It decides that before it makes code, which tests in train/ and numerics/ ask of.
     """
     configure_torch(compile=True)
-    model, kept = decoder(norm=NORMS[norm], formats=precision(row)), []
+    model, kept = decoder(norm=NORMS[norm], **ROWS[row]), []
+    size = model.tok_embeddings.weight.shape[1]
     block, parameters = model.layers[0], {parameter.data_ptr() for parameter in model.parameters()}
     assert isinstance(block, Block)
     for in_two in (True, False):
         forward = forward_of(block, in_two)
-        _, eager = kept_bytes(forward, parameters)
-        number, compiled = kept_bytes(torch.compile(forward, backend=without_code, fullgraph=True), parameters)
+        _, eager = kept_bytes(forward, parameters, size)
+        number, compiled = kept_bytes(torch.compile(forward, backend=without_code, fullgraph=True), parameters, size)
         for got, want in zip(compiled, eager, strict=True):
             assert (got.float() - want.float()).norm() < 0.02 * want.float().norm()
         kept.append(number)
@@ -278,13 +310,14 @@ def test_compiled_without_a_break_and_without_more_memory(norm, row):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("row", ["mxfp8", "bf16"])
+@pytest.mark.parametrize(
+    ("norm", "row"), [(norm, row) for norm in NORMS for row in ROWS if norm[:2] != "mx" or row != "fp8_blockwise"]
+)
 @pytest.mark.parametrize("compiles", [False, True])
 def test_on_a_gpu_both_ways_are_close(norm, row, compiles):
     """Kernels sum in another order and have their own exp, so an operand here and there is rounded to a neighbour."""
     configure_torch(compile=compiles)
-    model = decoder(norm=NORMS[norm], formats=precision(row)).cuda()
+    model = decoder(norm=NORMS[norm], **ROWS[row]).cuda()
     assert all(block.fused is not None for block in model.layers)
     if compiles:
         for block in model.layers:

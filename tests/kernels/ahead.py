@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,18 @@ def compiled(columns: int, fmt: str, block_size: int, p: float | None, rounding:
     return compile_ahead(norm_codes_kernel, types, constants, tile.warps)
 
 
-def compile_ahead(kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int) -> Any:
-    """Return a kernel compiled for its arguments' types, pointers aligned to 16 bytes, and for these constants."""
+def compile_ahead(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, aligned: Sequence[str] = ()
+) -> Any:
+    """Return a kernel compiled for its arguments' types and for these constants.
+
+    Pointers are aligned to 16 bytes, and the sizes named in `aligned` are multiples of 16.
+    """
     names, types = kernel.arg_names, types | dict.fromkeys(constants, "constexpr")
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    places = (i for i, name in enumerate(names) if types[name][0] == "*" or (types[name] == "i32" and name in aligned))
+    divisible = {(i,): [["tt.divisibility", 16]] for i in places}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, {name: types[name] for name in names}, values, aligned)
+    source = ASTSource(kernel, {name: types[name] for name in names}, values, divisible)
     return triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "enable_fp_fusion": False}
     )

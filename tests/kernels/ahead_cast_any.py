@@ -14,7 +14,7 @@ from mxstudy.kernels.packing import unpack
 
 COLUMNS = 4096
 TYPES = {"x_ptr": "*bf16", "result_ptr": "*bf16", "rows": "i32"}
-GIVEN = {"key_ptr": "*i64", "place_ptr": "*i64", "outer_ptr": "*fp32"}
+GIVEN = {"key_ptr": "*i64", "place_ptr": "*i64", "outer_ptr": "*fp32", "scales_ptr": "*fp32"}
 UNUSED = ("mean_ptr", "rms_ptr", "gain_ptr", "bias_ptr", "signs_ptr")
 
 
@@ -34,6 +34,7 @@ def compiled(packed: str, what: str) -> Any:
         return compile_ahead(absmax_any_kernel, TYPES | {"result_ptr": "*i32"}, constant, settings.groups.warps)
     constant |= {} if cast.draws else dict.fromkeys(("key_ptr", "place_ptr"))
     constant |= {} if cast.has_outer else {"outer_ptr": None}
+    constant |= {} if cast.scale == "FP32" else {"scales_ptr": None}
     return compile_ahead(cast_any_kernel, TYPES | GIVEN, constant, settings.groups.warps)
 
 

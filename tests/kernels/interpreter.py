@@ -33,7 +33,7 @@ def repair() -> None:
         tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8, 448.0),
         tl.float8e5: (torch.float8_e5m2, torch.uint8, 57344.0),
     }
-    otherwise = InterpreterBuilder.cast_impl
+    otherwise, multiply = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
 
     def convert(self: Any, source: Any, to: Any) -> Any:
         before, after = source.dtype.scalar, to.scalar
@@ -49,6 +49,10 @@ def repair() -> None:
 
     def multiply_add(self: Any, x: Any, y: Any, z: Any) -> Any:
         return TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        a, b = (convert(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return multiply(self, a, b, d, *options)
 
     def assembly(self: Any, text: str, constraints: str, operands: Any, types: Any, pure: bool, pack: int) -> Any:
         found = ptx.run(text, [operand.data for operand in operands], pack)
@@ -76,6 +80,7 @@ def repair() -> None:
     InterpreterBuilder.create_fp_ext = InterpreterBuilder.create_fp_trunc = convert
     InterpreterBuilder.create_fp_to_fp = lambda self, source, to, rounding: convert(self, source, to)
     InterpreterBuilder.create_fma = multiply_add
+    InterpreterBuilder.create_dot = dot
 
 
 def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from fused import BF16, FP32, every_dtype, norm_inputs, normalized
 from interpreter import DEVICE, every_format
 
 from mxstudy.kernels.cast_any import absmax_any, cast_any, launch_absmax, launch_cuda
-from mxstudy.kernels.operand_cast import KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast
+from mxstudy.kernels.operand_cast import KERNEL_BLOCKS, KERNEL_ROUNDINGS, KERNEL_TRANSFORMS, Groups, OperandCast
 from mxstudy.kernels.packing import pack, unpack
 from mxstudy.numerics.cast import BlockCast, block_cast, quantize_as
 from mxstudy.numerics.random_bits import Draws, random_signs, stream_key
@@ -70,10 +70,10 @@ def test_every_format_rule_and_rounding(fmt, rule, axis, rounding):
 @pytest.mark.parametrize("fmt", ["E4M3", "E2M1"])
 @every_axis
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
-@pytest.mark.parametrize("block_size", [16, 32, 64])
+@pytest.mark.parametrize("block_size", KERNEL_BLOCKS)
 @pytest.mark.parametrize("square", [False, True])
 def test_every_block(fmt, axis, rounding, block_size, square):
-    kernel(numbers(), OperandCast(fmt, axis, block_size, square, "floor", rounding))
+    kernel(numbers((128, 128)), OperandCast(fmt, axis, block_size, square, "floor", rounding))
 
 
 def quantized(x, cast):
@@ -86,9 +86,9 @@ def quantized(x, cast):
 @pytest.mark.parametrize("rounding", ["even", "stochastic"])
 @pytest.mark.parametrize("square", [False, True])
 @pytest.mark.parametrize("outer", [False, True])
-@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E4M3", 64)])
+@pytest.mark.parametrize(("fmt", "block_size"), [("NVFP4", 16), ("E4M3", 64), ("E4M3", 128)])
 def test_e4m3_scales(fmt, block_size, outer, square, axis, rounding):
-    x = numbers((128, 64))
+    x = numbers((256, 128))
     cast = OperandCast(
         fmt,
         axis,
@@ -280,7 +280,7 @@ def test_nan_stays_in_its_tile(bad):
 
 def test_options_packed_are_themselves():
     cast = OperandCast(
-        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training"
+        "E2M1", -2, 16, True, "floor", "stochastic", 8, True, True, 64, True, "E4M3", "tensor", "training", True
     )
     assert unpack(OperandCast, pack(cast)) == cast
     with pytest.raises(ValueError, match="shorter"):  # a field was left out
@@ -321,7 +321,9 @@ def test_the_absmax_has_no_inside():
         ({"rounding": "stochastic", "random_bits": 16}, {}, "random_bits: 16 has no kernel"),
         ({"fmt": "NVFP4"}, {}, "NVFP4 has E4M3 scales"),
         ({"scale_rule": "round"}, {}, "scale_rule: 'round' is not a choice"),
-        ({"scale": "FP32"}, {}, "scale: 'FP32' is not a choice"),
+        ({"scale": "FP32"}, {}, "scale: FP32 scales are not multiplied into an operand; call cast_blocks"),
+        ({"scale": "FP16"}, {}, "scale: 'FP16' is not a choice"),
+        ({"pad": True}, {}, "pad: E8M0 scales have no kernel that pads; set it to false"),
         (
             {"scale": "E4M3", "chain": "training", "outer_scale": "tensor"},
             {},
@@ -331,7 +333,7 @@ def test_the_absmax_has_no_inside():
         (ALONE | {"outer_scale": "row"}, {}, "outer_scale: 'row' is not a choice"),
         ({"scale": "E4M3"}, {}, "chain: inference has no kernel for E4M3 scales; take training"),
         (ALONE, {"outer": torch.ones(())}, "outer: the absmax of x belongs to"),
-        ({"block_size": 128}, {}, "block_size: 128 has no kernel"),
+        ({"block_size": 256}, {}, "block_size: 256 has no kernel"),
         ({"block_size": 64}, {"x": torch.ones(64, 96)}, "block_size: 64 does not divide axis -1"),
         ({"square": True}, {"x": torch.ones(48, 64)}, "block_size: 32 does not divide axis -2"),
         ({"fmt": None}, {"x": torch.ones(48, 40)}, r"axis -1 of shape \[48, 40\]: give a multiple of 16"),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from interpreter import DEVICE as DEVICE  # before another import of Triton, where there is one
 
+from mxstudy.kernels.matmul_blocks import TILES
 from mxstudy.kernels.operand_cast import OperandCast
 from mxstudy.kernels.packing import pack
 
@@ -30,6 +31,7 @@ VARIANTS = [
 
 STOCHASTIC = OperandCast("E4M3", rounding="stochastic")
 NVFP4 = OperandCast("NVFP4", -1, 16, scale="E4M3", outer_scale="tensor", chain="training")
+FP8_BLOCKWISE = OperandCast("E4M3", -1, 128, scale="FP32")
 CASTS = [
     STOCHASTIC,
     replace(STOCHASTIC, transform_size=16),
@@ -42,6 +44,10 @@ CASTS = [
     replace(NVFP4, axis=-2, rounding="stochastic", transform_size=16),
     replace(NVFP4, square=True),
     replace(NVFP4, axis=-2, square=True),
+    FP8_BLOCKWISE,
+    replace(FP8_BLOCKWISE, axis=-2),
+    replace(FP8_BLOCKWISE, axis=-2, square=True),
+    replace(FP8_BLOCKWISE, square=True),
 ]
 
 
@@ -61,15 +67,31 @@ def ahead(script: str, variants: list[Any], folder: Path) -> list[dict[str, Any]
 
 
 def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> None:
-    """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns."""
+    """Nothing goes through shared memory; a thread moves 16 bytes of a row at a time, and 8 side by side of columns.
+
+    But 128 rows of a square block are in four warps, whose maxima meet in shared memory: four numbers.
+    """
     variants = [(pack(cast), "cast") for cast in CASTS]
     for cast, found in zip(CASTS, ahead("ahead_cast_any.py", variants, tmp_path), strict=True):
         assert found["STACK"] == 0
-        assert "st.shared" not in found["ptx"]
+        in_four_warps = cast.axis == -1 and cast.square and cast.block_size == 128
+        assert ("st.shared" in found["ptx"]) == in_four_warps
         vector = "v4.b32" if cast.axis == -1 else "v2.b32"
         for moved in (r"ld\.global\S*\.", r"st\.global\S*\."):
             assert re.search(moved + vector, found["ptx"])
             assert not re.search(moved + r"b16", found["ptx"])
+
+
+def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) -> None:
+    """On tensor cores, however the operands lie in memory; no scale is fused with the sum."""
+    layouts = (["a_along", "b_down"], ["a_along", "b_along"], ["a_down", "b_along"])  # forward, dgrad, wgrad
+    variants = [(layout, *tile) for layout in layouts for tile in TILES]
+    for found in ahead("ahead_matmul_blocks.py", variants, tmp_path):
+        assert found["STACK"] == 0
+        assert "wgmma.mma_async" in found["ptx"]
+        assert "cp.async.cg.shared.global" in found["ptx"]
+        assert "fma.rn.f32" not in found["ptx"]
+        assert re.search(r"st\.global\S*\.v4\.b32", found["ptx"])
 
 
 def test_the_absmax_meets_only_at_the_end_of_a_tile(tmp_path: Path) -> None:

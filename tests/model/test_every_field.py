@@ -39,14 +39,16 @@ E2M1 = Cast(format="E2M1")
 NVFP4 = Cast(format="E2M1", block_size=16, scale="E4M3", outer_scale="tensor")
 TRAINING = replace(NVFP4, chain="training")
 FLOOR = Cast(format="E2M1", scale_rule="floor")
+FP32 = Cast(format="E2M1", scale="FP32")
 
 # For each field of a cast: casts that differ in it from the cast beside them.
 CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     "format": [(E2M1, Cast(format=name)) for name in ("E4M3", "E5M2", "E3M2", "E2M3")],
-    "block_size": [(E2M1, Cast(format="E2M1", block_size=size)) for size in (16, 64)],
-    "two_dimensional": [(E2M1, Cast(format="E2M1", two_dimensional=True))],
+    "block_size": [(E2M1, Cast(format="E2M1", block_size=size)) for size in (16, 64, 128)]
+    + [(FP32, replace(FP32, block_size=size)) for size in (64, 128)],
+    "two_dimensional": [(cast, replace(cast, two_dimensional=True)) for cast in (E2M1, FP32)],
     "scale": [
-        (E2M1, Cast(format="E2M1", scale="FP32")),
+        (E2M1, FP32),
         (E2M1, Cast(format="E2M1", scale="E4M3")),
         (E2M1, Cast(format="E2M1", scale="E4M3", chain="training")),
         (E2M1, Cast(format="E2M1", scale="none", outer_scale="tensor")),
@@ -65,7 +67,7 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
     "candidate_error": [
         (replace(NVFP4, candidates=(1.0, 1.5)), replace(NVFP4, candidates=(1.0, 1.5), candidate_error="mae"))
     ],
-    "rounding": [(E2M1, Cast(format="E2M1", rounding="stochastic"))],
+    "rounding": [(cast, replace(cast, rounding="stochastic")) for cast in (E2M1, FP32)],
     "random_bits": [
         (Cast(format="E2M1", rounding="stochastic"), Cast(format="E2M1", rounding="stochastic", random_bits=8))
     ],
@@ -75,7 +77,7 @@ CHANGES: dict[str, list[tuple[Cast, Cast]]] = {
 # What changes nothing here: inputs are bf16 numbers, where nothing is left to round to it; blocks divide every axis.
 IDLE: dict[str, list[tuple[Cast, Cast]]] = {
     "pre_round": [(E2M1, Cast(format="E2M1", pre_round=True))],
-    "pad": [(E2M1, Cast(format="E2M1", pad=True))],
+    "pad": [(cast, replace(cast, pad=True)) for cast in (E2M1, FP32)],
     "rounding": [(E2M1, Cast(format="E2M1", rounding="away"))],
 }
 TRANSFORM = Hadamard(size=32)

@@ -25,6 +25,7 @@ from mxstudy.kernels.device.random_bits import philox, round_stochastically
 
 WORDS = tl.constexpr(4)  # random words per counter
 FP32_MAX = tl.constexpr(3.4028234663852886e38)
+MIN_NORMAL = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -38,28 +39,31 @@ def cast_any_kernel(
     key_ptr,
     place_ptr,
     outer_ptr,
+    scales_ptr,
     result_ptr,
     rows,
     CAST: tl.constexpr,
 ):
-    """Cast x [rows, columns] to one operand in bf16; a step whose pointer is None is left out."""
+    """Cast x [rows, columns] to one operand in bf16; a step whose pointer is None is left out.
+
+    Only FP32 scales have a `scales_ptr`: they are stored there, and the operand has the elements alone.
+    """
     pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
-    cast_tile(pointers, key_ptr, place_ptr, outer_ptr, result_ptr, rows, CAST)
+    cast_tile(pointers, key_ptr, place_ptr, outer_ptr, scales_ptr, result_ptr, rows, CAST)
 
 
 @triton.jit
 def cast_any_both_kernel(x_ptr, outer_ptr, row_ptr, column_ptr, rows, ROW: tl.constexpr, COLUMN: tl.constexpr):
     """Cast x to both of its operands. Both tiles of a program are one part of x, and a cache has it the second time."""
     pointers = (x_ptr, None, None, None, None, None)
-    cast_tile(pointers, None, None, outer_ptr, row_ptr, rows, ROW)
-    cast_tile(pointers, None, None, outer_ptr, column_ptr, rows, COLUMN)
+    cast_tile(pointers, None, None, outer_ptr, None, row_ptr, rows, ROW)
+    cast_tile(pointers, None, None, outer_ptr, None, column_ptr, rows, COLUMN)
 
 
 @triton.jit
-def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, result_ptr, rows, CAST: tl.constexpr):
+def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, scales_ptr, result_ptr, rows, CAST: tl.constexpr):
     """Cast this program's tile of x; `pointers`: those of x and of what precedes its cast, as `prepared` takes them."""
     COLUMNS: tl.constexpr = CAST.columns
-    PART: tl.constexpr = CAST.part_size
     PARTS: tl.constexpr = CAST.parts
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
@@ -69,25 +73,29 @@ def cast_tile(pointers, key_ptr, place_ptr, outer_ptr, result_ptr, rows, CAST: t
         x = prepared(pointers, row, column, mask, CAST)
         if CAST.format is not None:
             scale = scales_of(maxima(x, CAST), outer_ptr, CAST)
-            x = quantized(x, scale, row, quad, key_ptr, place_ptr, CAST)
+            if scales_ptr is not None:
+                store_scales(scales_ptr, scale[0], row, column, mask, CAST)
+            x = quantized(x, scale, row, column, quad, key_ptr, place_ptr, CAST)
         store(result_ptr, row * COLUMNS + column, mask, x, CAST)
     else:
         bits = tl.zeros((BELOW, BESIDE), tl.int32)
         for part in range(PARTS):
-            x = prepared(pointers, row + part * PART, column, mask, CAST)
+            part_row, part_column = part_of(row, column, part, CAST)
+            x = prepared(pointers, part_row, part_column, mask, CAST)
             bits = tl.maximum(bits, maxima(x, CAST)[0])
         scale_of_all = scales_of((bits,), outer_ptr, CAST)
+        if scales_ptr is not None:
+            store_scales(scales_ptr, scale_of_all[0], row, column, mask, CAST)
         for part in range(PARTS):
-            here = row + part * PART
-            y = prepared(pointers, here, column, mask, CAST)
-            y = quantized(y, scale_of_all, here, quad, key_ptr, place_ptr, CAST)
-            store(result_ptr, here * COLUMNS + column, mask, y, CAST)
+            here, beside = part_of(row, column, part, CAST)
+            y = prepared(pointers, here, beside, mask, CAST)
+            y = quantized(y, scale_of_all, here, beside, quad, key_ptr, place_ptr, CAST)
+            store(result_ptr, here * COLUMNS + beside, mask, y, CAST)
 
 
 @triton.jit
 def absmax_any_kernel(x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr, result_ptr, rows, CAST: tl.constexpr):
     """Store the bits of the largest magnitude of each tile of what `cast_any_kernel` casts: int32 [tiles]."""
-    PART: tl.constexpr = CAST.part_size
     PARTS: tl.constexpr = CAST.parts
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
@@ -95,7 +103,8 @@ def absmax_any_kernel(x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr, r
     pointers = (x_ptr, mean_ptr, rms_ptr, gain_ptr, bias_ptr, signs_ptr)
     bits = tl.zeros((BELOW, BESIDE), tl.int32)
     for part in range(PARTS):
-        of_blocks = maxima(prepared(pointers, row + part * PART, column, mask, CAST), CAST)
+        here, beside = part_of(row, column, part, CAST)
+        of_blocks = maxima(prepared(pointers, here, beside, mask, CAST), CAST)
         for block in tl.static_range(len(of_blocks)):
             bits = tl.maximum(bits, of_blocks[block])
     tl.store(result_ptr + tl.program_id(0), tl.max(tl.where(mask, bits, 0)))
@@ -117,6 +126,17 @@ def tile(rows, CAST: tl.constexpr):
     quad = tl.program_id(0) % ACROSS * (BESIDE * WIDTH // WORDS)
     mask = column < COLUMNS if AXIS == 0 else row < rows
     return row, column, quad, mask
+
+
+@triton.jit
+def part_of(row, column, part, CAST: tl.constexpr):
+    """Return the first row and column of that part of each group."""
+    PART: tl.constexpr = CAST.part_size
+    if CAST.axis == 0:
+        row += part * PART
+    else:
+        column += part * PART
+    return row, column
 
 
 # ------------------------------------------------------------------------------------------- what precedes the cast
@@ -242,7 +262,10 @@ def maxima(x, CAST: tl.constexpr):
 
 @triton.jit
 def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
-    """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k."""
+    """Return the factors on the elements and the scales of each block; those of E8M0 are 2^-k and 2^k.
+
+    Of FP32 scales they are the scales, which divide the elements, and 1: they are not multiplied into the operand.
+    """
     FORMAT: tl.constexpr = CAST.format
     inverse = ()
     scale = ()
@@ -250,7 +273,10 @@ def scales_of(maxima, outer_ptr, CAST: tl.constexpr):
         bits = maxima[block]
         if CAST.square:
             bits = over_squares(bits, CAST)
-        of_block = scales(bits, FORMAT) if CAST.e4m3 is None else e4m3_scales(bits, outer_ptr, CAST)
+        if CAST.fp32 is not None:
+            of_block = fp32_scales(bits, CAST)
+        else:
+            of_block = scales(bits, FORMAT) if CAST.e4m3 is None else e4m3_scales(bits, outer_ptr, CAST)
         inverse += (of_block[0],)
         scale += (of_block[1],)
     return inverse, scale
@@ -280,7 +306,31 @@ def e4m3_scales(bits, outer_ptr, CAST: tl.constexpr):
 
 
 @triton.jit
-def quantized(x, scale, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
+def fp32_scales(bits, CAST: tl.constexpr):
+    """Return the FP32 scales of blocks with these absmax bits, and 1; both are NaN where absmax is not finite.
+
+    `numerics.scales.fill_scale` has the same quotient, rounded once.
+    """
+    ones = tl.zeros_like(bits).to(tl.float32) + 1.0
+    scale = tl.maximum(tl.div_rn(bits.to(tl.float32, bitcast=True), ones * CAST.fp32), MIN_NORMAL)
+    nan = tl.full(bits.shape, NAN_BITS, tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(bits < EXPONENT_MASK, scale, nan), tl.where(bits < EXPONENT_MASK, ones, nan)
+
+
+@triton.jit
+def store_scales(ptr, scales, row, column, mask, CAST: tl.constexpr):
+    """Store one scale for each block and each position across the contraction axis: float32."""
+    BLOCK: tl.constexpr = CAST.block
+    for block in tl.static_range(len(scales)):
+        if CAST.axis == 0:
+            at = (row // BLOCK + block) * CAST.columns + column
+        else:
+            at = row * (CAST.columns // BLOCK) + column // BLOCK + block
+        tl.store(ptr + at, scales[block], mask=mask)
+
+
+@triton.jit
+def quantized(x, scale, row, column, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
     """Return a part rounded to the grid and decoded, float32. `first_quad`: the tile's first column / 4."""
     PART: tl.constexpr = CAST.part_size
     BLOCK: tl.constexpr = min(CAST.block, PART)
@@ -292,9 +342,12 @@ def quantized(x, scale, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr)
     for quad in tl.static_range(PART // WORDS):
         words = ()
         if BITS > 0:
-            words = drawn(quad, row, first_quad, key_ptr, place_ptr, CAST)
+            words = drawn(quad, row, column, first_quad, key_ptr, place_ptr, CAST)
         for i in tl.static_range(WORDS):
-            v = x[quad * WORDS + i] * inverse[(quad * WORDS + i) // BLOCK]
+            if CAST.fp32 is None:
+                v = x[quad * WORDS + i] * inverse[(quad * WORDS + i) // BLOCK]
+            else:
+                v = tl.div_rn(x[quad * WORDS + i], inverse[(quad * WORDS + i) // BLOCK])
             v = round_stochastically(v, words[i], FORMAT, BITS) if BITS > 0 else round_to_grid(v, FORMAT, AWAY)
             decoded += (v * power[(quad * WORDS + i) // BLOCK],)
     return decoded
@@ -316,9 +369,8 @@ def over_squares(bits, CAST: tl.constexpr):
 
 
 @triton.jit
-def drawn(quad, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
+def drawn(quad, row, column, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
     """Return the random words of the quad-th four elements of a part: uint32, equal to `random_bits.random_words`."""
-    PART: tl.constexpr = CAST.part_size
     BELOW: tl.constexpr = CAST.groups.rows
     BESIDE: tl.constexpr = CAST.groups.columns
     k0 = tl.load(key_ptr).to(tl.uint32)
@@ -327,12 +379,11 @@ def drawn(quad, row, first_quad, key_ptr, place_ptr, CAST: tl.constexpr):
     of_row = tl.load(place_ptr + 1) + row
     words = ()
     if CAST.axis == 1:  # four columns of a row
-        column = first_quad + tl.arange(0, BESIDE)[None, :] * (PART // WORDS) + quad
-        words = philox(column, of_row, step, k0, k1)
+        words = philox(column // WORDS + quad, of_row, step, k0, k1)
     else:  # a column of four rows
-        column = first_quad + tl.arange(0, BESIDE // WORDS)[None, :]
+        quads = first_quad + tl.arange(0, BESIDE // WORDS)[None, :]
         for i in tl.static_range(WORDS):
-            w0, w1, w2, w3 = philox(column, of_row + (quad * WORDS + i), step, k0, k1)
+            w0, w1, w2, w3 = philox(quads, of_row + (quad * WORDS + i), step, k0, k1)
             four = tl.join(tl.join(w0, w2), tl.join(w1, w3))
             words += (tl.reshape(four, (BELOW, BESIDE)),)
     return words
