@@ -54,20 +54,12 @@ def _cast_blocks(
     after: Tensor | None,
     packed: str,
 ) -> tuple[Tensor, Tensor]:
-    return step_by_step(x, mean, rms, gain, bias, signs, key, place, packed)
+    return step_by_step(x, mean, rms, gain, bias, signs, key, place, packed=packed)
 
 
-def step_by_step(
-    x: Tensor,
-    mean: Tensor | None,
-    rms: Tensor | None,
-    gain: Tensor | None,
-    bias: Tensor | None,
-    signs: Tensor | None,
-    key: Tensor | None,
-    place: Tensor | None,
-    packed: str,
-) -> tuple[Tensor, Tensor]:
+def step_by_step(x: Tensor, *given: Tensor | None, packed: str) -> tuple[Tensor, Tensor]:
+    """Return what `cast_blocks` does, by the reference; `given`: the operator's tensors up to the place."""
+    mean, rms, gain, bias, signs, key, place = given
     cast = unpack(OperandCast, packed)
     y = prepared(x, mean, rms, gain, bias, signs, cast)
     draws = None if key is None or place is None else Draws(key, place)
@@ -97,7 +89,7 @@ def launch_cuda(
     """Launch the kernel. Blocks that are incomplete, and filled with zeros, have none: they are cast step by step."""
     cast = unpack(OperandCast, packed)
     if incomplete_axis(x, cast) is not None:
-        return step_by_step(x, mean, rms, gain, bias, signs, key, place, packed)
+        return step_by_step(x, mean, rms, gain, bias, signs, key, place, packed=packed)
     scales = empty_scales(x, cast)
     of_norm = x, mean, rms, gain, bias, signs
     return launch_cast(*of_norm, key, place, None, after, packed, scales=scales), scales

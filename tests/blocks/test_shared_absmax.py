@@ -58,7 +58,7 @@ MISLED = [name for name, (changes, *_) in RECIPES.items() if "transform" in str(
 
 
 def decoder(name):
-    """By the reference, with gains that are not 1."""
+    """Compute the same by the reference, with gains that are not 1."""
     changes, folds, _ = RECIPES[name]
     gemms = Gemms(**ALL | changes)
     precision = config.Precision(
@@ -121,7 +121,7 @@ def test_a_step_has_the_references_bits_in_that_many_passes(name, passes):
 @pytest.mark.integration
 @pytest.mark.parametrize("name", MISLED)
 def test_a_pass_that_is_shared_too_often_is_found_out(name, monkeypatch):
-    """With the absmax of the tensor itself for every operand, the test above fails."""
+    """Show that the test above fails if every operand gets the absmax of the tensor itself."""
     model = decoder(name)
     expected, shared = step(model), operands.shared_absmax
 

@@ -42,7 +42,7 @@ def kernel(x, cast, groups=None, **given):
 
 
 def numbers(shape=(64, 64), dtype=FP32, seed=0):
-    """Of many sizes, with a block of zeros and one of subnormals."""
+    """Return numbers of many sizes, with a block of zeros and one of subnormals."""
     x, _, _ = norm_inputs(shape, dtype, seed)
     x[:16, :16] = 0
     x[16:32, :16] *= 2.0**-130

@@ -25,7 +25,7 @@ E2M1, E4M3 = replace(ROW, fmt="E2M1"), replace(COLUMN, fmt="E4M3")
 
 
 def inputs(shape=(64, 96), dtype=BF16):
-    """Of many sizes, with a block of zeros and one of subnormals."""
+    """Return numbers of many sizes, with a block of zeros and one of subnormals."""
     x, _, _ = norm_inputs(shape, dtype)
     x[:16, :16] = 0
     x[16:32, :16] *= 2.0**-130
@@ -33,7 +33,7 @@ def inputs(shape=(64, 96), dtype=BF16):
 
 
 def assert_both(x, row=ROW, column=COLUMN):
-    """By the kernel, and by the operator away from GPUs."""
+    """Hold that the kernel, and the operator away from GPUs, have the bits of two casts."""
     outer = absmax_any(x, row)
     expected = [cast_any(x, cast, outer=outer) for cast in (row, column)]
     kernel = launch_both(x.to(DEVICE), outer.to(DEVICE), pack(row), pack(column))
@@ -46,7 +46,7 @@ def assert_both(x, row=ROW, column=COLUMN):
 @pytest.mark.parametrize("rounding", ["even", "away"])
 @pytest.mark.parametrize("pre_round", [False, True])
 def test_every_rounding(dtype, rounding, pre_round):
-    """Of one operand, while the other is rounded to even."""
+    """Round one operand so, while the other is rounded to even."""
     x = inputs(dtype=dtype)
     assert_both(x, replace(ROW, rounding=rounding, pre_round=pre_round))
     assert_both(x, column=replace(COLUMN, rounding=rounding, pre_round=pre_round))
@@ -66,7 +66,7 @@ def test_every_block(row, column, squares):
 
 @each("shape", [(16, 16), (48, 80), (32, 1024), (16, 1536)])
 def test_every_shape(shape):
-    """Of a tile and less, and of several beside one another and below."""
+    """Take a tile and less, and several tiles beside and below one another."""
     assert_both(inputs(shape))
 
 

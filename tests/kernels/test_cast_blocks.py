@@ -49,7 +49,7 @@ def assert_kernel(x, cast, y=None, **given):
 
 
 def numbers(shape=(128, 256), dtype=FP32, seed=0):
-    """Of many sizes, with whole blocks of zeros, of subnormals and of the largest numbers."""
+    """Return numbers of many sizes, with whole blocks of zeros, of subnormals and of the largest numbers."""
     x, _, _ = norm_inputs(shape, dtype, seed)
     x[:16, :128] = 0
     x[16:32, :128] *= 2.0**-130

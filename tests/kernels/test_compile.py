@@ -83,7 +83,7 @@ def test_cast_any_stays_in_registers_and_moves_whole_vectors(tmp_path: Path) -> 
 
 
 def test_products_of_blocks_are_pipelined_and_stay_in_registers(tmp_path: Path) -> None:
-    """On tensor cores, however the operands lie in memory; no scale is fused with the sum."""
+    """Use tensor cores, however the operands lie in memory, and fuse no scale with the sum."""
     layouts = (["a_along", "b_down"], ["a_along", "b_along"], ["a_down", "b_along"])  # forward, dgrad, wgrad
     variants = [(layout, *tile) for layout in layouts for tile in TILES]
     for found in ahead("ahead_matmul_blocks.py", variants, tmp_path):
