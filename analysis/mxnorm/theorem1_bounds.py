@@ -85,7 +85,7 @@ def draw_by_input(axes: Axes, rows: pd.DataFrame, column: str, outline: str | No
         axes.bar(places, one[column] - bottom, 0.25, bottom, color=color[arm], label=name)
         if outline:
             axes.bar(places, one[outline], 0.25, fill=False, edgecolor=color[arm], linewidth=0.8)
-    axes.set_xticks(range(len(inputs)), [name.replace(" x ", "\nx ") for name in inputs], fontsize=7)
+    axes.set_xticks(range(len(inputs)), [name.replace(" x ", "\nx ") for name in inputs], fontsize=6)
 
 
 @command
