@@ -100,6 +100,23 @@ def test_a_compiler_does_not_keep_it_either(recipe):
     assert all(torch.equal(a, b) for a, b in zip(with_product, without, strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("compiles", [False, True])
+def test_no_bit_changes_on_a_gpu(recipe, compiles):
+    configure_torch(compile=compiles)
+    model = decoder(**RECIPES[recipe]).cuda()
+    apply_precision(model, RECIPES[recipe]["formats"], 0, "bf16", torch.device("cuda"))
+    if compiles:
+        for block in model.layers:
+            block.compile(fullgraph=True)
+    kept = run(model, tokens(length=64).cuda())
+    recompute_mlps(model, 2)
+    same(run(model, tokens(length=64).cuda()), kept)
+    torch._dynamo.reset()
+
+
 def test_the_first_blocks_recompute_also_after_an_evaluation():
     model = decoder(formats=of_file("mxfp8_sr_rht_2d"))
     recompute_mlps(model, 1)
