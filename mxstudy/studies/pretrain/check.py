@@ -217,7 +217,7 @@ def flops_per_token(config: Pretrain) -> int:
 
 
 def flops_again(config: Pretrain) -> int:
-    """Return the FLOPs of what the backward of one token computes again, which count neither as work nor for MFU."""
+    """Return the FLOPs per token of what the backward computes again; MFU does not count them."""
     model = config.model
     if config.train.activation_checkpointing == "full":
         return flops_per_token(config) // 3 - 2 * model.hidden_size * model.vocab_size
