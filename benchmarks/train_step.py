@@ -4,27 +4,31 @@ bf16, fused: the baseline, in the fused functions that all arms with casts run i
 a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
 recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much: so
 what that arm saves of memory is no merit of casts, nor of kernels. full checkpointing: keeps a block's input alone.
-Every arm computes head and loss in the same chunks.
+recomputing MLPs: --recompute-mlp blocks compute the product of their MLP's first linear again. Every arm computes head
+and loss in the same chunks.
 mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
 gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the modules one after another, left
 to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
 GPU that warms up does so for all; all are compiled block by block. The tokens are random.
 
-A round is four steps of each arm, which the host launches one behind the other, as it does in a training.
-over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
-interquartile range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared.
-Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with
-6 FLOP per matmul parameter and token, without the input embedding, plus causal attention; nothing that is recomputed
-counts. sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps. The floor is the
-time of the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
+A round is four steps of each arm, which the host launches one behind the other, as it does in a training. over_bf16 is
+an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the interquartile
+range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared. Peak memory is
+that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with 6 FLOP per
+matmul parameter and token, without the input embedding, plus causal attention; nothing that is recomputed counts.
+recomputed: the FLOPs of GEMMs and attention that the backward computes again, over those that count. sm_mhz, power_w
+and temperature_c: least, median and largest reading within the arm's steps. The floor is the time of the bytes that the
+kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
+python -m benchmarks.train_step --model llama_1b --arms "bf16, fused, recomputing MLPs" --recompute-mlp 6
 python -m benchmarks.train_step --arms "mxfp8, rmsnorm" "nvfp4, rmsnorm" "nvfp4 without random parts, rmsnorm"
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +53,7 @@ from mxstudy.model.feed_forward import MLPS
 from mxstudy.model.precision import DTYPES
 from mxstudy.probes.memory import GIB
 from mxstudy.reader import read
+from mxstudy.studies.pretrain.check import flops_again
 from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
@@ -57,13 +62,15 @@ from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 3  # the first compiles
 STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
+RECOMPUTED = 7 / 16  # of the blocks: by arithmetic, llama_1b then needs 39 GiB in MXFP8; in bf16 it does with 6 / 16
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
 class Arm(NamedTuple):
     """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's.
 
-    `keeps`: what a block keeps for its backward: what its code saves, what GEMMs and the attention give, or its input.
+    `keeps`: what a block keeps for its backward: what its code saves, the same without its MLP's first product in some
+    blocks, what GEMMs and the attention give, or its input.
     `own_settings`: compile it with Inductor's own settings, which drop roundings. `changes`: values of dotted keys that
     differ from the file's.
     """
@@ -72,7 +79,7 @@ class Arm(NamedTuple):
     precision: str
     backend: str = "auto"
     torchao: bool = False
-    keeps: Literal["saved", "products", "input"] = "saved"
+    keeps: Literal["saved", "less in MLPs", "products", "input"] = "saved"
     own_settings: bool = False
     changes: tuple[tuple[str, Any], ...] = ()
 
@@ -97,11 +104,13 @@ ARMS = {
 }
 NO_RANDOM = (("recipes.nvfp4.dgrad_dh.rounding", "even"), ("recipes.nvfp4.wgrad_transform", None))
 ON_REQUEST = {
+    "bf16, fused, recomputing MLPs": Arm(RMSNORM, "bf16", keeps="less in MLPs"),
+    "mxfp8, rmsnorm, recomputing MLPs": Arm(RMSNORM, "mxfp8", keeps="less in MLPs"),
     "nvfp4, rmsnorm": Arm(RMSNORM, "nvfp4"),
     "nvfp4 without random parts, rmsnorm": Arm(RMSNORM, "nvfp4", changes=NO_RANDOM),
 }
 ALL_ARMS = ARMS | ON_REQUEST
-FIRST = f"{BASELINE} always comes first; {' and '.join(ON_REQUEST)} come on request alone"
+FIRST = f"{BASELINE} always comes first; on request alone come: {'; '.join(ON_REQUEST)}"
 
 
 def precision_of(arm: Arm) -> config.Precision:
@@ -116,13 +125,17 @@ def precision_of(arm: Arm) -> config.Precision:
 
 @dataclass(frozen=True)
 class Case:
-    """The case that all arms share: a step has `batch_size` sequences in one micro-batch."""
+    """The case that all arms share: a step has `batch_size` sequences in one micro-batch.
+
+    `recompute_mlp`: the number of blocks that compute their MLP's first product again, in the arms that do so.
+    """
 
     model: config.Decoder
     batch_size: int
     sequence_length: int
     compile: bool
     device: str
+    recompute_mlp: int = 0
 
     def settings(self, arm: Arm) -> config.Pretrain:
         train = config.Train(
@@ -131,6 +144,7 @@ class Case:
             sequence_length=self.sequence_length,
             compile=self.compile,
             activation_checkpointing="full" if arm.keeps == "input" else "none",
+            recompute_mlp=self.recompute_mlp if arm.keeps == "less in MLPs" else 0,
         )
         return config.Pretrain(
             model=self.model,
@@ -239,7 +253,7 @@ def row_of(
     ratio, ratio_spread = median_and_spread(seconds / first_s)
     over_mxfp8 = median_and_spread(seconds / [one.step_s for one in mxfp8]) if mxfp8 else (None, None)
     tokens_per_s = run.tokens_per_step / step_s
-    flops_per_s = run.model.flops_per_token(run.config.train.sequence_length) * tokens_per_s
+    flops = run.model.flops_per_token(run.config.train.sequence_length)
     return {
         "arm": name,
         "backend": all_backends(backends_of(run.model).values()),
@@ -252,7 +266,9 @@ def row_of(
         "peak_gib": peak_gib or None,
         "peak_over_bf16": peak_gib / first_gib if first_gib else None,
         "tokens_per_s": tokens_per_s,
-        "mfu": flops_per_s / run.peak_flops if run.peak_flops else None,
+        "mfu": flops * tokens_per_s / run.peak_flops if run.peak_flops else None,
+        "recompute_mlp": run.config.train.recompute_mlp,
+        "recomputed": flops_again(run.config) / flops,
         "rounds": len(seconds),
     }
 
@@ -302,6 +318,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--arms", nargs="+", choices=ALL_ARMS, default=list(ARMS), metavar="ARM", help=FIRST)
+    parser.add_argument(
+        "--recompute-mlp", type=int, metavar="N", help="blocks that do; default: 7 of 16, in proportion"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="time per arm")
     training_options(parser)
     parser.add_argument("--profile", action="store_true", help="also show each arm's longest kernels of a step")
@@ -310,7 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = model_of(chosen.model)
     model = replace(model, ffn_size=chosen.ffn or model.ffn_size, vocab_size=chosen.vocabulary or model.vocab_size)
     batch_size = chosen.batch or BATCH_SIZES.get(chosen.model, 8)
-    case = Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device)
+    recompute_mlp = chosen.recompute_mlp or math.ceil(model.num_layers * RECOMPUTED)
+    case = Case(model, batch_size, chosen.sequence, not chosen.eager, chosen.device, recompute_mlp)
     runs = build(case, list(dict.fromkeys([BASELINE, *chosen.arms])))
     rows = measure(runs, chosen.seconds)
     copied_per_s = bandwidth(runs[BASELINE].device, least_s=min(chosen.seconds, 1.0))

@@ -107,6 +107,22 @@ def test_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.slow
+def test_recomputed_mlps_have_rows_of_their_own(tmp_path: Path) -> None:
+    """With the FLOPs that are computed again, which do not count for MFU."""
+    arms = ["bf16, fused, recomputing MLPs", "mxfp8, rmsnorm, recomputing MLPs", "bf16, fused, full checkpointing"]
+    small = ["--model", "llama_tiny", "--ffn", "96", "--vocabulary", "64", "--batch", "2", "--sequence", "64"]
+    words = [*small, "--seconds", "0.1", "--eager", "--device", "cpu", "--arms", *arms]
+    linears = 3 * (3 * 256 * 256 + 3 * 256 * 96) + 64 * 256  # keys and values of half the heads
+    flops = 6 * linears + 6 * 3 * 256 * 64
+    for asked, blocks in (([], 2), (["--recompute-mlp", "1"], 1)):
+        train_step.main([*words, *asked, "--json", str(tmp_path / "recomputed.json")])
+        rows = json.loads((tmp_path / "recomputed.json").read_text())["rows"]
+        assert [row["recompute_mlp"] for row in rows] == [0, blocks, blocks, 0]
+        assert [row["recomputed"] for row in rows[:3]] == pytest.approx([0, *(2 * [blocks * 2 * 256 * 192 / flops])])
+        assert rows[3]["recomputed"] == pytest.approx((flops / 3 - 2 * 64 * 256) / flops)
+
+
+@pytest.mark.slow
 def test_nvfp4_is_compared_with_mxfp8_in_one_run(tmp_path: Path) -> None:
     """With all its parts and without the random ones, in the same fused blocks."""
     arms = [train_step.MXFP8, *train_step.ON_REQUEST]

@@ -104,6 +104,20 @@ def test_a_config_written_as_yaml_reads_back_equal() -> None:
             {"train__micro_batch_size": 3},
             "train.micro_batch_size: batch_size 4 does not divide into micro-batches of 3",
         ),
+        ({"train__recompute_mlp": -1}, "train.recompute_mlp: must not be negative, not -1"),
+        (
+            {"train__recompute_mlp": 3},
+            "train.recompute_mlp: 3 is more than the model's 2 blocks (model.num_layers)",
+        ),
+        (
+            {"train__recompute_mlp": 1, "train__activation_checkpointing": "full"},
+            "train.recompute_mlp: activation_checkpointing=full computes whole blocks again; leave one of them out",
+        ),
+        (
+            {"train__recompute_mlp": 1, "train__all_gather": "mx"},
+            "train.recompute_mlp: the product needs the codes of the forward's direction, and all_gather=mx gathers "
+            "those of the other one in the backward; set it to 0, or take all_gather=compute",
+        ),
         ({"schedule__decay_fraction": 0.5}, "schedule.decay_fraction: only for wsd, not for cosine; leave it out"),
         ({"schedule__warmup_fraction": 2}, "schedule.warmup_fraction: must lie in 0..1, not 2.0"),
         ({"optimizer__lr": 0}, "optimizer.lr: must be positive and finite, not 0.0"),

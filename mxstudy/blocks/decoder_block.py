@@ -9,13 +9,14 @@ cast in a pass that reads it, or its source, anyway. The forward casts along the
 both of its GEMMs; along the columns, it casts the tensors that the forward cast along the rows, phi(g) together with
 dg. The absmax of a tensor that both of its casts need is found once, and saved for the backward. A weight is cast when
 it is read, once for each GEMM, because held operands would cost memory, and under FSDP whole weights. An unquantised
-operand is made in the same passes, and only rounded to bf16.
+operand is made in the same passes, and only rounded to bf16. A block that `recomputes_up` does not save g: the backward
+casts the same operands anew and multiplies them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,8 @@ class FusedBlock:
     """A fused block's settings. Both norms are alike; `activation`: a row of `kernels.activation.ACTIVATIONS`.
 
     `cast`: the run's settings; the kernel that makes a tensor also makes each of its operands whose cast has these
-    settings. `sizes`: the sizes of queries, keys and values, over all heads of `head_size`.
+    settings. `sizes`: the sizes of queries, keys and values, over all heads of `head_size`. `recomputes_up`: whether
+    the backward computes the product of the MLP's first linear again, so that it is not kept.
     """
 
     norm: RowNorm
@@ -67,6 +69,7 @@ class FusedBlock:
     out: Gemms
     up: Gemms
     down: Gemms
+    recomputes_up: bool = field(default=False, kw_only=True)
 
 
 class Absmax(NamedTuple):
@@ -175,7 +178,8 @@ class _AfterAttention(torch.autograd.Function):
         absmax_down = Absmax(shared_absmax(z, of_down, "forward_x"), weight_absmax(down, of_down))
         z_forward = finish_operand(z, of_down, "forward_x", -1, s.cast, absmax_down.x)
         absmax = *absmax_out, *absmax_up, *absmax_down
-        ctx.save_for_backward(a, h, mean, rms, gain, bias, g, out, up, down, *keys, *absmax)
+        kept_g = None if s.recomputes_up else g
+        ctx.save_for_backward(a, h, mean, rms, gain, bias, kept_g, out, up, down, *keys, *absmax)
         ctx.mark_non_differentiable(h)
         ctx.settings = s
         return h + scaled_product(z_forward, forward_weight(down, of_down, absmax_down.w).T), h
@@ -188,6 +192,8 @@ class _AfterAttention(torch.autograd.Function):
         of_out, of_up, of_down = linears_of(s, keys)
         dgrad, wgrad = gradient_operands_of(dy, of_down, s.cast)
         dz = scaled_product(dgrad, dgrad_weight(down, of_down, dy, absmax_down.w))
+        if g is None:
+            g = norm_linear_again(h, mean, rms, gain, bias, up, of_up, s, absmax_up, after=dz)
         *dg, z = activation_backward_cast_both(
             dz,
             g,
@@ -229,6 +235,28 @@ def norm_linear(
     return scaled_product(x_forward, w.T), total, mean, rms, absmax
 
 
+def norm_linear_again(
+    x: Tensor,
+    mean: Tensor | None,
+    rms: Tensor,
+    gain: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    linear: Linear,
+    s: FusedBlock,
+    absmax: Absmax,
+    after: Tensor,
+) -> Tensor:
+    """Return the product of `norm_linear` with the same bits, from what it saved, in the backward.
+
+    `after`: as in `cast_one`.
+    """
+    own, folded = (None, gain) if s.fold_gain else (gain, None)
+    normed = {"mean": mean, "rms": rms, "gain": own, "bias": bias}
+    y = cast_operand(x, linear, "forward_x", -1, absmax=absmax.x, after=after, **normed)
+    return scaled_product(y, forward_weight(weight, linear, absmax.w, folded, after).T)
+
+
 def norm_linear_backward(
     dh: tuple[Operand, Operand],
     dstream: Tensor,
@@ -255,8 +283,10 @@ def norm_linear_backward(
     return dx, to_dtype(sums[0], gain.dtype), dbias, to_dtype(dweight, weight.dtype)
 
 
-def forward_weight(weight: Tensor, linear: Linear, absmax: Tensor | None, gain: Tensor | None = None) -> Operand:
-    return cast_operand(weight, linear, "forward_w", -1, absmax=absmax, gain=gain, round_first=True)
+def forward_weight(
+    weight: Tensor, linear: Linear, absmax: Tensor | None, gain: Tensor | None = None, after: Tensor | None = None
+) -> Operand:
+    return cast_operand(weight, linear, "forward_w", -1, absmax=absmax, gain=gain, round_first=True, after=after)
 
 
 def dgrad_weight(weight: Tensor, linear: Linear, after: Tensor, absmax: Tensor | None) -> Operand:

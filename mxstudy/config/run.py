@@ -97,6 +97,11 @@ class Pretrain(Run):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.schedule.check_steps(self.train.steps)
+        require(
+            self.train.recompute_mlp <= self.model.num_layers,
+            f"train.recompute_mlp: {self.train.recompute_mlp} is more than the model's {self.model.num_layers} blocks "
+            "(model.num_layers)",
+        )
 
 
 @schema

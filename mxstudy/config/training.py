@@ -112,7 +112,10 @@ class Train:
     """`batch_size`: sequences per step over all ranks; `micro_batch_size`: per pass of a rank (null: all of them).
 
     `all_gather`: how ranks gather the blocks' weights: in `compute`, or mx: as the codes and scales that the GEMMs
-    read, with the same numbers. `verify`: compare the shards with their sha256 before the first step.
+    read, with the same numbers. `recompute_mlp`: the first so many blocks do not keep the product of their MLP's first
+    linear, their largest tensor, but compute it again in the backward, with the same numbers. It is a number because
+    every block saves as much memory for as much time: take as many blocks as memory needs. `verify`: compare the shards
+    with their sha256 before the first step.
     """
 
     steps: int  # updates of the weights
@@ -124,6 +127,7 @@ class Train:
     device: Literal["auto", "cpu", "cuda"] = cosmetic("auto")
     compile: bool = False  # compile each block by Inductor
     activation_checkpointing: Literal["none", "full"] = "none"  # full keeps a block's input and recomputes the rest
+    recompute_mlp: int = cosmetic(0)
     deterministic: bool = False  # the same bits when it is run or resumed again on the same device
     all_gather: Literal["compute", "mx"] = cosmetic("compute")
     verify: bool = cosmetic(True)
@@ -142,7 +146,17 @@ class Train:
             micro is None or (micro > 0 and self.batch_size % micro == 0),
             f"micro_batch_size: batch_size {self.batch_size} does not divide into micro-batches of {micro}",
         )
+        require(self.recompute_mlp >= 0, f"recompute_mlp: must not be negative, not {self.recompute_mlp}")
+        require(
+            not self.recompute_mlp or self.activation_checkpointing == "none",
+            "recompute_mlp: activation_checkpointing=full computes whole blocks again; leave one of them out",
+        )
         if self.all_gather == "mx":
+            require(
+                not self.recompute_mlp,
+                "recompute_mlp: the product needs the codes of the forward's direction, and all_gather=mx gathers "
+                "those of the other one in the backward; set it to 0, or take all_gather=compute",
+            )
             require(
                 self.activation_checkpointing == "none",
                 "all_gather: a recomputed forward would need the codes of both directions at once, more bytes than in "

@@ -30,8 +30,9 @@ def show(jobs: Sequence[Job], settings: Launcher) -> None:
         rows.append([job.label, "; ".join(job.also), job.state, *cells, str(job.folder)])
     total = sum(costs.values(), Cost())
     rows.append([f"{len(todo)} of {len(jobs)} jobs to run", "", "", *columns(sum(gpus.values()), total), ""])
-    notes = {study_of(job.config.study).gpu_hours_are(job.config) for job in todo} - {""}
-    print("\n".join([*aligned(rows), *([OF_FLOPS] if total.flops else []), *sorted(notes)]), flush=True)
+    studies = [(study_of(job.config.study), job.config) for job in todo]
+    notes = {note for study, config in studies for note in (study.gpu_hours_are(config), study.recomputation(config))}
+    print("\n".join([*aligned(rows), *([OF_FLOPS] if total.flops else []), *sorted(notes - {""})]), flush=True)
 
 
 def columns(gpus: int, cost: Cost) -> list[str]:

@@ -5,6 +5,8 @@ A block that quantises nothing runs in them too, so that arms differ in their ca
 
 from __future__ import annotations
 
+import typing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +15,13 @@ from mxstudy.blocks.decoder_block import FusedBlock
 from mxstudy.blocks.operands import ANY, kernel_settings
 from mxstudy.model.activation_functions import KERNEL_ACTIVATIONS
 from mxstudy.model.feed_forward import FeedForward
-from mxstudy.model.fusable import Target, why_own
+from mxstudy.model.fusable import Backend, Target, why_own
 from mxstudy.model.linear import MXLinear, NormLinear
 from mxstudy.model.norm import kernel_norm, why_no_kernel_norm
+from mxstudy.reader import ConfigError
 
 if TYPE_CHECKING:
-    from mxstudy.model.decoder import Block
+    from mxstudy.model.decoder import Block, Decoder
 
 
 def fused_linears(block: Block) -> tuple[NormLinear, MXLinear, NormLinear, MXLinear]:
@@ -73,3 +76,20 @@ def fused_block(block: Block) -> FusedBlock:
     gemms, norm = (linear.gemms for linear in linears), kernel_norm(wqkv.norm)
     cast, head_size = kernel_settings(wqkv.cast), block.attention.head_size
     return FusedBlock(norm, wqkv.norm.fold_gain, activation, sizes, head_size, cast, *gemms)
+
+
+def recompute_mlps(model: Decoder, blocks: int) -> None:
+    """Let the backward of the first so many blocks compute the product of their MLP's first linear again.
+
+    Raises ConfigError for a block that does not run fused, because its modules keep what they need.
+    """
+    for layer in range(blocks):
+        block = typing.cast("Block", model.layers[layer])
+        backend = typing.cast(Backend, block.backend)
+        if block.fused is None:
+            why = f" ({backend.why})" if backend.why else ""
+            raise ConfigError(
+                f"train.recompute_mlp: layers.{layer} runs on {backend.name}{why}, and only a fused block computes a "
+                "product again; set it to 0"
+            )
+        block.fused = replace(block.fused, recomputes_up=True)

@@ -1,6 +1,7 @@
 """The interface of a kind of run: one class, whose methods are called in the order of their definition here.
 
-plan        check, pinned, identity_key, identity, backends, cost, gpu_hours_are    no file, no training
+plan        check, pinned, identity_key, identity, backends                         no file, no training
+            cost, gpu_hours_are, recomputation                                      for a dry run
             watched, check_watched, off_then, asked_otherwise                       what is measured beside the run
 run         run                                                                     writes in the run's folder alone
 afterwards  summarise, tell_others                                                  for all runs of a sweep; for one run
@@ -132,6 +133,10 @@ class Study(ABC, Generic[C]):
 
     def gpu_hours_are(self, config: C) -> str:
         """Return a sentence for a dry run: at which rate `cost` counts GPU hours, or why it has none."""
+        return ""
+
+    def recomputation(self, config: C) -> str:
+        """Return a sentence for a dry run: what the backward computes again, which `cost` does not count."""
         return ""
 
     @abstractmethod

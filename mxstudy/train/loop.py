@@ -26,6 +26,7 @@ from mxstudy.model.balance import RoutingOfStep, move_biases
 from mxstudy.model.decoder import Decoder
 from mxstudy.model.describe_precision import describe
 from mxstudy.model.dropout import without_dropout
+from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.head import one
 from mxstudy.model.precision import apply_precision
 from mxstudy.model.random_streams import move_to, move_to_row
@@ -112,6 +113,7 @@ def set_precision(model: Decoder, config: config.Pretrain, step: int, device: to
     """Set casts and backends to those of this step; returns the journal's row: {linear: recipe}, {block: backend}."""
     where = config.train.compute, device
     rows = apply_precision(model, config.precision, step, *where, (config.seed,), config.train.compile)
+    recompute_mlps(model, config.train.recompute_mlp)
     return {"precision": rows, "backends": backends_of(model)}
 
 

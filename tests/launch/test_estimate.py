@@ -47,6 +47,38 @@ def test_of_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    ("asked", "what", "again"),
+    [
+        ("recompute_mlp=1", "the product of the MLP's first linear in 1 of 2 blocks", 2 * 64 * 256),
+        (
+            "activation_checkpointing=full",
+            "the whole forward of all blocks",
+            2 * 2 * (64 * 64 * 3 + 3 * 64 * 128) + 2 * 2 * 64 * 128,
+        ),
+    ],
+)
+def test_what_the_backward_computes_again_is_said_with_its_cost(
+    asked: str, what: str, again: int, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts for no FLOPs of a job."""
+    sizes = ["hidden_size=64", "ffn_size=128", "num_layers=2", "num_heads=2", "num_kv_heads=1", "vocab_size=320"]
+    words = [*WORDS, *(f"model.{size}" for size in sizes), "train.sequence_length=128", "train.compile=false"]
+    words += ["precision=bf16", "train.compute=bf16", "data=pysource", "tokenizer=bytes"]
+    assert call(*words) == (0, "")
+    kept = capsys.readouterr().out.splitlines()
+    assert call(*words, f"train.{asked}") == (0, "")
+    said = capsys.readouterr().out.splitlines()
+    flops = 6 * (2 * (64 * 64 * 3 + 3 * 64 * 128) + 64 * 320) + 6 * 2 * 64 * 128
+    assert (
+        f"train.{asked}: the backward computes {what} again, {again / flops:.1%} more FLOPs, which MFU does not count"
+        in said
+    )
+    assert said[-1].startswith("train.")
+    assert said[1].split()[3:5] == kept[1].split()[3:5]
+
+
+@pytest.mark.integration
 def test_gpu_hours_are_those_that_were_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

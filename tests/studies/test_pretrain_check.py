@@ -49,5 +49,13 @@ def test_a_prepared_corpus_that_is_too_short_is_refused_before_there_is_a_run(
     assert line in str(caught.value)
 
 
+def test_mlps_that_cannot_be_recomputed_are_refused_before_there_is_a_run(words: tuple[str, ...]) -> None:
+    """In any row of the schedule."""
+    then = "precision.schedule=[{from_step: 0, plan: {}}, {from_step: 1, plan: {layers.*: fp8_tensor}}]"
+    assert plan([compose_job(*words, "train.recompute_mlp=1")])
+    with pytest.raises(ConfigError, match=r"train.recompute_mlp: layers.0 runs on reference \(.*\), and only a fused"):
+        plan([compose_job(*words, "train.recompute_mlp=1", then)])
+
+
 def test_a_prepared_corpus_that_is_long_enough_is_not(words: tuple[str, ...]) -> None:
     assert len(plan([compose_job(*words, "validation.sequences=43")])) == 1

@@ -130,6 +130,18 @@ def test_the_same_ranks_go_on_to_the_same_bits(tmp_path: Path, two: Path) -> Non
 
 
 @pytest.mark.slow
+def test_recomputed_mlps_change_no_bit_and_are_said(
+    tmp_path: Path, cache: str, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path, cache, MICRO, "train.recompute_mlp=1")
+    assert run.name == undisturbed.name
+    ran(tmp_path, run, 1)
+    assert losses(run) == losses(undisturbed)
+    assert validations(run) == validations(undisturbed)
+    assert "train.recompute_mlp=1: the backward computes the product of the MLP's" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_weights_gathered_in_mx_change_no_bit_and_one_process_goes_on(
     tmp_path: Path, cache: str, two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

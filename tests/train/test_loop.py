@@ -6,7 +6,8 @@ import torch
 from each import slow_but
 
 from mxstudy import config
-from mxstudy.train.loop import CORPORA, TrainingRun, train, train_step
+from mxstudy.config import fingerprint
+from mxstudy.train.loop import CORPORA, TrainingRun, set_precision, train, train_step
 from mxstudy.train.signals import Leave
 
 PROBES = config.Probes(
@@ -54,6 +55,26 @@ def test_probes_are_recorded_on_their_steps():
 @pytest.mark.integration
 def test_activation_checkpointing_changes_no_bit():
     assert tiny.losses(activation_checkpointing="full", steps=FEW) == tiny.losses(steps=FEW)
+
+
+@pytest.mark.integration
+def test_recomputed_mlps_change_no_bit():
+    """Over steps, whose random streams move on, micro-batches and a plan that changes; nor does the fingerprint."""
+    settings = replace(
+        tiny.CONFIG, precision=replace(tiny.precision((0, "mxfp8"), (4, "bf16"), (6, "mxfp8")), rounding="stochastic")
+    )
+    kept, again = (tiny.losses(settings, steps=FEW, micro_batch_size=2, recompute_mlp=blocks) for blocks in (0, 2))
+    assert again == kept
+    one, other = (replace(settings, train=replace(settings.train, recompute_mlp=blocks)) for blocks in (0, 2))
+    assert fingerprint(one, "cpu", {}) == fingerprint(other, "cpu", {})
+
+
+def test_a_later_row_of_the_schedule_recomputes_mlps_too():
+    settings = replace(tiny.CONFIG, precision=tiny.precision((0, "mxfp8"), (2, "bf16")))
+    run, _ = tiny.build(settings, recompute_mlp=1)
+    for step in (0, 2):
+        set_precision(run.model, run.config, step, run.device)
+        assert [block.fused.recomputes_up for block in run.model.layers] == [True, False]
 
 
 def test_accumulation_equals_one_batch_in_fp32():

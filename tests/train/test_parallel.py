@@ -262,6 +262,14 @@ def test_a_model_sharded_over_one_rank_has_the_bits_of_one_that_is_not(tmp_path)
     assert found == [losses_of(sharded(arm)) for arm in arms]
 
 
+def test_recomputed_mlps_change_no_bit_of_two_ranks(tmp_path):
+    """The backward multiplies with the weights that it has gathered anew."""
+    asked = [(arm, blocks) for arm in ("mxfp8 mxnorm", "bf16") for blocks in (0, 2)]
+    arms = [settings(arm, steps=4, recompute_mlp=blocks) for arm, blocks in asked]
+    for mxfp8, mxfp8_again, bf16, bf16_again in together(tmp_path, 2, whole_run, arms):
+        assert (mxfp8_again, bf16_again) == (mxfp8, bf16)
+
+
 def test_a_hook_of_a_sharded_head_gets_logits_or_an_error():
     """FSDP's own hooks want no logits."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)

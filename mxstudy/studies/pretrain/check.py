@@ -24,6 +24,8 @@ from mxstudy.evaluation.generation import check_casts, check_prompts_of
 from mxstudy.model.all_gather import ELSE, Width, check_all_gather
 from mxstudy.model.backends import backends_of
 from mxstudy.model.decoder import Decoder
+from mxstudy.model.feed_forward import MLPS
+from mxstudy.model.fused_block import recompute_mlps
 from mxstudy.model.moe import mixtures_of, scaled_operand
 from mxstudy.model.precision import DTYPES, apply_precision, check_starts, check_tokens
 from mxstudy.reader import require
@@ -109,6 +111,7 @@ def check_model(keyed: Keyed[Pretrain], device: torch.device, ranks: int) -> str
             device,
             compiled=config.train.compile,
         )
+        recompute_mlps(model, config.train.recompute_mlp)
         if config.train.all_gather == "mx":
             widths.append(check_all_gather(model, ranks))
             require(
@@ -211,6 +214,30 @@ def check_vocabulary(config: Pretrain, vocab_size: int) -> None:
 def flops_per_token(config: Pretrain) -> int:
     """Return the FLOPs of forward and backward of one token, without recomputation."""
     return flops_of_model(Keyed(repr((config.model, config.norm)), config), config.train.sequence_length)
+
+
+def flops_again(config: Pretrain) -> int:
+    """Return the FLOPs per token of what the backward computes again; MFU does not count them."""
+    model = config.model
+    if config.train.activation_checkpointing == "full":
+        return flops_per_token(config) // 3 - 2 * model.hidden_size * model.vocab_size
+    if not config.train.recompute_mlp:
+        return 0
+    return config.train.recompute_mlp * 2 * model.hidden_size * MLPS[model.mlp].parts * model.ffn_size
+
+
+def recomputation(config: Pretrain) -> str:
+    """Return what the backward computes again, with its FLOPs over those of forward and backward; "" if nothing."""
+    again, train = flops_again(config), config.train
+    if not again:
+        return ""
+    if train.activation_checkpointing == "full":
+        key, what = "activation_checkpointing=full", "the whole forward of all blocks"
+    else:
+        blocks = f"{train.recompute_mlp} of {config.model.num_layers} blocks"
+        key, what = f"recompute_mlp={train.recompute_mlp}", f"the product of the MLP's first linear in {blocks}"
+    more = f"{again / flops_per_token(config):.1%} more FLOPs, which MFU does not count"
+    return f"train.{key}: the backward computes {what} again, {more}"
 
 
 @functools.cache  # the FLOPs are the same in any precision

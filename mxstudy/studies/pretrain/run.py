@@ -33,7 +33,7 @@ from mxstudy.probes.spike_watch import SpikeWatch
 from mxstudy.probes.stragglers import Ranks
 from mxstudy.reader import ConfigError, plain, require
 from mxstudy.small_files import read_json
-from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary, sampling_of
+from mxstudy.studies.pretrain.check import build_model, check, check_vocabulary, recomputation, sampling_of
 from mxstudy.tracking.folder import CHECKPOINT, RunFolder
 from mxstudy.tracking.journal import Row, first_missing, read_journal
 from mxstudy.train.checkpoint import Checkpoints, state_tensors
@@ -81,6 +81,8 @@ def run(config: Pretrain, folder: RunFolder, label: str) -> str:
         about = parameters_of(model)
         used = f", {about['active_parameters'] / 1e6:.1f} M of them active," if "active_parameters" in about else ""
         report(f"{about['parameters'] / 1e6:.1f} M parameters{used} on {world_size()} x {device}\n{described}")
+        if again := recomputation(config):
+            report(again)
         if config.train.all_gather == "mx" and world_size() == 1:
             report("train.all_gather=mx: one process has all weights, so nothing is gathered")
         batches = Batches(shards, sampling_of(config), config.train.sequence_length)
