@@ -104,7 +104,7 @@ def by_rate(name: str) -> str:
         less = [found[norm] - found["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
         said = [f"{one.mean():+.3f} ({one.min():+.3f} .. {one.max():+.3f})" for one in less]
         cells.append((f"2^{np.log2(rate):.0f}", *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))
-    words = [f"{NORMS[norm]} less RMSNorm, least .. most" for norm in NORMS if norm != "rmsnorm"]
+    words = [f"{NORMS[norm]} minus RMSNorm, least .. most" for norm in NORMS if norm != "rmsnorm"]
     return markdown(("lr", *NORMS.values(), *words), cells, left=["lr"])
 
 
