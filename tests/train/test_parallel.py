@@ -76,9 +76,9 @@ EXPERTS = {
     "experts": config.MoE(num_experts=5, num_shared=1),  # which two ranks cannot share evenly
     "experts, random, with an auxiliary loss": config.MoE(balance="loss"),
 }
-# The arms whose blocks run fused on a CPU, with the number of passes of a block in a micro-batch.
-FUSED = dict.fromkeys(("bf16", "mxfp8 mxnorm", "mxfp8 rmsnorm", "layernorm with a bias", "random"), 2)
-FUSED["recomputed"] = 3
+# The arms whose blocks run fused on a CPU, with a block's passes in a micro-batch: a forward, a backward, and in one
+# arm the forward again.
+FUSED = {"bf16": 2, "mxfp8 mxnorm": 2, "mxfp8 rmsnorm": 2, "layernorm with a bias": 2, "random": 2, "recomputed": 3}
 
 
 def settings(arm: str, **train_changes: Any) -> config.Pretrain:
@@ -146,10 +146,7 @@ def step_of(built: tuple[TrainingRun, tiny.Memory]) -> dict[str, Any]:
 
 
 def fused_passes() -> Any:
-    """Count the forwards and backwards of blocks that run fused, eager or compiled.
-
-    Each of them calls one operator of the MLP, whose CPU code calls this function.
-    """
+    """Count the passes of blocks that run fused, eager or compiled: the CPU code of the MLP calls `both` in each."""
     return patch.object(activation, "both", wraps=activation.both)
 
 
