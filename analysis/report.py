@@ -132,7 +132,7 @@ def differences(runs: pd.DataFrame) -> Html:
         for row in results.arm_rows(ended(runs), "validation_loss")
         if row.arm != row.partner
     ]
-    return table(["arm", "less", "validation loss, same seeds"], rows)
+    return table(["arm", "minus", "validation loss, same seeds"], rows)
 
 
 def claims(runs: pd.DataFrame) -> Html:

@@ -32,10 +32,12 @@ from benchmarks.probes import RandomTokens
 from benchmarks.report import json_option, measured, show, training_options
 from mxstudy import config
 from mxstudy.distributed import is_first, largest_over_ranks, world_size
+from mxstudy.model.backends import backends_of
 from mxstudy.probes.stragglers import peak_gib
 from mxstudy.reader import read
 from mxstudy.studies.pretrain.run import initial_model
 from mxstudy.tracking.folder import RunFolder
+from mxstudy.tracking.mixed_backends import all_backends
 from mxstudy.train.loop import TrainingRun, set_precision, train_step
 from mxstudy.train.optimizer import build_optimizer
 from mxstudy.train.process_group import process_group
@@ -147,6 +149,7 @@ def row_of(case: Case, run: TrainingRun, seconds: np.ndarray) -> dict[str, Any]:
     tokens_per_s = run.tokens_per_step / step_s
     flops_per_s = run.model.flops_per_token(case.sequence_length) * tokens_per_s
     return asdict(case) | {
+        "backend": all_backends(backends_of(run.model).values()),
         "parameters": run.model.num_params(),
         "step_ms": step_s * 1e3,
         "spread_ms": (high - low) / 2 * 1e3,

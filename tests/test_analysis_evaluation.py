@@ -109,7 +109,7 @@ def test_bits_are_those_of_the_cloze_form(tables: dict[str, list[list[str]]]) ->
 
 @pytest.mark.integration
 def test_differences_are_arm_less_baseline_on_the_same_questions(tables: dict[str, list[list[str]]]) -> None:
-    ours = tables["mxnorm_p1 less rmsnorm [95 % interval]"]
+    ours = tables["mxnorm_p1 minus rmsnorm [95 % interval]"]
     scores = column(ours, "cf: score, percentage points")
     assert {task: cell.partition(" ")[0] for task, cell in scores.items()} == {
         "boolq": "+50.0",
@@ -122,7 +122,7 @@ def test_differences_are_arm_less_baseline_on_the_same_questions(tables: dict[st
     same = "+0.2500 [+0.2500, +0.2500]"  # but MMLU has a subject with one question, and so no interval
     bits = dict.fromkeys(["boolq", "mmlu", "piqa", "average of 2"], same) | {"mmlu": "+0.2500"}
     assert column(ours, "cf: bits per character") == bits
-    theirs = tables["mxnorm_p2 less rmsnorm [95 % interval]"]
+    theirs = tables["mxnorm_p2 minus rmsnorm [95 % interval]"]
     assert column(theirs, "mcf: score, percentage points")["boolq"] == "+0.0 [+0.0, +0.0]"
     assert column(theirs, "cf: bits per character")["average of 2"] == "-0.5000 [-0.5000, -0.5000]"
 
@@ -130,7 +130,7 @@ def test_differences_are_arm_less_baseline_on_the_same_questions(tables: dict[st
 @pytest.mark.integration
 def test_intervals_are_those_of_a_paired_bootstrap(tables: dict[str, list[list[str]]]) -> None:
     found = results.difference([([1, 1, 1, 0], [1, 0, 0, 0])])
-    cell = column(tables["mxnorm_p1 less rmsnorm [95 % interval]"], "cf: score, percentage points")["boolq"]
+    cell = column(tables["mxnorm_p1 minus rmsnorm [95 % interval]"], "cf: score, percentage points")["boolq"]
     assert cell == f"+50.0 [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
     assert found.low < 0.5 < found.high
 
@@ -139,9 +139,9 @@ def test_intervals_are_those_of_a_paired_bootstrap(tables: dict[str, list[list[s
 @pytest.mark.parametrize("words", ["asked_in=mxnorm p=2", "arm=checkpoint=c", "checkpoint=c/step_10"])
 def test_the_baseline_can_be_chosen(words: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = page(tmp_path, monkeypatch, runs, "--baseline", words)
-    bits = column(tables["rmsnorm less mxnorm_p2 [95 % interval]"], "cf: bits per character")
+    bits = column(tables["rmsnorm minus mxnorm_p2 [95 % interval]"], "cf: bits per character")
     assert bits["boolq"] == "+0.5000 [+0.5000, +0.5000]"
-    assert "mxnorm_p1 less mxnorm_p2 [95 % interval]" in tables
+    assert "mxnorm_p1 minus mxnorm_p2 [95 % interval]" in tables
 
 
 def test_the_figure_has_an_arm_a_colour_and_a_task_a_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,10 +151,10 @@ def by_gain_and_teacher(gain: str, rounding: str, rule: str, teacher: str, data:
 def test_main_effects_are_the_mean_differences_of_fractions() -> None:
     runs = decisive.with_factors(factorial(by_gain_and_teacher))
     found = decisive.effects(runs)
-    mx, fp32 = found["gain: mx less bf16"], found["gain: fp32 less bf16"]
+    mx, fp32 = found["gain: mx minus bf16"], found["gain: fp32 minus bf16"]
     assert [mx[teacher].value for teacher in ("all", "code", "paper")] == pytest.approx([0.125, 0.25, 0])
-    assert (fp32["code"].value, found["rounding: away less even"]["all"].value) == (0, 0)
-    assert found["teacher: paper less code"]["all"].value == pytest.approx(-(0.5 + 0.25 + 0.25) / 3)
+    assert (fp32["code"].value, found["rounding: away minus even"]["all"].value) == (0, 0)
+    assert found["teacher: paper minus code"]["all"].value == pytest.approx(-(0.5 + 0.25 + 0.25) / 3)
     assert {len(row) for name, row in found.items() if "teacher" not in name} == {3}
     assert mx["code"].units == 4  # data seeds, however many arms these ran in
 

@@ -281,6 +281,7 @@ def test_scaling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["efficiency"] == pytest.approx(row["tokens_per_s_a_gpu"] / one["tokens_per_s_a_gpu"])
         assert row["peak_gib"] > 0
         assert row["mfu"] is None
+        assert row["backend"] == "fused"
     assert two["loss"] == pytest.approx(one["loss"], abs=0.5)
     assert "efficiency" in capsys.readouterr().out
 

@@ -52,6 +52,7 @@ def test_rows_are_judged_and_the_figure_shows_each_arms_loss_and_error() -> None
     verdicts = {one.id: judge(CLAIMS[one.id], Tables(instead={"runs": runs})).verdict for one in of.comparisons}
     assert verdicts["fp4-signs-harm"] == verdicts["fp4-signs-hadamard"] == REPRODUCED
     assert verdicts["fp4-signs-help"] == CONTRADICTED
+    assert verdicts["fp4-signs-after"] == REPRODUCED  # though no two runs end at the same loss
     found = arm_losses.losses(of, runs)
     assert {name: round(effect.value, 2) for name, effect in found.items()} == {
         **dict.fromkeys(of.arms.keys() - {"bf16"}, 0.0),

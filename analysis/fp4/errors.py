@@ -1,6 +1,6 @@
 """Show where the error of each arm of a contradiction between FP4 recipes is made, at its runs' last measurement.
 
-Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 less the cosine of the gradient
+Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 minus the cosine of the gradient
 with that in FP32 at the same weights, of each linear's weight. Points: means over runs and linears, or layers; lines:
 from the least to the most of these.
 
@@ -38,7 +38,7 @@ def noise(saturation: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return 1 less the cosine of the gradient of each linear's weight, by layer."""
+    """Return 1 minus the cosine of the gradient of each linear's weight, by layer."""
     return {name: 1 - spread(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
 
 

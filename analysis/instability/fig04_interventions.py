@@ -27,7 +27,7 @@ from mxstudy import results
 CONTROL = "none"
 BLACK = "#000000"
 WORDS = ("intervention", "at")
-NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "less the control's, data seeds", "final loss")
+NUMBERS = ("forks", "open", "diverged", "95 %", "steps from the fork", "minus the control's, data seeds", "final loss")
 MARKERS = "os^v"
 LEGEND = """\
 Diverged: the loss stays over 10 times its best, the parent's before the fork included, for more than 500 steps. Open:

@@ -12,7 +12,7 @@ from analysis.ledger.students import PLAN, Diverges, Ends, Prestated
 from analysis.ledger.tables import Tables
 
 HALF = 2 / 9
-OF_FIGURE_6 = (HALF, "half of its figure 6's difference at 5e-4: six of nine sizes less two")
+OF_FIGURE_6 = (HALF, "half of its figure 6's difference at 5e-4: six of nine sizes minus two")
 SAME_LOSS = (0.05, "ours: 5 % of the final loss")
 
 CODE = {"config.student.vector_ops": "code", "config.teacher.kind": "code", "config.loss": "mse"}

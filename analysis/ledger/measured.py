@@ -95,7 +95,7 @@ def overflow(rows: pd.DataFrame, rule: str, which: str, **only: str) -> float:
 
 
 def decibels(rows: pd.DataFrame, rule: str = "rceil") -> float:
-    """Return the SQNR of E4M3 less that of E5M2 on Gaussian numbers, half to even, in dB."""
+    """Return the SQNR of E4M3 minus that of E5M2 on Gaussian numbers, half to even, in dB."""
     own = rows.query("input == 'gaussian' and rounding == 'even' and not pre_round and scale_rule == @rule")
     sqnr = own.set_index("format")["sqnr_db"]
     return float(sqnr["E4M3"] - sqnr["E5M2"])
@@ -145,7 +145,7 @@ def faster(column: str, table: str = "kernels") -> Judge:
 
 
 def by_tokens(column: str) -> Judge:
-    """Return a judge of the log of a ratio at the most tokens less that at the fewest, one unit per shape."""
+    """Return a judge of the log of a ratio at the most tokens minus that at the fewest, one unit per shape."""
 
     def judge(tables: Tables) -> Evidence:
         rows = benchmark(tables, "kernels")
@@ -166,7 +166,7 @@ def layers(kernels: str, precision: str) -> Judge:
 
 
 def more_in_nvfp4(kernels: str) -> Judge:
-    """Return a judge of the log of a layer's speedup in NVFP4 less that in MXFP8, one unit per shape."""
+    """Return a judge of the log of a layer's speedup in NVFP4 minus that in MXFP8, one unit per shape."""
 
     def judge(tables: Tables) -> Evidence:
         ratios = np.log(layer_ratio(benchmark(tables, "layers"), kernels)).unstack("precision")

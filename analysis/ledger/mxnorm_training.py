@@ -28,7 +28,7 @@ STATED, PROXY = ("mxnorm_equivalence",), ("spike_proxy",)
 SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # of the code that has more pairs
 WINDOW = (2.0**-5, 2.0**-3)
 MARGIN = 0.026
-OWN_DIFFERENCE = (MARGIN, "its own difference at 125M, p=2 less RMSNorm")
+OWN_DIFFERENCE = (MARGIN, "its own difference at 125M, p=2 minus RMSNorm")
 # As results/prestated.md has it: the 90 % interval, corrected, decides both ways.
 ALIKE, ABOVE = Range(-MARGIN, MARGIN, equivalence=True), Range(MARGIN, inf, equivalence=True)
 STATED_ALIKE = Rule(f"within ±{MARGIN:g}, stated before ({OWN_DIFFERENCE[1]})", ALIKE, (ABOVE,))
@@ -201,7 +201,7 @@ CLAIMS = (
             there="250M, 5.2B tokens",
             arms=words,
             judge=Probed(PROXY, "activation_histograms", reach, arm),
-            rule=between(0.75, inf, "the last quarter octave below the bound, 0.84, less a bin's width"),
+            rule=between(0.75, inf, "the last quarter octave below the bound, 0.84, minus a bin's width"),
             page="spike_proxy",
         )
         for name, words, arm in (("rmsnorm", "RMSNorm", RMS), ("p2", "p=2", P2))

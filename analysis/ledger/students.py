@@ -1,7 +1,7 @@
 """Judges of claims about students: how often arms diverged, what forks did, and what was measured on the way.
 
 The unit is the data seed. A divergence shows when the loss has stayed up for 500 steps, so the stated step is the end
-less 500: by then it is known of every run whether it has diverged, and none is dropped.
+minus 500: by then it is known of every run whether it has diverged, and none is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLAN = "config.precision.schedule.0.plan.layers.*"
 
 @dataclass(frozen=True)
 class Diverges:
-    """A judge of the fraction that diverged by the stated step: the arm's, or the arm's less the baseline's.
+    """A judge of the fraction that diverged by the stated step: the arm's, or the arm's minus the baseline's.
 
     `over`: columns with the settings of an arm, such as learning rates; a data seed's settings are averaged.
     `unstable`: count what is up at the end, whether it has diverged or is open, in place of what diverged by then.
@@ -148,7 +148,7 @@ def shown(value: float, low: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A judge of the fraction of forks that diverge with an intervention, less that of the control's or another's.
+    """A judge of the fraction of forks that diverge with an intervention, minus that of the control's or another's.
 
     `change`, `against`: columns config.intervention.* that are set; all others are not. `point`: where forks begin.
     """
@@ -185,7 +185,7 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Measured:
-    """A judge of a number that a probe measured: each replica's, averaged by data seed, less a baseline's if given.
+    """A judge of a number that a probe measured: each replica's, averaged by data seed, minus a baseline's if given.
 
     `of`: from a replica's rows, with the steps before its divergence first, to one number.
     """
@@ -237,7 +237,7 @@ def product_of(*columns: str) -> Callable[[pd.DataFrame], float]:
 
 @dataclass(frozen=True)
 class Ends:
-    """A judge of the logarithm of the final loss, the arm's less the baseline's, with what died counted."""
+    """A judge of the logarithm of the final loss, the arm's minus the baseline's, with what died counted."""
 
     tables: Sequence[str]
     arm: Arm

@@ -33,7 +33,7 @@ def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Seq
 
 @dataclass(frozen=True)
 class Difference:
-    """A judge of `column` of the arm less the baseline's, paired by seeds. `over`: columns with an arm's settings.
+    """A judge of `column` of the arm minus the baseline's, paired by seeds. `over`: columns with an arm's settings.
 
     `is_relative`: the difference of logarithms, which is the difference as a share of the baseline's.
     """
@@ -60,7 +60,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Dies:
-    """A judge of the fraction of an arm's runs that diverged, less the baseline's if there is one."""
+    """A judge of the fraction of an arm's runs that diverged, minus the baseline's if there is one."""
 
     tables: Sequence[str]
     arm: Arm
@@ -99,7 +99,7 @@ class BestRate:
 
 @dataclass(frozen=True)
 class Probed:
-    """A judge of a number that a probe measured in each run: the arm's, less the baseline's if there is one."""
+    """A judge of a number that a probe measured in each run: the arm's, minus the baseline's if there is one."""
 
     tables: Sequence[str]
     probe: str
@@ -151,7 +151,7 @@ def reach(rows: pd.DataFrame) -> float:
 
 @dataclass(frozen=True)
 class Scores:
-    """A judge of a score that models got, the arm's less the baseline's in percentage points, paired by their seeds.
+    """A judge of a score that models got, the arm's minus the baseline's in percentage points, paired by their seeds.
 
     `scores`: tables of evaluations. `training`: tables of the runs that trained the models. `task`: as in the tables.
     """

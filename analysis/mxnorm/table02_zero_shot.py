@@ -154,7 +154,7 @@ def draw(bits: Mapping[str, Mapping[str, Difference]], baseline: str) -> Figure:
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(list(heights.values()), tasks)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"bits per character of the right answer,\nless those of {baseline} (below 0: better)")
+    axes.set_xlabel(f"bits per character of the right answer,\nminus those of {baseline} (below 0: better)")
     results.legend(figure)
     return figure
 
@@ -187,7 +187,7 @@ def report(scores: pd.DataFrame, answers: pd.DataFrame, baseline: str, chosen: N
     ]
     for arm in arms:
         table = difference_table(answers, arm, baseline, bits[arm], form)
-        parts.append(f"**{arm} less {baseline} [95 % interval]**\n\n{table}")
+        parts.append(f"**{arm} minus {baseline} [95 % interval]**\n\n{table}")
     if arms:
         save(draw(bits, baseline), chosen, "\n".join(parts))
     else:

@@ -60,7 +60,7 @@ def shrinks(precision: str, operand: str) -> str:
 
 
 def less(drawn: str, one: tuple[str, str], other: tuple[str, str]) -> str:
-    """Return the SQNR of one precision's operand less that of another's."""
+    """Return the SQNR of one precision's operand minus that of another's."""
     return f"{decibels(drawn, *one) - decibels(drawn, *other):.1f}"
 
 

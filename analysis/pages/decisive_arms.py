@@ -86,7 +86,7 @@ def of_differences() -> str:
             difference(of_arm(name), of_arm(other)) if name != other else None for other in ("fp32", "bf16", REFERENCE)
         ]
         cells.append((shown(name), *("-" if one is None else said(one) for one in less)))
-    columns = ["arm", "less FP32", "less bf16", "less the reference"]
+    columns = ["arm", "minus FP32", "minus bf16", "minus the reference"]
     return markdown(columns, cells, left=columns)
 
 
@@ -271,17 +271,17 @@ DECISIVE_ARMS: Parts = {
     "weights only": partial(count_of, "mxfp8, weights only"),
     "rmsnorm": partial(count_of, "rmsnorm"),
     "rmsnorm in bf16": partial(count_of, "bf16, rmsnorm"),
-    "MXFP8 less FP32": partial(less, REFERENCE, "fp32"),
-    "MXFP8 less bf16": partial(less, REFERENCE, "bf16"),
-    "forward only less bf16": partial(less, "mxfp8, forward only", "bf16"),
+    "MXFP8 minus FP32": partial(less, REFERENCE, "fp32"),
+    "MXFP8 minus bf16": partial(less, REFERENCE, "bf16"),
+    "forward only minus bf16": partial(less, "mxfp8, forward only", "bf16"),
     "forward only, in each code": partial(in_each_code, 0),
     "weights only, in each code": partial(in_each_code, 2),
     "gains out of MX, in each code": partial(in_each_code, 3),
-    "weights only less MXFP8": partial(less, "mxfp8, weights only", REFERENCE),
+    "weights only minus MXFP8": partial(less, "mxfp8, weights only", REFERENCE),
     "teacher of the text": lambda: share((of_text()["diverged"] != 0).sum(), len(of_text())),
     "gains out of MX": lambda: counted(pd.concat(map(of_arm, OUT_OF_MX))),
     "gains in MX": lambda: counted(pd.concat(map(of_arm, IN_MX))),
-    "rceil": partial(effect, "scale rule: rceil less floor"),
+    "rceil": partial(effect, "scale rule: rceil minus floor"),
     "up at the end": lambda: str(int(decisive()["open"].sum())),
     "runs": lambda: f"{len(decisive()):,}",
     "diverged": lambda: str(int((decisive()["diverged"] > 0).sum())),

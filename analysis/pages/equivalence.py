@@ -39,7 +39,7 @@ def losses() -> pd.DataFrame:
 
 
 def less(norm: str) -> pd.Series:
-    """Return the norm's losses less RMSNorm's, by seed."""
+    """Return the norm's losses minus RMSNorm's, by seed."""
     return losses()[norm] - losses()[BASELINE]
 
 
@@ -65,7 +65,7 @@ def table() -> str:
     columns = [
         "norm",
         "mean loss",
-        "less RMSNorm",
+        "minus RMSNorm",
         f"{100 * LEVEL:.2f} % interval",
         "least .. most",
         "claim",

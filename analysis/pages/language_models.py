@@ -59,7 +59,7 @@ def arms() -> str:
                 f"{run['memory_gib']:.1f} GiB",
             )
         )
-    columns = ["arm", "seed", "fingerprint", "validation loss", "less MXFP8 RMSNorm of that seed", "tokens/s", "MFU"]
+    columns = ["arm", "seed", "fingerprint", "validation loss", "minus MXFP8 RMSNorm of that seed", "tokens/s", "MFU"]
     return markdown([*columns, "memory"], cells, left=["arm", "seed", "fingerprint"])
 
 
@@ -211,7 +211,7 @@ def sensitivity() -> str:
         less = [losses[norm] - losses["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
         cells.append([f"2^{np.log2(rate):.0f}", *said, *(", ".join(f"{one:+.3f}" for one in each) for each in less)])
     seeds = ", ".join(str(seed) for seed in sorted(runs[SEED].unique()))
-    columns = ["lr", *NORMS.values(), *(f"{p} less RMSNorm, seed {seeds}" for p in ("p=1", "p=2"))]
+    columns = ["lr", *NORMS.values(), *(f"{p} minus RMSNorm, seed {seeds}" for p in ("p=1", "p=2"))]
     return markdown(columns, cells, left=columns)
 
 
@@ -223,7 +223,7 @@ def best_rate() -> str:
 
 @cache
 def beyond() -> pd.DataFrame:
-    """Return MXNorm's loss less RMSNorm's at 2^-5 and 2^-3, by rate and seed (rows) and norm (columns)."""
+    """Return MXNorm's loss minus RMSNorm's at 2^-5 and 2^-3, by rate and seed (rows) and norm (columns)."""
     runs = rows_of("runs", "lr_sensitivity")
     losses = runs[runs[RATE] >= 2.0**-5].pivot(index=[RATE, SEED], columns=NORM, values=LOSS)
     return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)
@@ -231,7 +231,7 @@ def beyond() -> pd.DataFrame:
 
 @cache
 def less_rmsnorm(rate: float) -> pd.DataFrame:
-    """Return MXNorm's loss less RMSNorm's at a rate, by seed (rows) and norm (columns)."""
+    """Return MXNorm's loss minus RMSNorm's at a rate, by seed (rows) and norm (columns)."""
     runs = rows_of("runs", "lr_sensitivity")
     losses = runs[runs[RATE] == rate].pivot(index=SEED, columns=NORM, values=LOSS)
     return losses.drop(columns="rmsnorm").sub(losses["rmsnorm"], axis=0)

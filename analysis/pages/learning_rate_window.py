@@ -137,7 +137,7 @@ WINDOW: Parts = {
     "FP32 at 768 and 6e-4": partial(diverged, "fp32", 768, 6e-4),
     "first in FP32": lambda: f"{lost('fp32')['outcome.diverged_at'].min():,.0f}",
     "last in FP32": lambda: f"{lost('fp32')['outcome.diverged_at'].max():,.0f}",
-    "MX mix less FP32": partial(difference, 6, 2),
+    "MX mix minus FP32": partial(difference, 6, 2),
     "by rates": by_rates,
     "wider": wider,
     **{f"FP32 at {width}": partial(diverged, "fp32", width) for width in (512, 768)},

@@ -42,7 +42,7 @@ def losses(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(runs: pd.DataFrame) -> pd.Series:
-    """Return p=2 less RMSNorm by rate and seed."""
+    """Return p=2 minus RMSNorm by rate and seed."""
     found = losses(runs)
     return found[ARM] - found[BASELINE]
 
@@ -96,7 +96,7 @@ def table() -> str:
         pairs = ", ".join(f"{one:+.4f}" for one in less)
         cells.append([power(rate), *means, pairs, f"{less.mean():+.4f}", f"{less.std(ddof=1):.4f}", needed(less)])
     seeds = ", ".join(map(str, sorted(runs()[SEED].unique())))
-    columns = ["learning rate", "RMSNorm", "MXNorm p=2", f"p=2 less RMSNorm, seeds {seeds}", "mean", "s", "n"]
+    columns = ["learning rate", "RMSNorm", "MXNorm p=2", f"p=2 minus RMSNorm, seeds {seeds}", "mean", "s", "n"]
     return markdown(columns, cells, left=["learning rate"])
 
 

@@ -80,7 +80,7 @@ def largest_rise(after: int) -> str:
 
 
 def apart(norm: str, seed: int) -> pd.Series:
-    """Return a norm's smoothed loss less RMSNorm's, as the figure has them."""
+    """Return a norm's smoothed loss minus RMSNorm's, as the figure has them."""
     return smoothed(losses(norm, seed)) - smoothed(losses("rmsnorm", seed))
 
 

@@ -5,6 +5,7 @@ Before the runs their tables are missing, and the parts say so.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache, partial
 
 import numpy as np
@@ -35,11 +36,17 @@ def judged(name: str) -> list[Judged]:
 
 
 def verdicts(name: str) -> str:
+    """Return a table of the claims with their verdicts, and below it, once, what is missing and what it would cost."""
+    claims = judged(name)
+    found = [effect(one).replace("|", "\\|") if one.evidence else "-" for one in claims]
     cells = [
-        (one.claim.id, one.claim.says, one.units or "-", effect(one).replace("|", "\\|"), one.counted_as)
-        for one in judged(name)
+        (one.claim.id, one.claim.says, one.units or "-", said, one.counted_as)
+        for one, said in zip(claims, found, strict=True)
     ]
-    return markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
+    table = markdown(("row", "claim", "n", "effect", "verdict"), cells, left=("row", "claim", "effect", "verdict"))
+    missing = Counter(one.why for one in claims if one.evidence is None)
+    lines = [f"- No effect in {count} of {len(claims)} rows: {why}." for why, count in missing.items()]
+    return "\n".join([table, "", *lines])
 
 
 def decided(name: str) -> str:
@@ -97,7 +104,7 @@ def by_rate(name: str) -> str:
         less = [found[norm] - found["rmsnorm"] for norm in NORMS if norm != "rmsnorm"]
         said = [f"{one.mean():+.3f} ({one.min():+.3f} .. {one.max():+.3f})" for one in less]
         cells.append((f"2^{np.log2(rate):.0f}", *(f"{found[norm].mean():.3f}" for norm in NORMS), *said))
-    words = [f"{NORMS[norm]} less RMSNorm, least .. most" for norm in NORMS if norm != "rmsnorm"]
+    words = [f"{NORMS[norm]} minus RMSNorm, least .. most" for norm in NORMS if norm != "rmsnorm"]
     return markdown(("lr", *NORMS.values(), *words), cells, left=["lr"])
 
 

@@ -181,9 +181,9 @@ LAST_BIN: Parts = {
     "all full from and to": all_full_from_to,
     "largest rise": partial(largest_rise, TEXT),
     "MXFP8, data seeds of the text": lambda: counted(of_seeds("MXFP8", CODE)),
-    "the text's less MXFP8": partial(less, CODE, "MXFP8"),
+    "the text's minus MXFP8": partial(less, CODE, "MXFP8"),
     "teacher of the text": DECISIVE_ARMS["teacher of the text"],
-    "MXFP8 less FP32, alike": DECISIVE_ARMS["MXFP8 less FP32"],
+    "MXFP8 minus FP32, alike": DECISIVE_ARMS["MXFP8 minus FP32"],
 }
 
 
@@ -254,11 +254,11 @@ LOSS_AND_WEIGHTS: Parts = {
         for name in WITH_KL
     },
     "best loss over FP32's": partial(over_fp32, "best_loss"),
-    "KL, MXFP8 less FP32": lambda: interval(8, 0),
+    "KL, MXFP8 minus FP32": lambda: interval(8, 0),
     "with more FP32": with_more_fp32,
     "first with small weights": partial(lost_at, "MXFP8, small weights"),
     "up since": lambda: f"{ARMS['MXFP8, small weights']()['outcome.rising_at'].min():,.0f}",
-    "small weights less MXFP8, not stable": lambda: shown(
+    "small weights minus MXFP8, not stable": lambda: shown(
         replicas.difference(not_stable("MXFP8, small weights"), not_stable("MXFP8"))
     ),
     "small weights, not stable": lambda: counted(not_stable("MXFP8, small weights")),
@@ -275,9 +275,9 @@ STUDENT_FIGURES: Parts = {
     "small weights, up at the end": partial(up_at_the_end, "MXFP8, small weights"),
     "final loss, teacher `code`": partial(final, [name for name in ARMS if "KL" not in name and name != TEXT]),
     "final loss, teacher `paper`": partial(final, [TEXT]),
-    "MXFP8 less FP32": partial(difference, 3, 0),
+    "MXFP8 minus FP32": partial(difference, 3, 0),
     "activations": lambda: f"{100 * list(findings(3).values())[2].value:.2f} %",
-    "small weights less MXFP8": partial(difference, 11, 0),
+    "small weights minus MXFP8": partial(difference, 11, 0),
     **LAST_BIN,
     **LOSS_AND_WEIGHTS,
 }

@@ -63,7 +63,7 @@ def averages() -> str:
     cells.append(
         (f"RMSNorm: bits per character, {OF_AVERAGE}", *(f"{mean_bits('rmsnorm', seed):.3f}" for seed in SEEDS))
     )
-    for words, without in (("{} less RMSNorm [95 %]", ()), ("without BoolQ: {} less RMSNorm", ("boolq",))):
+    for words, without in (("{} minus RMSNorm [95 %]", ()), ("without BoolQ: {} minus RMSNorm", ("boolq",))):
         for norm in ("mxnorm_p1", "mxnorm_p2"):
             differences = (less((seed, norm), (seed, "rmsnorm"), without) for seed in SEEDS)
             cells.append((words.format(NORMS[norm]), *differences))
@@ -91,7 +91,7 @@ def losses(seed: int) -> str:
 
 def between_seeds() -> str:
     cells = [(words, less((1, norm), (0, norm))) for norm, words in NORMS.items()]
-    columns = ["seed 1 less seed 0 of one norm", f"bits per character, {OF_AVERAGE}"]
+    columns = ["seed 1 minus seed 0 of one norm", f"bits per character, {OF_AVERAGE}"]
     return results.markdown(columns, cells, left=columns)
 
 
@@ -133,7 +133,7 @@ def of_boolq(axis: int) -> str:
 
 @cache
 def of_scores() -> pd.Series:
-    """Return MXNorm's score less RMSNorm's in percentage points, by seed, task, form and norm."""
+    """Return MXNorm's score minus RMSNorm's in percentage points, by seed, task, form and norm."""
     parts = {}
     for seed in SEEDS:
         own = scores(seed)[scores(seed)["task"].isin(CHANCE)].pivot(

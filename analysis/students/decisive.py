@@ -39,7 +39,7 @@ SHOWN = {
     "mxfp8_act_only": "mxfp8, activations only",
 }
 REFERENCE = "gain bf16, even, floor"
-BASELINES = {"less fp32": "fp32", "less bf16": "bf16", "less the reference": REFERENCE}
+BASELINES = {"minus fp32": "fp32", "minus bf16": "bf16", "minus the reference": REFERENCE}
 ALL = "all"
 COLORS = {"code": "#0072B2", "paper": "#D55E00", "scaled": "#009E73", ALL: "#000000"}
 
@@ -77,7 +77,7 @@ def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval
 
 
 def effects(runs: pd.DataFrame) -> dict[str, dict[str, Difference | None]]:
-    """Return main effects by 'FACTOR: LEVEL less REFERENCE', then by teacher; ALL stands for all teachers."""
+    """Return main effects by 'FACTOR: LEVEL minus REFERENCE', then by teacher; ALL stands for all teachers."""
     own = runs[runs["factorial"]]
     found: dict[str, dict[str, Difference | None]] = {}
     for factor, (_, reference, levels) in FACTORS.items():
@@ -90,7 +90,7 @@ def effects(runs: pd.DataFrame) -> dict[str, dict[str, Difference | None]]:
                 name: difference(part[part[factor] == level], part[part[factor] == reference], others)
                 for name, part in parts.items()
             }
-            found[f"{factor}: {level} less {reference}"] = row
+            found[f"{factor}: {level} minus {reference}"] = row
     return found
 
 

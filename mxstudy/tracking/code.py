@@ -46,11 +46,12 @@ DECIDED_BY_NONE = (
     "results.py",  # of earlier layouts
 )
 
-# Files in these rooms that decide no number: code that no run calls, settings that only observe or launch, probes,
-# output. Paths of earlier layouts are among them.
+# Files in these rooms that decide no number: code that no run calls, the plan of precision as it is printed, settings
+# that only observe or launch, probes, output. Paths of earlier layouts are among them.
 UNCALLED = ("kernels/norm_codes.py", "kernels/device/norm_codes.py", "numerics/layouts.py")
 DECIDES_NOTHING = (
     *(*UNCALLED, "numerics/kernels/norm_codes.py", "numerics/kernels/device/norm_codes.py", "numerics/gather.py"),
+    "model/describe_precision.py",
     *("config/fingerprint.py", "config/launcher.py", "config/observation.py", "config/settings.py"),
     *("train/process_group.py", "train/progress.py", "train/recorder.py", "train/signals.py", "train/watch.py"),
     *(

@@ -42,6 +42,15 @@ SATURATION: Quantities = {  # the values of a Gaussian are not listed because th
 }
 OUTLIERS: Quantities = {"absmax": ("mean", "max"), "sharing_tokens": ("max",), "rms": ("mean", "max")}
 ROUTING: Quantities = {"busiest": ("max",), "idle": ("max",), "entropy": ("mean", "min"), "padding": ("mean",)}
+LAST_BIN: Quantities = {
+    "overflow_fraction": ("mean", "max"),
+    "max_fraction": ("mean", "max"),
+    "literal_fraction": ("mean", "max"),
+    "mean": ("mean",),
+    "std": ("mean",),
+    "min": ("min",),
+    "max": ("max",),
+}
 WEIGHTS: Quantities = {
     "rms": ("mean", "max"),
     "absmax": ("max",),
@@ -93,12 +102,18 @@ def whole_model(values: Values) -> Values:
     return {key.removeprefix("model/"): value for key, value in values.items() if key.startswith("model/")}
 
 
+def gains_over_layers(values: Values) -> Values:
+    """Return the gains' values over all layers, without those of a Gaussian, which never change."""
+    measured = {key: value for key, value in values.items() if not key.startswith("gaussian.")}
+    return over(without_layer, LAST_BIN, measured)
+
+
 def over(group: Callable[[str], str], quantities: Quantities, values: Values) -> Values:
-    """Reduce '<tensor>/<quantity>' to '<group>/<quantity>_<statistic>' over the finite values of a group's tensors."""
+    """Reduce '<tensor>/<quantity>' to '<group>/<quantity>_<statistic>' over the finite numbers of a group's tensors."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for key, value in values.items():
         tensor, quantity = key.rsplit("/", 1)
-        if quantity in quantities and math.isfinite(value):
+        if quantity in quantities and isinstance(value, int | float) and math.isfinite(value):
             found[group(tensor), quantity].append(value)
     return {
         f"{where}/{quantity if quantity.endswith(statistic) else f'{quantity}_{statistic}'}": STATISTICS[statistic](
@@ -127,6 +142,7 @@ PROBES: dict[str, tuple[str | None, Callable[[Values], Values]]] = {
     "outlier_features": ("outlier_features", partial(over, without_layer, OUTLIERS)),
     "saturation": ("saturation", partial(over, operand_of, SATURATION)),
     "gradient_bias": ("gradient_bias", whole_model),
+    "last_bin": ("last_bin", gains_over_layers),
     "weights": ("weights", partial(over, without_layer, WEIGHTS)),
     "memory": ("system", everything),
     "timing": ("system", everything),

@@ -84,7 +84,7 @@ def test_two_ranks_have_the_same_bits_as_without(tmp_path: Path) -> None:
     runs = [replace(settings(gather=gather, steps=4), precision=SWITCH) for gather in ("compute", "mx")]
     for steps, losses, axes in together(tmp_path, RANKS, steps_and_losses, pairs, runs):
         for arm, without, gathered in zip(ARMS, steps[::2], steps[1::2], strict=True):
-            for what in ("loss", "grad_norm", "validation", "probes", "held"):
+            for what in ("loss", "grad_norm", "validation", "probes", "held", "backends", "fused_passes"):
                 assert without[what] == gathered[what], (arm, what)
             for what in ("before", "gradients", "after", "ring"):
                 assert without[what].keys() == gathered[what].keys()

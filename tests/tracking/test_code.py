@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from code_by_commit import codes_at, commits_in, tables_of_runs
 from each import each
-from test_architecture import MODULES, own_imports
+from test_architecture import MODULES, imports, own_imports
 
 from mxstudy.config import STUDIES
 from mxstudy.tracking.code import (
@@ -154,6 +154,14 @@ def test_nobody_calls_what_is_left_out_as_uncalled() -> None:
     assert names <= MODULES.keys()
     callers = {module for module in MODULES if module.startswith("mxstudy.") and own_imports(module) & names}
     assert callers - names == {"mxstudy.kernels"}  # which offers what others call
+
+
+def test_what_is_only_printed_decides_no_number() -> None:
+    """Nor do the files that print it take more from there than the text."""
+    printed = "mxstudy.model.describe_precision"
+    assert not any(decides("model/describe_precision.py", study) for study in STUDIES)
+    names = {name for module in MODULES if module.startswith("mxstudy.") for name in imports(module)}
+    assert {name for name in names if name.startswith(printed)} == {f"{printed}.describe"}
 
 
 # ------------------------------------------------------------------------------------------------ runs of before

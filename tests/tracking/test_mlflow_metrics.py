@@ -91,5 +91,23 @@ def test_weights_and_outliers_are_told_over_layers() -> None:
     }
 
 
+def test_last_bins_of_gains_are_told_over_layers_and_without_their_constants() -> None:
+    gains = {"layers.0.wqkv.norm.weight": 0.25, "layers.1.wqkv.norm.weight": 0.75, "norm.weight": 0.5}
+    values = {f"{gain}__floor__max_fraction": value for gain, value in gains.items()}
+    values |= {f"{gain}__min": value for gain, value in gains.items()}
+    assert probe("last_bin", **values, **{"gaussian.E4M3__floor__max_fraction": 0.1}) == {
+        "last_bin/max_fraction_mean.layers.wqkv.norm.weight.floor": 0.5,
+        "last_bin/max_fraction_max.layers.wqkv.norm.weight.floor": 0.75,
+        "last_bin/max_fraction_mean.norm.weight.floor": 0.5,
+        "last_bin/max_fraction_max.norm.weight.floor": 0.5,
+        "last_bin/min.layers.wqkv.norm.weight": 0.25,
+        "last_bin/min.norm.weight": 0.5,
+    }
+
+
+def test_last_bins_of_a_student_s_replicas_stay_in_the_journal() -> None:
+    assert probe("last_bin", **{"layers.0.up.norm.weight__floor__max_fraction": [0.25, 0.5]}) == {}
+
+
 def test_gradient_bias_is_told_of_the_whole_model() -> None:
     assert probe("gradient_bias", model__ratio=0.5, **{"layers.0.w__ratio": 0.75}) == {"gradient_bias/ratio": 0.5}
