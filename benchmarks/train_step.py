@@ -1,22 +1,22 @@
-"""Cost of a training step in emulated MX formats over one in bf16 that runs in the same kernels; and of bf16 itself.
+"""Measure the cost of a training step in emulated MX formats over one in bf16 in the same kernels, and of bf16 itself.
 
 bf16, fused: the baseline, in the fused functions that all arms with casts run in. bf16, inductor: module by module, as
 a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
-recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much: so
-what that arm saves of memory is no merit of casts, nor of kernels. full checkpointing: keeps a block's input alone.
-Every arm computes head and loss in the same chunks.
-mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
-gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the modules one after another, left
-to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
-GPU that warms up does so for all; all are compiled block by block. The tokens are random.
+recomputing in the backward all but the results of GEMMs and of the attention. The fused functions recompute about as
+much, so the memory that this arm saves is not due to casts or kernels. full checkpointing: keeps a block's input alone.
+Every arm computes head and loss in the same chunks. mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2).
+sr_rht_2d: MXFP8 with stochastic rounding of output gradients, 16 x 16 blocks of weights and a Hadamard transform of 16
+in wgrad. plain: the modules one after another, left to the compiler. torchao: linears that multiply torchao's
+MXTensors. All arms train the same model, in turns, so that a GPU that warms up does so for all; all are compiled block
+by block. The tokens are random.
 
-A round is four steps of each arm, which the host launches one behind the other, as it does in a training.
-over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
-interquartile range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared.
-Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with
-6 FLOP per matmul parameter and token, without the input embedding, plus causal attention; nothing that is recomputed
-counts. sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps. The floor is the
-time of the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
+A round is four steps of each arm, which the host launches one after the other, as in training. over_bf16 is an arm's
+time divided by the baseline's in the same round, the median over the rounds; its spread is half the interquartile
+range. over_mxfp8 is the same against the arm "mxfp8, rmsnorm", if that is measured, and serves to compare FP4. Peak
+memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with 6
+FLOP per matmul parameter and token, without the input embedding, plus causal attention; recomputation does not count.
+sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps. The floor is the time of
+the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
 python -m benchmarks.train_step --arms "mxfp8, rmsnorm" "nvfp4, rmsnorm" "nvfp4 without random parts, rmsnorm"
@@ -56,16 +56,16 @@ from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 3  # the first compiles
-STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
+STEPS_A_ROUND = 4  # the host launches one after the other, as in training
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
 class Arm(NamedTuple):
-    """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's.
+    """An arm. `precision` is a file of conf/precision.
 
-    `keeps`: what a block keeps for its backward: what its code saves, what GEMMs and the attention give, or its input.
-    `own_settings`: compile it with Inductor's own settings, which drop roundings. `changes`: values of dotted keys that
-    differ from the file's.
+    `torchao` says whether torchao's linears replace its own. `keeps` names what a block keeps for its backward: what
+    its code saves, the results of GEMMs and of the attention, or its input. `own_settings` compiles it with Inductor's
+    own settings, which drop roundings. `changes` are values of dotted keys that differ from the file's.
     """
 
     norm: config.Norm
@@ -116,7 +116,7 @@ def precision_of(arm: Arm) -> config.Precision:
 
 @dataclass(frozen=True)
 class Case:
-    """The case that all arms share: a step has `batch_size` sequences in one micro-batch."""
+    """The case that all arms share. A step has `batch_size` sequences in one micro-batch."""
 
     model: config.Decoder
     batch_size: int
@@ -145,11 +145,11 @@ class Case:
 
 
 def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
-    """Return a run per arm; all share the same parameter and optimizer objects, so memory holds only one model."""
+    """Return a run per arm. All share the same parameter and optimizer objects, so memory holds only one model."""
     device = resolve_device(case.device)
     own = OwnSettings() if case.compile else None
     configure_torch(case.compile)
-    torch._dynamo.config.automatic_dynamic_shapes = False  # else floats that differ between arms become dynamic
+    torch._dynamo.config.automatic_dynamic_shapes = False  # otherwise floats that differ between arms become dynamic
     torch._dynamo.config.recompile_limit = 8 * len(names)  # all arms share the same code objects
     runs: dict[str, TrainingRun] = {}
     for name in names:
@@ -171,7 +171,7 @@ def build(case: Case, names: Sequence[str]) -> dict[str, TrainingRun]:
 
 
 def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
-    """Compile the arm's blocks; those of Inductor's own settings do their first step here, which compiles them."""
+    """Compile the arm's blocks. With Inductor's own settings, also do their first step here, which compiles them."""
     if arm.torchao:
         use_torchao(run.model)
     if arm.keeps == "products":
@@ -187,7 +187,7 @@ def prepare(run: TrainingRun, arm: Arm, own: OwnSettings | None) -> None:
 
 
 class Round(NamedTuple):
-    """Some steps of an arm, from idle GPU to idle GPU, and their peak memory in GiB, 0 on CPU."""
+    """Some steps of an arm, from idle GPU to idle GPU, and their peak memory in GiB (0 on CPU)."""
 
     span: Span
     steps: int
@@ -232,7 +232,7 @@ def measure(runs: dict[str, TrainingRun], least_s: float) -> list[dict[str, Any]
 def row_of(
     name: str, run: TrainingRun, own: Sequence[Round], first: Sequence[Round], mxfp8: Sequence[Round] | None
 ) -> dict[str, Any]:
-    """Return an arm's row; `first`, `mxfp8`: the same rounds of the baseline and of the arm MXFP8."""
+    """Return an arm's row. `first` and `mxfp8` are the same rounds of the baseline and of the arm MXFP8."""
     seconds, first_s = (np.array([one.step_s for one in rounds]) for rounds in (own, first))
     peak_gib, first_gib = (max(one.peak_gib for one in rounds) for rounds in (own, first))
     step_s, spread_s = median_and_spread(seconds)
@@ -266,8 +266,8 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
     """Return the bytes that a step in MXFP8 moves in addition to those of bf16 in the same kernels, outside of GEMMs.
 
     Per block and token: the heads' output is cast twice, with its own read and write each time; the gradients of both
-    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. What the
-    backward recomputes, it writes in bf16 as well, and weights are read and written as often.
+    outputs are read once and written twice; those of both inputs, computed anyway, are written once more. The results
+    that the backward recomputes are written in bf16 as well, and weights are read and written as often.
     """
     kv_size = model.num_kv_heads * model.hidden_size // model.num_heads
     inner = MLPS[model.mlp].parts * model.ffn_size
@@ -276,7 +276,7 @@ def more_bytes(model: config.Decoder, tokens: int) -> int:
 
 
 def kernels_of(run: TrainingRun, most: int = 30) -> list[dict[str, Any]]:
-    """Return the device time of one step by kernel, the `most` longest first, and their total."""
+    """Return the device time of one step: the `most` longest kernels first, and the total."""
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, activity.CUDA] if run.device.type == "cuda" else [activity.CPU]
     with torch.profiler.profile(activities=activities) as profile:
