@@ -1,7 +1,7 @@
-"""The pilot of the main question: what its rule decides on its table, and its parts of the page.
+"""Decide the pilot of the main question by its rule and table, and make its parts of the page.
 
-The rule was stated before the runs, in results/prestated.md, "Lot 4, the pilot". They are in no claim: they choose a
-learning rate and a number of pairs for other runs, which are compared in `equivalence`.
+The rule was stated before the runs, in results/prestated.md, "Lot 4, the pilot". No claim uses these runs: they choose
+a learning rate and a number of pairs for other runs, which `equivalence` compares.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def losses(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(runs: pd.DataFrame) -> pd.Series:
-    """Return p=2 less RMSNorm by rate and seed."""
+    """Return the loss of p=2 minus that of RMSNorm, by rate and seed."""
     found = losses(runs)
     return found[ARM] - found[BASELINE]
 
 
 def needed(own: pd.Series) -> int:
-    """Return the least n >= 8 with 2.93 s / sqrt(n) <= the margin; s: the standard deviation of these differences."""
+    """Return the least n >= 8 with 2.93 s / sqrt(n) <= the margin, where s is the differences' standard deviation."""
     return max(LEAST, math.ceil((QUANTILES * own.std(ddof=1) / MARGIN) ** 2))
 
 
 def decided(runs: pd.DataFrame) -> Plan:
     """Return the rate at which RMSNorm's mean loss is lowest, and the pairs that it needs.
 
-    Where it needs more than 16, and another rate does not, the other is taken.
+    If it needs more than 16 and another rate does not, return the other.
     """
     pairs = {rate: needed(own) for rate, own in differences(runs).groupby(level=RATE)}
     by_loss = [*losses(runs)[BASELINE].groupby(level=RATE).mean().sort_values().index]
