@@ -193,7 +193,10 @@ def is_refused(gemms: Gemms) -> bool:
 @pytest.mark.integration
 @each(("name", "other"), [(name, other) for name, _, other, counts in CASES if counts][::3])
 def test_a_backend_that_accepts_too_much_is_found_out(name: str, other: Gemms) -> None:
-    """With every value accepted, the test above fails for each that the backend does not compute, and for no other."""
+    """A backend that accepts every value is found out.
+
+    It fails the test above for each value that it does not compute, and for no other.
+    """
     model, refused = decoder(other), is_refused(other)
     found = by_the_reference(other)
     with pytest.MonkeyPatch.context() as patch:
