@@ -165,10 +165,7 @@ def blended(tmp_path: Path) -> Batches:
 
 
 def test_one_corpus_has_the_order_that_it_always_had(tmp_path):
-    """Sample n is window n % windows in the order of epoch n
-
-    windows.
-    """
+    """Sample n is window n % windows in the order of epoch n // windows."""
     windows, batch_size = 50, 8
     n = np.arange(200 * batch_size, dtype=np.uint64)
     order = permute(n % np.uint64(windows), windows, 7, n // np.uint64(windows))

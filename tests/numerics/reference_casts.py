@@ -93,9 +93,7 @@ def key_of(draws: Draws) -> tuple[int, int]:
 def fractions_drawn(draws: Draws, rows: int, columns: int, bits: int) -> Lines:
     """Return u of each element.
 
-    It is the upper bits of word column % 4 of the counter (column
-
-    4, global row, step, 0).
+    It is the upper bits of word column % 4 of the counter (column // 4, global row, step, 0).
     """
     key, found = key_of(draws), []
     for row in range(rows):

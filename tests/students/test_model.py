@@ -195,7 +195,11 @@ def test_swiglus_inner_size_as_in_the_public_code(row: str) -> None:
 
 @pytest.mark.parametrize("skipped", [False, True])
 def test_the_norms_may_be_rounded_otherwise_than_the_rest(skipped: bool) -> None:
-    """Unrounded: what an FP32 norm of the same residual stream gives; skipped as in the public code: nearly not."""
+    """Norms may be rounded in another way than the rest.
+
+    Unrounded, they give what an FP32 norm of the same residual stream gives. Skipped as in the public code, they nearly
+    do.
+    """
     options = {"row": "mxfp8", "compute": BF16, "vector_ops": "code"}
     x, dy = samples(TOKENS, SIZE), samples(1, TOKENS, SIZE)
     mlp = student(small(), LAYER_NORM, [3], norm_ops="code_skipped" if skipped else "fp32", **options)
