@@ -1,4 +1,4 @@
-"""The ledger of claims: rules and judges by runs made by hand, the list, and that its page is what the tables say."""
+"""The ledger's rules and judges are right for runs made by hand, its list only grows, its page says what tables say."""
 
 from __future__ import annotations
 

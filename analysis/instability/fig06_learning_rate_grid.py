@@ -78,7 +78,7 @@ def pairs(runs: pd.DataFrame) -> str:
 
 
 def signs(what: str, less: pd.Series, one: str, other: str) -> tuple[object, ...]:
-    """Return a row of the table. `less` are the differences one - other, of which at least one is not 0."""
+    """Return a row of the table. `less` are the differences one - other, not all of them 0."""
     above, below = int((less > 0).sum()), int((less < 0).sum())
     p = stats.binomtest(above, above + below).pvalue
     return what, len(less), f"{one}: {above}", f"{other}: {below}", f"{p:.2g}"

@@ -76,7 +76,7 @@ def test_pairs_that_are_missing_are_said(ours, theirs):
 
 @each("baseline", [{}, {"norm": "rmsnorm"}, {"norm": "layernorm"}])
 def test_a_sole_arm_is_compared_with_nothing(baseline):
-    """It was once called baseline, and its difference that 'of the arm with and everything else the same'."""
+    """It was once called its own baseline."""
     rows = table(swept(("rmsnorm", [1.0, 2.0]), baseline=baseline))
     assert "diff" not in columns(rows)
     assert "diff" not in legend(rows, baseline)[0]
