@@ -17,7 +17,7 @@ from mxstudy.reader import ConfigError, one_line, read, require
 
 T = TypeVar("T")
 
-# libyaml is ten times as fast, if PyYAML has it
+# libyaml, if PyYAML has it, is ten times as fast.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 

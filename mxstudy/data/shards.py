@@ -34,7 +34,7 @@ from mxstudy.data.tokenizer import Tokenizer
 from mxstudy.reader import require
 from mxstudy.small_files import read_json
 
-SHARDS_VERSION = 1  # to be raised when the same origin would give different files
+SHARDS_VERSION = 1  # must be raised when the same origin would give different files
 CHUNK_TOKENS = 2**24  # tokens counted at a time
 
 

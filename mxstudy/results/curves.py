@@ -35,7 +35,7 @@ class Curves:
         return self.alive[shared].sub(other.alive[shared]).dropna(how="all")
 
     def shown(self, seen: Callable[[pd.DataFrame], pd.DataFrame]) -> Curves:
-        """Return the curves of what `seen` makes of their values."""
+        """Return the curves after `seen` has changed their values."""
         return replace(self, alive=seen(self.alive), lost=seen(self.lost))
 
 

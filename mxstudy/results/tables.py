@@ -13,12 +13,12 @@ from mxstudy.small_files import read_json
 from mxstudy.whole_files import replacing
 
 PROVENANCE = b"mxstudy.provenance"
-MIXED = b"mxstudy.mixed"  # the columns with words among numbers, as JSON: Parquet has columns of one type only
+MIXED = b"mxstudy.mixed"  # columns with words among numbers are JSON, because a column of Parquet has one type
 COPY_IT = "copy it again, or make it again from the runs"
 
 
 def write_table(frame: pd.DataFrame, path: Path, provenance: dict[str, Any]) -> None:
-    """Write the frame atomically as compressed Parquet, with its provenance, less that of files, in its metadata."""
+    """Write the frame atomically as compressed Parquet, with its provenance, without that of files, in its metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
