@@ -2,21 +2,21 @@
 
 bf16, fused: the baseline, in the fused functions that all arms with casts run in. bf16, inductor: module by module, as
 a user of torch has it, compiled with Inductor's own settings; with roundings kept, as all other arms are; and
-recomputing in the backward all but the results of GEMMs and of the attention. The fused functions recompute about as
-much, so the memory that this arm saves is not due to casts or kernels. full checkpointing: keeps a block's input alone.
-Every arm computes head and loss in the same chunks. mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2).
-sr_rht_2d: MXFP8 with stochastic rounding of output gradients, 16 x 16 blocks of weights and a Hadamard transform of 16
-in wgrad. plain: the modules one after another, left to the compiler. torchao: linears that multiply torchao's
-MXTensors. All arms train the same model, in turns, so that a GPU that warms up does so for all; all are compiled block
-by block. The tokens are random.
+recomputing in the backward all but what GEMMs and the attention give. The fused functions recompute about as much: so
+what that arm saves of memory is no merit of casts, nor of kernels. full checkpointing: keeps a block's input alone.
+Every arm computes head and loss in the same chunks.
+mxfp8, mxfp4: all six operands cast, RMSNorm or MXNorm (p=2). sr_rht_2d: MXFP8 with stochastic rounding of output
+gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. plain: the modules one after another, left
+to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
+GPU that warms up does so for all; all are compiled block by block. The tokens are random.
 
-A round is four steps of each arm, which the host launches one after the other, as in training. over_bf16 is an arm's
-time divided by the baseline's in the same round, the median over the rounds; its spread is half the interquartile
-range. over_mxfp8 is the same against the arm "mxfp8, rmsnorm", if that is measured, and serves to compare FP4. Peak
-memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with 6
-FLOP per matmul parameter and token, without the input embedding, plus causal attention; recomputation does not count.
-sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps. The floor is the time of
-the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
+A round is four steps of each arm, which the host launches one after the other, as it does in a training.
+over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
+interquartile range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared.
+Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with
+6 FLOP per matmul parameter and token, without the input embedding, plus causal attention; nothing that is recomputed
+counts. sm_mhz, power_w and temperature_c: least, median and largest reading within the arm's steps. The floor is the
+time of the bytes that the kernels of MXFP8 move in addition to those of the baseline, at the bandwidth of a copy.
 
 python -m benchmarks.train_step [--model llama_1b] [--ffn 3072] [--vocabulary 32000] [--profile] [--json PATH]
 python -m benchmarks.train_step --arms "mxfp8, rmsnorm" "nvfp4, rmsnorm" "nvfp4 without random parts, rmsnorm"
@@ -56,16 +56,16 @@ from mxstudy.train.parallel import parallelize
 from mxstudy.train.runtime import configure_torch, resolve_device
 
 WARMUP_ROUNDS = 3  # the first compiles
-STEPS_A_ROUND = 4  # the host launches one after the other, as in training
+STEPS_A_ROUND = 4  # the host launches one behind the other, as in a training
 BATCH_SIZES = {"llama_125m": 16, "llama_1b": 8}  # sequences of 4096 that fit on a GPU with 141 GB
 
 
 class Arm(NamedTuple):
-    """An arm. `precision` is a file of conf/precision.
+    """An arm; `precision`: a file of conf/precision; `torchao`: whether its linears are replaced by torchao's.
 
-    `torchao` says whether torchao's linears replace its own. `keeps` names what a block keeps for its backward: what
-    its code saves, the results of GEMMs and of the attention, or its input. `own_settings` compiles it with Inductor's
-    own settings, which drop roundings. `changes` are values of dotted keys that differ from the file's.
+    `keeps`: what a block keeps for its backward: what its code saves, what GEMMs and the attention give, or its input.
+    `own_settings`: compile it with Inductor's own settings, which drop roundings. `changes`: values of dotted keys that
+    differ from the file's.
     """
 
     norm: config.Norm

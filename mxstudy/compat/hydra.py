@@ -153,7 +153,7 @@ class Family:
         self.compose, self.job, self.moved = compose, job, moved
         self.config, self.choices = compose(job)
         self.same = unmoved(self.config, moved)
-        self.others: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}  # section of a choice, and what is the same
+        self.others: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}  # a choice's section, and what of it stays
 
     def composed(
         self, job: Sequence[str], chosen: Mapping[str, str]

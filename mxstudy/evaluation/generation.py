@@ -59,7 +59,10 @@ def check_prompt(prompt: str, tokenizer: Tokenizer, max_length: int, key: str) -
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has UTF-8; half of a surrogate pair, which Python makes of any other byte, has none."""
+    """Return whether a text has a UTF-8 form.
+
+    Half of a surrogate pair, which Python makes of a byte that is not UTF-8, has none.
+    """
     return not any("\ud800" <= one <= "\udfff" for one in text)
 
 

@@ -69,7 +69,7 @@ ARMS = {
     "experts, random, with an auxiliary loss": (tiny.RMSNORM, "random", "bf16"),
 }
 EXPERTS = {
-    "experts": config.MoE(num_experts=5, num_shared=1),  # two ranks cannot share them evenly
+    "experts": config.MoE(num_experts=5, num_shared=1),  # which two ranks cannot share evenly
     "experts, random, with an auxiliary loss": config.MoE(balance="loss"),
 }
 
