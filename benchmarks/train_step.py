@@ -10,7 +10,7 @@ gradients, 16 x 16 blocks of weights and a Hadamard transform of 16 in wgrad. pl
 to the compiler. torchao: linears that multiply torchao's MXTensors. All arms train the same model, in turns, so that a
 GPU that warms up does so for all; all are compiled block by block. The tokens are random.
 
-A round is four steps of each arm, which the host launches one after the other, as it does in a training.
+A round is four steps of each arm, which the host launches one behind the other, as it does in a training.
 over_bf16 is an arm's time over the baseline's in the same round, the median over the rounds; its spread is half the
 interquartile range. over_mxfp8 is the same over the arm "mxfp8, rmsnorm", where that is measured: so FP4 is compared.
 Peak memory is that of a step, weights and optimizer included. MFU is relative to the data sheet's dense bf16 rate, with
@@ -116,7 +116,7 @@ def precision_of(arm: Arm) -> config.Precision:
 
 @dataclass(frozen=True)
 class Case:
-    """The case that all arms share. A step has `batch_size` sequences in one micro-batch."""
+    """The case that all arms share: a step has `batch_size` sequences in one micro-batch."""
 
     model: config.Decoder
     batch_size: int

@@ -21,7 +21,7 @@ def smoothed(losses: pd.Series) -> pd.Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of an arm, one column a run, named by its seeds: `alive`: the others; `lost`: those that diverged."""
+    """The curves of an arm, one column per run, named by its seeds. `lost` are the diverged, `alive` the others."""
 
     arm: str
     color: str

@@ -286,7 +286,7 @@ def test_a_hook_of_a_sharded_head_gets_logits_or_an_error():
 
 @pytest.mark.slow
 def test_compiled_blocks_are_sharded_too(tmp_path):
-    """Contract: 2e-3 nats from one process, which is eager here."""
+    """Contract: 2e-3 nats from one process, which here is eager."""
     eager, compiled = (
         replace(settings("mxfp8 mxnorm", compile=compiles), model=tiny.ONE_BLOCK.model) for compiles in (False, True)
     )
