@@ -15,8 +15,8 @@ import pandas as pd
 from scipy import stats
 
 CONFIDENCE = 0.95
-LEAST_UNITS = 4  # for a verdict
-BOOTSTRAP_UNITS = 8  # with so many units the interval is also bootstrapped
+LEAST_UNITS = 4  # the fewest units for a verdict
+BOOTSTRAP_UNITS = 8  # from so many units on, the interval is also bootstrapped
 RESAMPLES, SEED = 2000, 0
 SHOWS_AFTER = 500  # steps for which a loss must stay up to have diverged; later rises are open at the end
 

@@ -36,7 +36,7 @@ from mxstudy.data.tokenizer import Tokenizer, load_pretrained, train_bpe
 
 # Tokens per second of llama_125m's fastest arm on one H200, median over the steps: results/mxnorm_pretrain.md.
 GPU_TOKENS_PER_S = 395_923
-BATCH_SIZE, SEQUENCE_LENGTH = 32, 4096  # of the same run
+BATCH_SIZE, SEQUENCE_LENGTH = 32, 4096  # sizes of the same run
 MAP_BATCHES = (100, 1000)  # documents
 FILES = 4
 VOCAB_SIZE = 32_000

@@ -28,7 +28,7 @@ class Server:
     def __init__(self, folder: Path, database: str, workers: int = 1) -> None:
         self.folder, self.database, self.workers = folder, database, workers
         self.process: subprocess.Popen[bytes] | None = None
-        self.cpu_s = 0.0  # of the processes that were killed
+        self.cpu_s = 0.0  # CPU time of the processes that were killed
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

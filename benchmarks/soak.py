@@ -76,7 +76,7 @@ def drawn(seed: int, number: int, kinds: Sequence[str], small_disks: bool) -> Tr
     tracking = draw.choices(list(TRACKING), list(TRACKING.values()))[0]
     disk = draw.choice((LARGE, SMALL)) if small_disks else LARGE
     whats = (*SIGNALS, "SIGKILL", *([FULL_DISK] * 2 if disk == SMALL else []))
-    share = 0.0 if "launcher" in kind else 0.7  # of moments counted in writes; those of a launcher's jobs are not
+    share = 0.0 if "launcher" in kind else 0.7  # of moments counted in writes; a launcher's jobs count none
     found = tuple(
         Disturbance(draw.choice(whats), draw.random(), "writes" if draw.random() < share else "seconds", draw.random())
         for _ in range(draw.randint(1, 3))

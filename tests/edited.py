@@ -18,7 +18,7 @@ from mxstudy.tracking.journal import read_journal
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("mxstudy", "conf", "sweeps", "hydra_plugins")
-SAME = ("train.device=cpu",)  # of every run, so that numbers can be compared to the bit
+SAME = ("train.device=cpu",)  # set for every run, so that numbers can be compared to the bit
 
 
 # A process that has imported everything slow except the package, and forks for each command that it reads. A command is

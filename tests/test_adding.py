@@ -112,7 +112,7 @@ def test_what_is_added_changes_the_numbers_and_the_plan_names_its_backend(
     losses, without = copy.losses(), losses_of(*choices)
     assert len(losses) == len(without)
     assert losses != without
-    assert losses == pytest.approx(without, abs=0.5)  # of 4 to 6 nats
+    assert losses == pytest.approx(without, abs=0.5)  # the losses are 4 to 6 nats
 
 
 def test_an_experiment_is_the_choices_that_it_makes(copy: Copy, losses_of: Callable[..., list[float]]) -> None:

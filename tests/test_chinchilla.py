@@ -79,7 +79,7 @@ def test_intervals_cover_the_law_and_are_no_wider_than_need_be() -> None:
         low, high = bootstrap(runs, resamples=30, seed=seed)[names].quantile([0.025, 0.975]).to_numpy()
         inside.append((low <= truth) & (truth <= high))
         widths.append(high - low)
-    assert (pd.DataFrame(inside).sum() >= 7).all()  # of 10; at 95 %, fewer happen once in a thousand
+    assert (pd.DataFrame(inside).sum() >= 7).all()  # 7 of 10: at 95 %, fewer happen once in a thousand
     expected = 2 * 1.96 * pd.DataFrame(laws)[names].std()
     assert (np.mean(widths, axis=0) / expected).between(0.6, 1.7).all()
 

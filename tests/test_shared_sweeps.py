@@ -41,7 +41,7 @@ TEMPLATES = {  # {study: the commands of runs that have the rows of all its prob
     "student_teacher": ("+experiment=overflow", "+experiment=gradient_bias"),
     "fork": ("+experiment=interventions",),
 }
-STEPS, LOST = 640, 100  # of a stack that is made, and where one of its replicas diverges
+STEPS, LOST = 640, 100  # steps of a made stack, and the step at which one of its replicas diverges
 OF_SWEEPS = [figure for figure in FIGURES if "+sweep=" in figure.command and "+experiment=" not in figure.command]
 ASKED = sorted(  # every sweep as it stands, and with what figures need beside it, without runs that a user names
     {f"+sweep={name}" for name in cli.groups()["sweep"]}

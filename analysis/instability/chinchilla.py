@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 DELTA = 1e-3  # where the Huber loss turns from quadratic to linear, in nats of log L
 STARTS = [(a, b, 0.5, 0.4, 0.4) for a, b in product((5, 10, 15, 20), repeat=2)]  # log A, log B, log E, alpha, beta
-COLD_START = STARTS[5]  # of each resample, beside the fit to all runs; in all trials both reached one minimum
+COLD_START = STARTS[5]  # for each resample, beside the fit to all runs; in all trials both reached one minimum
 MIN_SIZES = 3  # different values of N and of D; a power law with a constant fits any two points
 
 Point = tuple[float, ...]

@@ -26,7 +26,7 @@ from mxstudy import results
 REPRODUCED, CONTRADICTED, UNCLEAR, NOT_RUN = "reproduced", "contradicted", "cannot tell", "not run"
 MOST_UNITS = 400
 HALF_OF_FIGURE_6 = 2 / 9  # half of 6/9 - 2/9: at 5e-4, of nine sizes, six are unstable in MXFP8 and two in FP32
-UNSTABLE_IN_FIGURE_6 = 2 / 9  # of nine sizes, two are unstable at 5e-4 in FP32
+UNSTABLE_IN_FIGURE_6 = 2 / 9  # two of nine sizes are unstable at 5e-4 in FP32
 LAST_BIN = "last_bin"
 FILLED = 0.75
 FILLED_COLUMNS = ("arm", "filled", "of these diverged", "from step", "to step", "filled at the end", "share at the end")

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.instability.chinchilla import need_columns
 from analysis.style import caption, load_chosen, runs_option
 
-TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # of the embedding: in the paper's public code, and in its N
+TRAINED_ROWS, COUNTED_ROWS = 32_100, 32_000  # rows of the embedding in the paper's public code, and in its N
 LOSS = "min_val_loss"  # the column of the authors' published losses that gives the paper's constants
 
 # {precision here: the arm's name in the published losses of the instability paper}

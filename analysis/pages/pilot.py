@@ -21,10 +21,10 @@ from mxstudy.results import markdown
 
 RATE, NORM, SEED, LOSS = "config.optimizer.lr", "choice.norm", "config.seed", "validation_loss"
 BASELINE, ARM = "rmsnorm", "mxnorm_p2"
-QUANTILES = 2.93  # of the normal distribution, 1.645 + 1.282, as stated
+QUANTILES = 2.93  # quantiles of the normal distribution, 1.645 + 1.282, as stated
 LEAST, MOST = 8, 16  # pairs
 OTHER = 2.0**-10
-ARMS = 4  # of the main form: RMSNorm, p=1, p=2, post-round
+ARMS = 4  # the arms of the main form: RMSNorm, p=1, p=2, post-round
 
 
 # ------------------------------------------------------------------------------------------------------------ the rule

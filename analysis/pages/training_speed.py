@@ -29,7 +29,7 @@ STEPS = {  # {arm of the benchmark: its name on the page}
     "plain sr_rht_2d, rmsnorm": "MXFP8 with all three, compiled from plain PyTorch, RMSNorm",
     "sr_rht_2d, rmsnorm": "MXFP8 with all three, RMSNorm",
 }
-READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # of the GPU
+READINGS = {"sm_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, C"}  # readings of the GPU
 FUSED = "train_step_fused_llama_1b"  # with every arm in the fused blocks
 SIZES = ("llama_125m", "llama_1b", "llama_125m_small", "llama_1b_small")
 

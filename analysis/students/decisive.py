@@ -25,7 +25,7 @@ from analysis.students.arms import Difference, column_of, difference, ended, of_
 from analysis.style import TWO_COLUMNS, figure_parser, load_chosen, plt, save
 from mxstudy import results
 
-PRECISION, NORM = "mxfp8", "layernorm_bias"  # of the factorial arms
+PRECISION, NORM = "mxfp8", "layernorm_bias"  # those of the factorial arms
 FACTORS = {  # {name: field, reference level, other levels}
     "gain": ("student.gain", "bf16", ("mx", "fp32")),
     "rounding": ("precision.rounding", "even", ("away",)),

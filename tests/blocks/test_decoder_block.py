@@ -281,7 +281,7 @@ def kept_bytes(forward, parameters, size):
         return x
 
     x = torch.randn(2, 64, size, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()
-    rope = torch.arange(64.0)[:, None] * torch.ones(size // 8)  # of four heads
+    rope = torch.arange(64.0)[:, None] * torch.ones(size // 8)  # angles for four heads
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         y, seen, _ = forward(x, rope)
     (dx,) = torch.autograd.grad(y.float().square().sum(), x)

@@ -83,7 +83,7 @@ def test_outliers_are_the_same_features_of_every_row(features: int) -> None:
     [
         ("gaussian", 1.0, 0.86, 0.03),
         ("uniform", 1 / math.sqrt(3), 12.5, 0.1),  # in -1..1: with a variance of 1 its maximum is 1.73, below 1.75
-        ("laplace", math.sqrt(2), 0.77, 0.03),  # of density exp(-|x|) / 2
+        ("laplace", math.sqrt(2), 0.77, 0.03),  # its density is exp(-|x|) / 2
         ("gelu", 1.0, 0.8, 0.12),
         ("gain 1.02 +- 0.003", 1.0, 0.0, 0.0),
         ("gain 0.99 +- 0.003", 1.0, 98.6, 0.3),

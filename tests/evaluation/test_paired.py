@@ -39,7 +39,7 @@ def test_it_holds_the_truth_as_often_as_it_says() -> None:
         ours, theirs = draw.random((2, 100)) < [[0.5], [0.4]]
         found = difference([(ours.astype(float).tolist(), theirs.astype(float).tolist())])
         held += found.low <= 0.1 <= found.high
-    assert 52 <= held <= 60  # of 60, 95 %
+    assert 52 <= held <= 60  # 95 % of 60, within chance
 
 
 def test_scores_of_different_documents_are_refused() -> None:

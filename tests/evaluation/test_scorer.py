@@ -78,7 +78,7 @@ def expected(norm: str, row: str) -> list[Scored]:
 def test_each_request_has_the_log_likelihood_that_it_has_alone(norm: str, row: str, tokens_per_batch: int) -> None:
     found = Scorer(decoder(norm, row), MAX_LENGTH, tokens_per_batch).score(questions())
     off = [one for one, own in zip(found, expected(norm, row), strict=True) if not same(one, own)]
-    assert len(off) <= (0 if row == "fp32" else 1)  # of 137: a sum in another order may be cast to a neighbour
+    assert len(off) <= (0 if row == "fp32" else 1)  # there are 137: a sum in another order may be cast to a neighbour
 
 
 def same(one: Scored, other: Scored) -> bool:

@@ -92,7 +92,7 @@ def test_titles_end_a_sentence_once() -> None:
 # ------------------------------------------------------------------------------------------------ the real data
 
 at_hand = pytest.mark.skipif(not DATA.exists(), reason="the evaluation sets are not here")
-COUNTS = {  # of OLMES: documents, and requests in cloze form without the unconditional ones
+COUNTS = {  # OLMES' numbers of documents, and of requests in cloze form without the unconditional ones
     "arc_challenge": (1172, 4687),
     "arc_easy": (1000, 4000),
     "boolq": (1000, 2000),

@@ -178,7 +178,7 @@ def test_initialisation_scales_with_depth():
     """As in `init_weights` of TorchTitan's torchtitan/models/llama3, w2 and w3 are shrunk, and w1 is not."""
     decoder = build(replace(SMALL, hidden_size=256, ffn_size=512))
     weights = {name: weight.std().item() for name, weight in decoder.named_parameters() if weight.ndim == 2}
-    shrink = 0.9866  # of a normal distribution cut at 3 sigma
+    shrink = 0.9866  # the std of a normal distribution cut at 3 sigma
     assert weights["tok_embeddings.weight"] == pytest.approx(shrink, rel=0.02)
     assert weights["output.weight"] == pytest.approx(shrink / 16, rel=0.02)
     for i in range(2):

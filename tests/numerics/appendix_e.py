@@ -21,13 +21,13 @@ from mxstudy.numerics.postround import rms_post_round
 
 TOKENS, IN, OUT = 64, 96, 160
 EPS = 1e-5
-BOUNDS = NormBounds(1e9, 1e9)  # of |x / rms|; only NVFP4 reads them
+BOUNDS = NormBounds(1e9, 1e9)  # bounds of |x / rms|; only NVFP4 reads them
 CAST = BlockCast()
 UNQUANTISED = Gemms()
 OPERANDS = ["forward_x", "forward_w", "dgrad_dh", "dgrad_w", "wgrad_dh", "wgrad_x"]
 NAMES = ("H", "dx", "dgain", "dW")
 WITH_BIAS = (*NAMES, "dbias")
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # of one rounding, relative
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # the relative error of one rounding
 
 Rms = Callable[[torch.Tensor], torch.Tensor]
 RMS: dict[str, Rms] = {

@@ -24,7 +24,7 @@ from reference_casts import Draws, Outcome, cast_array, outer_scale, signs_drawn
 from mxstudy.config.casts import Cast, Gemms, Hadamard
 
 Float32s = NDArray[np.float32]
-ROUNDINGS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}  # of one rounding, relative
+ROUNDINGS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}  # the relative error of one rounding
 
 
 class Product(NamedTuple):

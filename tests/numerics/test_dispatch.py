@@ -42,7 +42,7 @@ def test_the_number_of_rows_is_enough_for_any_choice():
 
 def test_tokens_are_gathered_and_zeros_stand_between():
     x_TD = torch.arange(18.0).view(9, 2) + 1
-    x_TD[3, 0] = torch.nan  # of one token, and not of the zeros
+    x_TD[3, 0] = torch.nan  # in one token, so it must not reach the zeros
     found = to_rows(x_TD, dispatch_of(CHOSEN, EXPERTS, ALIGN))
     expected = [x_TD[copy // 2] if copy >= 0 else torch.zeros(2) for own in by_hand(CHOSEN, ALIGN) for copy in own]
     torch.testing.assert_close(found[: len(expected)], torch.stack(expected), rtol=0, atol=0, equal_nan=True)

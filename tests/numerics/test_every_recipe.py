@@ -335,7 +335,7 @@ def test_scales_that_cannot_be(settings: dict[str, Any], message: str) -> None:
 def test_the_recipes_have_every_field() -> None:
     casts = [cast for gemms in RECIPES.values() for _, cast in gemms.casts()]
     for field in fields(Cast):
-        if field.name != "candidate_error":  # of casts alone
+        if field.name != "candidate_error":  # tested for casts alone
             assert any(getattr(cast, field.name) != field.default for cast in casts), field.name
     transforms = [t for gemms in RECIPES.values() for name in TRANSFORMS if (t := getattr(gemms, name))]
     for field in fields(Hadamard):

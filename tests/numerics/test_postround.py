@@ -16,7 +16,7 @@ from mxstudy.numerics.postround import cutoff, interpolate, inverse_table, mean_
 from mxstudy.reader import ConfigError
 
 CPU = torch.device("cpu")
-CUTOFFS = {"floor": 1.0, "ceil": 0.5, "rceil": 0.875, "even": 0.96875}  # of E4M3
+CUTOFFS = {"floor": 1.0, "ceil": 0.5, "rceil": 0.875, "even": 0.96875}  # E4M3's cutoffs
 every_rule = each("rule", SCALE_RULES)
 every_format = each("fmt", ELEMENTS)
 every_block_size = each("block_size", [16, 32, 64])

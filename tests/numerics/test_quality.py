@@ -133,7 +133,7 @@ def test_an_overflow_is_above_the_largest_number_and_not_at_it() -> None:
 
 def test_underflow_counts_what_was_not_zero() -> None:
     x = torch.zeros(1, 32)
-    x[0, :4] = torch.tensor([448.0, 2.0**-11, -(2.0**-10), 2.0**-9])  # of scale 1 the smallest is 2^-9; ties go to zero
+    x[0, :4] = torch.tensor([448.0, 2.0**-11, -(2.0**-10), 2.0**-9])  # the smallest at scale 1 is 2^-9; ties go to zero
     assert underflow_fraction(quantize(x, "E4M3"), x).item() == 2 / 32
 
 

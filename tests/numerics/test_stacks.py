@@ -18,7 +18,7 @@ from mxstudy.reader import ConfigError
 
 REPLICAS = 5
 SPOILED = 3  # the replica that has a NaN
-SCALES = 2.0 ** torch.tensor([0, -40, 30, 5, 12])  # of the replicas
+SCALES = 2.0 ** torch.tensor([0, -40, 30, 5, 12])  # one scale per replica
 every_row = each("row", PRECISIONS)
 every_dtype = each("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 

@@ -31,7 +31,7 @@ UNBIASED = {
     "squares": replace(NVFP4_FITS, two_dimensional=True),
     "E4M3": replace(MX, format="E4M3", scale_rule="rceil"),
 }
-BIASED = {  # by how much: at least, at most
+BIASED = {  # {name: (cast, least bias, largest bias)}
     "floor": (MX, -0.02, -0.01),  # 2.5 % of numbers saturate
     "NVFP4": (NVFP4, -0.0045, -0.0025),  # blocks whose scale is rounded down saturate
     "NVFP4, 16/17, 8 bits": (replace(NVFP4_FITS, random_bits=8), 0.0004, 0.0008),  # up with the fraction's next 1/256
@@ -239,7 +239,7 @@ def test_the_mean_of_dw_is_dw(transform: Hadamard | None) -> None:
         return (all_of_them.mean(0) - exact) / (all_of_them.std(0) / steps**0.5)
 
     unbiased = scores(replace(SR, headroom=0.75, scale_rule="floor"))
-    assert unbiased.abs().max() < 7  # of 32768 elements, with the standard errors of 128 steps
+    assert unbiased.abs().max() < 7  # the largest of 32768 elements, with the standard errors of 128 steps
     assert unbiased.square().mean() == pytest.approx(1, abs=0.05)
     if transform is None:
         shrunk = (scores(replace(SR, scale_rule="floor")) * exact.sign()).mean()

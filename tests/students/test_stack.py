@@ -18,7 +18,7 @@ from mxstudy.train.runtime import configure_torch
 
 pytestmark = pytest.mark.integration
 CPU = torch.device("cpu")
-ROWS = 20  # of a record that is soon full
+ROWS = 20  # of a small record, which is soon full
 MODEL = {"kind": "residual_mlp", "hidden_size": 32, "num_layers": 2}
 FP32 = {"precision": {"schedule": [{"plan": {"layers.*": "fp32"}}]}}
 

@@ -108,7 +108,7 @@ def test_the_journal_has_every_ranks_pace(two: Path) -> None:
         assert min(values[name]) > 0
     assert all(own < step for own, step in zip(values["own_ms"], values["step_ms"], strict=True))
     tokens = sum(rate * ms / 1e3 for rate, ms in zip(values["tokens_per_s"], values["step_ms"], strict=True))
-    assert tokens == pytest.approx(4 * 64)  # of a rate that was rounded
+    assert tokens == pytest.approx(4 * 64)  # the rate was rounded
     assert len(rows(two, "hosts")[0]["hosts"]) == 2
 
 

@@ -72,7 +72,7 @@ def test_the_journal_has_the_auxiliary_loss_beside_the_loss():
     first, others = ([row for row in memory.rows if "loss" in row] for memory in (with_loss, other))
     assert first[0]["loss"] == others[0]["loss"]
     assert first[1]["loss"] != others[1]["loss"]
-    assert first[0]["balance_loss"] == pytest.approx(2 * 1e-2, rel=0.05)  # of two blocks, near balance
+    assert first[0]["balance_loss"] == pytest.approx(2 * 1e-2, rel=0.05)  # two blocks, near balance
     assert not any("balance_loss" in row for row in others)
 
 
