@@ -101,7 +101,7 @@ def trained(tokenizer: config.Tokenizer, folder: Path) -> config.Tokenizer:
 
 @contextmanager
 def keys_of(data: config.TrainingData, name: str) -> Iterator[None]:
-    """Within the block, let a ConfigError about `data` name the key of that corpus, if it is one of a blend."""
+    """Let a ConfigError about `data` name, within the block, the key of that corpus, if it is one of a blend."""
     try:
         yield
     except ConfigError as error:

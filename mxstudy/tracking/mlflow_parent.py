@@ -98,7 +98,7 @@ class Sweep:
             client.set_terminated(parent_id, STATES[state], end_time=int(1000 * max(written_s, default=time.time())))
 
     def _parent(self, client: Any) -> Any:
-        """Find or create the parent run and return it; a new one starts with the oldest of its jobs' runs."""
+        """Find or create the parent run and return it. A new one starts with the oldest of its jobs' runs."""
         experiment_id = get_experiment(client, self.experiment, self.tags["study"])
         mine = {"sweep_fingerprint": self.fingerprint}
         found = find_run(client, experiment_id, mine)
