@@ -1,8 +1,8 @@
 """Show where the error of each arm of a contradiction between FP4 recipes arises, at the runs' last measurement.
 
-Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 - the cosine of the gradient
-with that in FP32 at the same weights, for each linear's weight. Points: means over runs and linears, or layers; lines:
-from the smallest to the largest of these.
+Left: the signal to quantisation noise of each operand that the arm quantises. Right: 1 minus the cosine of the gradient
+with that in FP32 at the same weights, of each linear's weight. Points: means over runs and linears, or layers; lines:
+from the least to the most of these.
 
 python -m analysis.fp4.errors --runs runs/fp4_where --of fp4_where
 """
@@ -38,7 +38,7 @@ def noise(saturation: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def turned(bias: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return 1 - the cosine of the gradient of each linear's weight, by layer."""
+    """Return 1 minus the cosine of the gradient of each linear's weight, by layer."""
     return {name: 1 - spread(bias, rf"^layers\.\d+\.{name}\.weight/cosine$") for name in LINEARS}
 
 

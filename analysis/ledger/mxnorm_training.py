@@ -29,7 +29,7 @@ SENSITIVITY = ("lr_sensitivity_paired", "lr_sensitivity")  # the code that has m
 WINDOW = (2.0**-5, 2.0**-3)
 MARGIN = 0.026
 OWN_DIFFERENCE = (MARGIN, "its own difference at 125M, p=2 less RMSNorm")
-# By results/prestated.md, the corrected 90 % interval decides both ways.
+# As results/prestated.md has it: the 90 % interval, corrected, decides both ways.
 ALIKE, ABOVE = Range(-MARGIN, MARGIN, equivalence=True), Range(MARGIN, inf, equivalence=True)
 STATED_ALIKE = Rule(f"within ±{MARGIN:g}, stated before ({OWN_DIFFERENCE[1]})", ALIKE, (ABOVE,))
 STATED_ABOVE = Rule(f"above {MARGIN:g}, stated before ({OWN_DIFFERENCE[1]})", ABOVE, (ALIKE,))

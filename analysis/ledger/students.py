@@ -1,6 +1,6 @@
 """Judge claims about students: how often arms diverged, what forks did, and what was measured in training.
 
-The unit is the data seed. A divergence shows when the loss has stayed up for 500 steps. So the stated step is the end
+The unit is the data seed. A divergence shows when the loss has stayed up for 500 steps, so the stated step is the end
 minus 500: by then it is known of every run whether it has diverged, and none is dropped.
 """
 
@@ -148,7 +148,7 @@ def shown(value: float, low: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A judge of the fraction of forks that diverge with an intervention, minus that of the control or of another one.
+    """A judge of the fraction of forks that diverge with an intervention, minus that of the control's or another's.
 
     `change` and `against` are columns config.intervention.* that are set, while all others are not. `point` is where
     the forks begin.
@@ -186,7 +186,7 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Measured:
-    """A judge of a number that a probe measured in each replica, averaged by data seed, minus a baseline's if given.
+    """A judge of a number that a probe measured: each replica's, averaged by data seed, minus a baseline's if given.
 
     `of` makes one number from a replica's rows. The steps before its divergence come first.
     """
@@ -238,7 +238,7 @@ def product_of(*columns: str) -> Callable[[pd.DataFrame], float]:
 
 @dataclass(frozen=True)
 class Ends:
-    """A judge of the logarithm of the final loss, the arm's minus the baseline's. It counts the runs that died."""
+    """A judge of the logarithm of the final loss, the arm's minus the baseline's, with what died counted."""
 
     tables: Sequence[str]
     arm: Arm

@@ -33,7 +33,7 @@ def arms_of(tables: Tables, names: Sequence[str], arms: Sequence[Arm], over: Seq
 
 @dataclass(frozen=True)
 class Difference:
-    """A judge of `column`, the arm's minus the baseline's, paired by seeds. `over` are columns with an arm's settings.
+    """A judge of `column` of the arm minus the baseline's, paired by seeds. `over`: columns with an arm's settings.
 
     `is_relative` takes the difference of logarithms, which is the difference as a share of the baseline's value.
     """
@@ -154,7 +154,7 @@ def reach(rows: pd.DataFrame) -> float:
 
 @dataclass(frozen=True)
 class Scores:
-    """A judge of a score of models, the arm's minus the baseline's in percentage points, paired by their seeds.
+    """A judge of a score that models got, the arm's minus the baseline's in percentage points, paired by their seeds.
 
     `scores` are tables of evaluations, `training` tables of the runs that trained the models. `task` is a name in the
     tables.

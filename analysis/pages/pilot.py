@@ -42,7 +42,7 @@ def losses(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(runs: pd.DataFrame) -> pd.Series:
-    """Return the loss of p=2 minus that of RMSNorm, by rate and seed."""
+    """Return p=2 minus RMSNorm by rate and seed."""
     found = losses(runs)
     return found[ARM] - found[BASELINE]
 

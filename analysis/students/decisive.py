@@ -77,7 +77,7 @@ def less(runs: pd.DataFrame, baseline: str) -> Callable[[pd.DataFrame], Interval
 
 
 def effects(runs: pd.DataFrame) -> dict[str, dict[str, Difference | None]]:
-    """Return main effects by 'FACTOR: LEVEL less REFERENCE', then by teacher. ALL stands for all teachers."""
+    """Return main effects by 'FACTOR: LEVEL minus REFERENCE', then by teacher; ALL stands for all teachers."""
     own = runs[runs["factorial"]]
     found: dict[str, dict[str, Difference | None]] = {}
     for factor, (_, reference, levels) in FACTORS.items():
